@@ -57,6 +57,7 @@ class FakeBackend:
     kept = KeptStates()
 
     def __init__(self, rank: int = 0, world_size: int = 1, width: int = 5):
+        self.processes = self
         self.rank = rank
         self.world_size = world_size
         self.is_main_process = rank == 0
@@ -64,7 +65,7 @@ class FakeBackend:
         self.state = state_of(0, width)
         self.scalars: Mapping[str, Mapping[str, float]] = {}
 
-    raise_on_all_ranks = states_to_come = staticmethod(nullcontext)
+    raise_on_all_ranks = allocate_future_states = staticmethod(nullcontext)
 
     def gather_objects(self, value):
         return [value]

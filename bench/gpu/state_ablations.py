@@ -71,7 +71,7 @@ def _optimizer_step(recipe: str, title: str, is_small: bool) -> list[Result]:
     named = {name: each for name, each in model.named_parameters() if each.requires_grad}
     # As the strategies do, in a process that has every layer whole.
     parts = {each: [LayerPart(name, 0, 0, each.numel())] for name, each in named.items()}
-    optimizer.locate(parts, [*named], None)
+    optimizer.set_layer_parts(parts, [*named], None)
     for parameter in named.values():
         parameter.grad = torch.randn_like(parameter) * 1e-3
     for group in optimizer.param_groups:

@@ -134,7 +134,7 @@ def test_parts_in_flat_buffers_are_stepped_as_whole_layers_are(make_optimizer):
     sharded = make_optimizer([{"params": [flat]}, {"params": [padding]}], lr=0.1, weight_decay=0.1)
     sums = []
     located = {flat: [*parts, LayerPart("elsewhere", 10, flat.numel(), 0)], padding: []}
-    sharded.locate(located, ["0", "1", "2", "elsewhere"], lambda squares: sums.append(squares) or squares)
+    sharded.set_layer_parts(located, ["0", "1", "2", "elsewhere"], lambda squares: sums.append(squares) or squares)
     for step in range(3):
         for parameter in whole:
             parameter.grad = torch.randn(parameter.shape)

@@ -13,7 +13,8 @@ from largebatch.batch.division import nearest_multiples
 from largebatch.config.data import Data, Mixable, TextData
 from largebatch.config.learning_rate import BatchGrowth, LearningRate, WarmupStableDecay
 from largebatch.config.models import Model
-from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, union_of_sections
+from largebatch.config.optimizers import OptimizerEntry, union_of_sections
+from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import (
     Batch,

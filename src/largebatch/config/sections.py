@@ -245,10 +245,6 @@ class Compute(Section):
     null: its default, which is "sdpa" for most. If the documents of a sample are kept apart, "sdpa" and "eager" need a
     mask whose memory grows with the square of the sample's tokens, "flex_attention" (GPUs only) skips the tokens of
     other documents, and the others are refused, because the documents would see each other."""
-    cudnn_attention: Literal["auto", "on", "off"] = "auto"
-    """Whether torch may compute attention with cuDNN's kernels, the first choice on recent GPUs, which build a plan for
-    each new shape of a micro-batch. "auto": not if samples have different numbers of target tokens, because
-    micro-batches that are padded to their longest sample have many shapes; torch then takes its other kernels."""
     gather_in_bf16: bool = True
     """Whether FSDP gathers the weights of linear and convolutional layers in bf16 under precision "bf16". Autocast
     casts them to bf16 anyway, so this halves the bytes, and losses and gradients are the same to the last bit. A model
@@ -258,11 +254,6 @@ class Compute(Section):
     process keeps only its shard, or with the last, so that it keeps whole gradients and sends none until then. "auto":
     fsdp sums with the last, unless that needs more than 60 % of the GPU's memory; hsdp sums with each, because that
     stays within the node. Other strategies have no choice."""
-    ddp_bucket_mib: Size | None = None
-    """MiB of gradients that ddp all-reduces at a time: torch's `bucket_cap_mb`. Larger buckets wait less often for the
-    network, but a model that fills only one sends nothing before the end of its backward pass. Buckets take no memory
-    beside the gradients. Their size may change the order in which sums over three or more processes are rounded. null:
-    torch's 25 below 64 processes, and 100 from 64 on."""
     deterministic: bool = False
     """Whether to use only kernels that give the same bits each time. This is slower on GPUs, and operations without
     such a kernel raise an error. CPUs give the same bits in any case."""

@@ -98,7 +98,7 @@ def _cost(
     model, flops, micro_batches = workload.model, workload.flops, plan.max_gradient_accumulation_steps
     entry = find_strategy(strategy.name)
     reduced = when_reduced(model, strategy, plan, gpu_memory)
-    strategy = replace(strategy, reduces_each=reduced == "each_micro_batch", ddp_bucket_mib=plan.ddp_bucket_mib)
+    strategy = replace(strategy, reduces_each=reduced == "each_micro_batch")
     states = model_states(model, strategy, plan.world_size, optimizer_states(plan), micro_batches)
     recomputes = config.compute.activation_checkpointing != "none"
     traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes)

@@ -109,7 +109,6 @@ class Strategy:
     reshards: bool = True  # whether FSDP2 gathers its units again for the backward pass
     shard_size: int | None = None  # processes that FSDP2 divides a replica of the model over; None means all
     reduces_each: bool = False  # whether FSDP2 reduces gradients with each micro-batch, not only with the last
-    ddp_bucket_mib: int = 25  # gradients that DDP all-reduces at a time
 
     def shards_of(self, world_size: int) -> int:
         """The number of processes that hold a part each of one copy of the model."""

@@ -84,7 +84,7 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             batch.pop("position_ids", None)
         try:
             what, blocks, largest = config.compute.activation_checkpointing, list[nn.Module](), 0
-            forward = partial(_kept_by, model, batch, config.precision == "bf16", what)
+            forward = partial(_saved_bytes_by_block, model, batch, config.precision == "bf16", what)
             if what != "none":
                 blocks = blocks_to_recompute(model)
                 kept, _ = forward(blocks)
@@ -167,7 +167,7 @@ def _give_fake_memory(model: nn.Module) -> None:
                 tensors[name] = twins[tensor]
 
 
-def _kept_by(
+def _saved_bytes_by_block(
     model: nn.Module,
     micro_batch: Mapping[str, torch.Tensor],
     in_bf16: bool,

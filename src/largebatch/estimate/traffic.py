@@ -97,6 +97,7 @@ class TrafficCase:
 
 
 Collectives = tuple[Collective, ...]
+DDP_BUCKET_BYTES = 25 * 2**20  # gradients that DDP all-reduces at a time: torch's `bucket_cap_mb`
 
 
 def traffic_of_a_step(
@@ -113,7 +114,7 @@ def traffic_of_a_step(
 def replicated(case: TrafficCase) -> Collectives:
     """Gradients are all-reduced."""
     size = case.num_bytes(parameter.elements for parameter in case.model.trained)
-    calls = -(-size // (case.strategy.ddp_bucket_mib * 2**20))
+    calls = -(-size // (DDP_BUCKET_BYTES))
     return (Collective("all-reduce", size, calls, "backward", Group(case.world_size)),)
 
 

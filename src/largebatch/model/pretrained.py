@@ -19,7 +19,7 @@ from largebatch.words import bulleted
 
 WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 # Fields of a model's configuration that do not change what it computes with the same weights, at least in training.
-FREE = {
+IGNORED_CONFIG_FIELDS = {
     "architectures",
     "bos_token_id",
     "dtype",
@@ -161,5 +161,5 @@ def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
     except Exception as error:
         raise CheckpointError(f"its {CONFIG} does not describe a model: {reason_of(error)}") from error
     for name, mine in config.to_dict().items():
-        if name not in FREE and not name.startswith("_") and theirs.get(name) != mine:
+        if name not in IGNORED_CONFIG_FIELDS and not name.startswith("_") and theirs.get(name) != mine:
             yield f"its {CONFIG} has {name} {theirs.get(name)}, but this model has {mine}"

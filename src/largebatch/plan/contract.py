@@ -14,7 +14,8 @@ from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
 from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
-from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, Shape
+from largebatch.config.optimizers import OptimizerEntry, Shape
+from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
 from largebatch.errors import ConfigError, UserError
 
@@ -23,9 +24,6 @@ from largebatch.errors import ConfigError, UserError
 STOP_VOTE_STEPS = 2
 # A request during a step is in the vote of the next one.
 STEPS_TO_STOP = STOP_VOTE_STEPS + 2
-# MiB of DDP's buckets: torch's default and, from this many processes on, whose all-reduces begin more slowly, more.
-DDP_BUCKET = 25
-MANY_PROCESSES, LARGE_DDP_BUCKET = 64, 100
 
 
 @dataclass(frozen=True)
@@ -73,12 +71,6 @@ class RunPlan:
 
     # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
     optimizer_entry: OptimizerEntry | None = field(default=None, compare=False)
-
-    @property
-    def ddp_bucket_mib(self) -> int:
-        """MiB of gradients that DDP all-reduces at a time."""
-        default = LARGE_DDP_BUCKET if self.world_size >= MANY_PROCESSES else DDP_BUCKET
-        return self.compute.ddp_bucket_mib or default
 
     # --- for a step, counted from 0 -------------------------------------------------------------------------------
 

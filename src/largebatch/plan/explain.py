@@ -76,8 +76,6 @@ def _loss(plan: RunPlan) -> list[str]:
     ]
     if plan.compute.reduce_gradients != "auto":
         lines.append(f"gradients are reduced with {POLICY_WORDS[plan.compute.reduce_gradients]}")
-    if plan.world_size > 1:
-        lines.append(f"under ddp, gradients are reduced in buckets of {plan.ddp_bucket_mib:,} MiB")
     if weight is None:
         lines.append(f"samples have different numbers of {unit}, which are counted over all processes before each step")
     if plan.coupled_loss:
@@ -205,8 +203,9 @@ def _decay(plan: RunPlan) -> str:
 def _optimizer(plan: RunPlan) -> list[str]:
     optimizer = plan.optimizer
     decay = f"weight decay {optimizer.weight_decay:.6g}"
-    if optimizer.no_decay and optimizer.weight_decay:
-        decay += f", none on {', '.join(optimizer.no_decay)} parameters"
+    exempt = [*optimizer.no_decay, *optimizer.no_decay_names]
+    if exempt and optimizer.weight_decay:
+        decay += f", none on {', '.join(exempt)} parameters"
     lines = [f"{optimizer.name} with {_options(plan.optimizer_options)}; {decay}"]
     if plan.optimizer_explanation:
         lines.append(plan.optimizer_explanation)

@@ -139,11 +139,11 @@ class Loop:
             # reduced the gradient over the processes. It is the gradient of the global batch's mean loss.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
-            update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.parts))
+            update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
             self.record.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
-            if step.parts and update.applied and update.grad_norm is not None:
-                self.recorder.noise_scale.add(completed, step.parts, update.grad_norm)
+            if step.noise_parts and update.applied and update.grad_norm is not None:
+                self.recorder.noise_scale.add(completed, step.noise_parts, update.grad_norm)
             if not update.applied:
                 # The gradient is not finite, and weights and optimizer are as before: skip the step, or roll back.
                 # DeepSpeed does not apply such a step with "stop" either; then this fails.

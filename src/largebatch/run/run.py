@@ -16,7 +16,6 @@ from largebatch.backend.check import DTYPES, check_backend, check_before, expect
 from largebatch.backend.launch import end_with_the_launcher, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
-from largebatch.backend.trial import try_optimizer
 from largebatch.config import RecipeConfig
 from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
@@ -29,6 +28,8 @@ from largebatch.model.building import SeededWeights, build_without_weights, pert
 from largebatch.model.channels_last import channels_last_inputs
 from largebatch.model.flops import utilization_of
 from largebatch.model.parts import is_adapter
+from largebatch.optim.groups import decay_summary
+from largebatch.optim.trial import try_optimizer
 from largebatch.plan import explain, resolve
 from largebatch.plan.strategies import POLICY_WORDS
 from largebatch.run.checkpoint.load import StartingWeights, load, set_weights
@@ -233,7 +234,7 @@ class Run(Generic[Config]):
             UserError: The host has too little memory for asynchronous checkpoints.
         """
         self._starting.check()
-        self.backend.kept.check(self.backend)
+        self.backend.kept.check(self.backend.processes)
         with self.backend.raise_on_all_ranks():
             check_before(model, optimizer, self.backend)
             check_savable(model)
@@ -250,6 +251,8 @@ class Run(Generic[Config]):
         utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)
         if utilization.at(0) is not None:
             self._print(f"  {'MFU':<14}{utilization.convention}")
+        if self.plan.optimizer.weight_decay:
+            self._print(f"  {'Weight decay':<14}{decay_summary(optimizer.param_groups)}")
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
         if len(self.backend.launch.entry.reduction_policies) > 1 and self.plan.max_gradient_accumulation_steps > 1:

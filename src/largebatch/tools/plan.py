@@ -134,9 +134,9 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
 
     # These import torch and what model.py imports, which takes seconds.
     from largebatch.backend.fsdp_units import shape_of
-    from largebatch.backend.trial import try_optimizer
     from largebatch.estimate.recipe_model import activation_bytes, convolves, micro_batch_flops, recipe_model
     from largebatch.estimate.step_time import Fabric, Hardware
+    from largebatch.optim.trial import try_optimizer
     from largebatch.tools.accelerate_configs import find_strategies
 
     try_optimizer(plan)

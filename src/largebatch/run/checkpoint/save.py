@@ -75,7 +75,7 @@ class CheckpointWriter:
 
     def __post_init__(self) -> None:
         # Threads must not share a group.
-        self._group = self.backend.new_host_group()
+        self._group = self.backend.processes.new_host_group()
         self._staging = Staging(page_locked=self.backend.device.type == "cuda")
         self._copied = threading.Event()
         self._copied.set()
@@ -122,7 +122,7 @@ class CheckpointWriter:
         if self.settings.asynchronous and self.backend.device.type == "cuda":
             # Every process asks before any takes some.
             available = min(self.backend.gather_objects(available_memory())) // self.backend.launch.local_world_size
-            with self.backend.raise_on_all_ranks(), self.backend.states_to_come("meta"):
+            with self.backend.raise_on_all_ranks(), self.backend.allocate_future_states("meta"):
                 self._staging.tensors(_shapes(self.backend.engine_state()), available)
 
     def wait_until_copied(self) -> None:
@@ -182,7 +182,7 @@ class CheckpointWriter:
         if self.settings.asynchronous:
             # They change in forward passes.
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend))
+        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend.processes))
 
     def _space_for(self, state: EngineState) -> EngineState:
         """Uninitialized memory on the host for what this process writes of a state."""

@@ -177,7 +177,7 @@ def _print_plans(script: BatchScript) -> None:
         plan = resolve(script.config, nodes * processes)
         print(explain(plan, title, ("Batch", "Steps", "Learning rate", "Notes"), notes_on(script.config, plan)))
     # Imported here, because it imports torch.
-    from largebatch.backend.trial import try_optimizer
+    from largebatch.optim.trial import try_optimizer
 
     try_optimizer(resolve(script.config, node_counts[0] * processes))
     print("not checked: memory, which is estimated by largebatch plan --world-sizes")

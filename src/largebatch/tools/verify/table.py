@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from largebatch.backend.trial import try_optimizer
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import UserError
+from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
 from largebatch.task_folders import folder_of
 from largebatch.tools.accelerate_configs import find_accelerate_configs, is_rehearsed

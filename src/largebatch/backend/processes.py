@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from largebatch.backend.exchange import gather
+from largebatch.backend.exchange import compare_tokens, gather
 from largebatch.errors import UserError
 from largebatch.system.failures import storage_errors
 
@@ -17,11 +17,13 @@ PATIENCE = timedelta(days=2)
 Rows = dict[str, torch.Tensor]  # by name: one row per sample
 
 
-class Collectives:
-    """What a process asks of all processes together; each method must be called by all of them.
+class Processes:
+    """The processes of a run, which ask each other for numbers; each method must be called by all of them.
+
+    They have compared the token of their launch.
 
     Args:
-        rank: Of this process.
+        rank: Rank of this process.
         world_size: The number of processes.
         micro_batch_size: The number of samples per process and forward pass.
     """
@@ -32,6 +34,8 @@ class Collectives:
         self._micro_batch_size = micro_batch_size
         # On the host, so that summing a count does not wait for the device.
         self._host_group = self.new_host_group()
+        if world_size > 1:
+            compare_tokens(self._host_group)
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         """The values of every process, which must have the same shape on all: (world_size, *shape)."""
