@@ -67,7 +67,8 @@ def document(results: Path = RESULTS) -> str:
 
 
 def _parts_not_measured(results: Path) -> list[str]:
-    missing = [name for name in GPU_PARTS if not (results / GPU / f"{name}.json").exists()]
+    # A reading that was kept has a folder of its own.
+    missing = [name for name in GPU_PARTS if not any((results / GPU).rglob(f"{name}*.json"))]
     why = "no GPU has been used yet" if len(missing) == len(GPU_PARTS) else NOT_MEASURED
     return [f"- `make gpu` ({', '.join(missing)}): {why}."] if missing else []
 
