@@ -6,7 +6,7 @@ from typing import Any
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import ConfigError
-from largebatch.estimate.memory import model_states, optimizer_states, when_reduced
+from largebatch.estimate.memory import model_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, Strategy
 from largebatch.estimate.step_time import Hardware, step_time
 from largebatch.estimate.traffic import traffic_of_a_step
@@ -99,7 +99,7 @@ def _cost(
     entry = find_strategy(strategy.name)
     reduced = when_reduced(model, strategy, plan, gpu_memory)
     strategy = replace(strategy, reduces_each=reduced == "each_micro_batch", ddp_bucket_mib=plan.ddp_bucket_mib)
-    states = model_states(model, strategy, plan.world_size, optimizer_states(plan), micro_batches)
+    states = model_states(model, strategy, plan.world_size, plan.states_of, micro_batches)
     recomputes = config.compute.activation_checkpointing != "none"
     traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes)
     held = asdict(states)
