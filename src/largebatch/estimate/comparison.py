@@ -141,7 +141,9 @@ def _suggest(
 
 def _best(fitting: Mapping[str, Json]) -> tuple[str, str]:
     """The best of the strategies that fit, and why."""
-    fast, between, why = list(fitting), dict.fromkeys(fitting, 0), "it shards the least, and then sends the least"
+    fast = list(fitting)
+    between = dict.fromkeys(fitting, 0)
+    why = "it shards the least, and then sends the least"
     if all(option["step_seconds"] for option in fitting.values()):
         seconds = {name: sum(option["step_seconds"].values()) for name, option in fitting.items()}
         fast = [name for name in fitting if seconds[name] <= (1 + SAME_SPEED) * min(seconds.values())]

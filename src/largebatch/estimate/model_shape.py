@@ -6,7 +6,7 @@ from math import prod
 from typing import Any, Literal
 
 import pydantic
-from pydantic import NonNegativeInt, TypeAdapter
+from pydantic import NonNegativeInt
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ZeroSettings:
             pydantic.ValidationError: With one of them, memory and traffic cannot be counted.
         """
         given = {name: value for name, value in config.items() if value is not None}
-        return TypeAdapter(cls).validate_python({"overlap_comm": config["stage"] == 3} | given)
+        return cls(**{"overlap_comm": config["stage"] == 3} | given)
 
 
 NO_ZERO = ZeroSettings(stage=0)
