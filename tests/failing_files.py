@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from largebatch.storage.catalog import entries, verify_checksums
+from largebatch.storage.catalog import entries
 from largebatch.storage.layout import read_object
 from largebatch.tools.local_jobs.training import train
 from paths import PYDOC, ROOT
 from resuming import TINY_GPT
+from saving import checksum_problem
 
 CODES = ("EIO", "ENOSPC", "ESTALE", "EACCES")
 # Synchronous, so that calls come in the same order each time.
@@ -211,7 +212,7 @@ class Scenario:
 def results_of(run_dir: Path) -> dict[str, Any]:
     """What a run that is over must have left."""
     weights = run_dir / "model/model.safetensors"
-    intact = [entry.step for entry in entries(run_dir / "checkpoints") if verify_checksums(entry.path) is None]
+    intact = [entry.step for entry in entries(run_dir / "checkpoints") if checksum_problem(entry.path) is None]
     return {
         "outcome": read_object(run_dir / "status.json").get("outcome"),
         "loss": read_object(run_dir / "summary.json").get("train_loss"),

@@ -20,7 +20,7 @@ def held_by(rank, recipe):
     from largebatch.backend.fsdp_units import shape_of
     from largebatch.backend.state import pieces_of
     from largebatch.config import load_config
-    from largebatch.estimate.memory import model_states, optimizer_states
+    from largebatch.estimate.memory import model_states
     from largebatch.estimate.model_shape import Strategy
     from largebatch.estimate.recipe_model import recipe_model
     from largebatch.plan import resolve
@@ -29,7 +29,7 @@ def held_by(rank, recipe):
     plan = resolve(config, WORLD_SIZE)
     model, _ = recipe_model(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    planned = model_states(shape_of(model, plan), Strategy("fsdp"), WORLD_SIZE, optimizer_states(plan), 1).weights
+    planned = model_states(shape_of(model, plan), Strategy("fsdp"), WORLD_SIZE, plan.states_of, 1).weights
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD_SIZE)
     mesh = distributed.init_device_mesh("cpu", (WORLD_SIZE,))
     for module in model.modules():

@@ -133,7 +133,7 @@ def train_llama(run_dir, disk_is_full):
 def test_a_run_whose_last_checkpoint_cannot_be_written_has_no_weights_until_it_is_run_again(tmp_path):
     with pytest.raises(JobFailed) as failure:
         run_job(train_llama, tmp_path / "run", True, strategy="fsdp")
-    assert "could not be written; there is none yet" in str(failure.value)
+    assert "the latest complete one: none yet" in str(failure.value)
     assert json.loads((tmp_path / "run/status.json").read_text())["kind"] == "files"
     assert not (tmp_path / "run/model").exists()
     run_job(train_llama, tmp_path / "run", False, strategy="fsdp")

@@ -9,9 +9,9 @@ import pytest
 
 from largebatch.errors import UserError
 from largebatch.run.checkpoint.load import load
-from largebatch.storage.catalog import entries, read_marker, verify_checksums
+from largebatch.storage.catalog import entries, read_marker
 from largebatch.storage.layout import CheckpointError, read_manifest
-from saving import Bomb, FakeBackend, FakeRun, assert_same, mark, state_of
+from saving import Bomb, FakeBackend, FakeRun, assert_same, checksum_problem, mark, state_of
 
 FILES = ["rank_00000.safetensors", "manifest.json", "complete.json", "model_config.json"]
 
@@ -32,7 +32,7 @@ def checkpoint(written, tmp_path):
 def problem_of(checkpoint: Path) -> str | None:
     (entry,) = entries(checkpoint.parent)
     assert entry.path == checkpoint
-    return entry.problem or verify_checksums(checkpoint)
+    return entry.problem or checksum_problem(checkpoint)
 
 
 def test_what_was_written_is_loaded(checkpoint):

@@ -32,19 +32,19 @@ def test_a_checkpoint_that_does_not_fit(asynchronous, left, disk):
     assert len(run.warnings) == 1
     assert "the checkpoint of step 8 could not be written" in run.warnings[0]
     assert "No space left on device" in run.warnings[0]
-    assert "the latest is from step 4" in run.warnings[0]
+    assert first.name in run.warnings[0]
     assert run.not_written == [8]
     assert run.writer.last_step == 4
     assert [entry.path for entry in entries(run.checkpoints)] == [first]
     assert temporary_folders(run.checkpoints) == []
-    assert verify_checksums(first) is None
+    verify_checksums(first)
     assert_holds(first, 4, WIDTH)
     others.unlink()
     second = run.save(12)
     assert len(run.warnings) == 1
     assert run.writer.last_step == 12
     assert [entry.path for entry in entries(run.checkpoints)] == [second]
-    assert verify_checksums(second) is None
+    verify_checksums(second)
     assert_holds(second, 12, WIDTH)
 
 

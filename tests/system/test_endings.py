@@ -102,15 +102,6 @@ def test_the_ending_of_a_run_is_that_of_its_latest_attempt(tmp_path, attempt):
     assert run.ending().kind == Kind.ERROR
 
 
-def test_a_run_of_a_version_before_has_finished_if_it_has_a_summary(tmp_path, attempt):
-    attempt.endings_dir.rmdir()
-    run = RunFolder(tmp_path)
-    run.write_status({"outcome": "finished"})
-    assert run.ending() is None
-    run.write_summary({"steps": 9})
-    assert (run.ending().kind, run.ending().message) == (Kind.FINISHED, "after step 9")
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -117,8 +117,8 @@ def micro_batch_flops(
         warnings.simplefilter("ignore")
         batch = _prepared(model, config, example_batch)
         batch.pop("position_ids", None)
-        in_place = {torch.ops.aten.addmm_: _addmm_flops}
         # The output layer adds to the gradient of its weight in place, which the counter does not know.
+        in_place = {torch.ops.aten.addmm_: _addmm_flops}
         forward, backward = (FlopCounterMode(display=False, custom_mapping=in_place) for _ in range(2))
         try:
             with forward:
@@ -161,9 +161,9 @@ def _give_fake_memory(model: nn.Module) -> None:
                 if tensor is None:
                     continue
                 if tensor not in twins:
-                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    twins[tensor] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
+                    twins[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    if isinstance(tensor, nn.Parameter):
+                        twins[tensor] = nn.Parameter(twins[tensor], requires_grad=tensor.requires_grad)
                 tensors[name] = twins[tensor]
 
 

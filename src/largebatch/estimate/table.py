@@ -69,17 +69,19 @@ def _whole_run(column: Json, config: RecipeConfig) -> str:
     if option is None or option["step_seconds"] is None:
         return ""
     # A step with fewer samples takes less time.
-    size, tokens = max(size for _, size in config.batch.sizes), config.tokens_processed_per_sample
-    seconds = [column["samples"] / size * each for each in option["step_seconds"].values()]
-    hours, gpu_hours = ([count * each / 3600 for each in seconds] for count in (1, column["world_size"]))
-    rates = [column["samples"] * (tokens or 1) / each for each in reversed(seconds)]
+    size = max(size for _, size in config.batch.sizes)
+    hours = [column["samples"] / size * seconds / 3600 for seconds in option["step_seconds"].values()]
+    gpu_hours = [column["world_size"] * each for each in hours]
+    tokens = config.tokens_processed_per_sample
+    rates = [column["samples"] * (tokens or 1) / (3600 * each) for each in reversed(hours)]
     unit = "tokens" if tokens else "samples"
     return f"  The whole run: {span(hours)} hours, {span(gpu_hours)} GPU-hours, {span(rates)} {unit} per second"
 
 
 def _cells(option: Json, comparison: Json) -> Mapping[str, str]:
     """What a strategy costs, by the heading of each column."""
-    sent, between = option["sent_bytes_per_step"], option["sent_between_nodes_bytes_per_step"]
+    sent = option["sent_bytes_per_step"]
+    between = option["sent_between_nodes_bytes_per_step"]
     cells = {
         "states": _size(option["model_state_bytes"]["total"]),
         "transient": _size(sum(option["transient_bytes_estimate"].values())),

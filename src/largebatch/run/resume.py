@@ -13,7 +13,7 @@ from largebatch.config import RecipeConfig
 from largebatch.config.differences import differences, is_within
 from largebatch.errors import StorageError, UserError, file_errors, reason_of
 from largebatch.plan import RunPlan
-from largebatch.storage.catalog import Entry, check_checksums, entries, entry_at, unusable
+from largebatch.storage.catalog import Entry, entries, entry_at, unusable, verify_checksums
 from largebatch.storage.layout import MANIFEST, MARKER, CheckpointError, Manifest, read_manifest
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
@@ -119,7 +119,7 @@ def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[
         manifest = None
         if entry.problem is None:
             try:
-                check_checksums(entry.path, backend.rank, backend.world_size)
+                verify_checksums(entry.path, backend.rank, backend.world_size)
                 manifest = read_manifest(entry.path)
             except (CheckpointError, OSError) as error:
                 found = unusable(entry, error)

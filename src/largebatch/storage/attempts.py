@@ -46,7 +46,7 @@ class Attempt:
     def is_current(self) -> bool:
         """Whether no later attempt has begun and the folder is still this run's; OSError if that cannot be read."""
         latest = latest_attempt(self.folder)
-        return latest is not None and (latest["attempt"], latest["token"]) == (self.number, self.token)
+        return latest is not None and attempt_name(latest) == self.name
 
     def check(self) -> None:
         """Raise TrainingFailed unless the attempt is current; OSError if that cannot be read."""

@@ -14,6 +14,7 @@ from largebatch.storage.layout import (
     CheckpointError,
     check_file_names,
     read_json,
+    reading,
     step_of,
     temporary_name,
 )
@@ -25,7 +26,7 @@ class Entry:
 
     path: Path
     step: int  # optimizer steps completed, by the folder's name; -1 if it was renamed
-    problem: str | None  # why it cannot be used; None if all files are there with the sizes they must have
+    problem: str | None = None  # why it cannot be used; None if all files are there with the sizes they must have
     size: int = 0  # bytes of its files
     is_transient: bool = False  # whether another try may find no problem
 
@@ -39,18 +40,19 @@ def entries(folder: Path) -> list[Entry]:
 
 def entry_at(path: Path) -> Entry:
     """The checkpoint in a folder, which may have been renamed."""
-    step = step_of(path.name)
-    step = -1 if step is None else step
+    named = step_of(path.name)
+    entry = Entry(path, -1 if named is None else named)
     try:
         records = read_marker(path)
         for name, record in records.items():
             if not (path / name).is_file():
                 raise CheckpointError(f"{name} is missing")
-            if (size := (path / name).stat().st_size) != record.size:
+            size = (path / name).stat().st_size
+            if size != record.size:
                 raise CheckpointError(f"{name} has {size} bytes, but had {record.size} when it was complete")
     except (CheckpointError, OSError) as error:
-        return unusable(Entry(path, step, None), error)
-    return Entry(path, step, None, sum(record.size for record in records.values()))
+        return unusable(entry, error)
+    return replace(entry, size=sum(record.size for record in records.values()))
 
 
 def read_marker(path: Path) -> dict[str, FileRecord]:
@@ -75,23 +77,15 @@ def read_marker(path: Path) -> dict[str, FileRecord]:
     return records
 
 
-def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | None:
-    """Return what is wrong with the content of a complete checkpoint's files; None if their checksums are right.
+def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> None:
+    """Raise CheckpointError if the content of a complete checkpoint's files has changed; OSError if it cannot be read.
 
     To divide the work over `num_shares` processes, each reads every `num_shares`-th file, from number `share` on.
     """
-    try:
-        check_checksums(path, share, num_shares)
-    except (CheckpointError, OSError) as error:
-        return unusable(Entry(path, -1, None), error).problem
-    return None
-
-
-def check_checksums(path: Path, share: int, num_shares: int) -> None:
-    """As `verify_checksums`, but raise CheckpointError; OSError if a file cannot be read now."""
     for name, record in sorted(read_marker(path).items())[share::num_shares]:
-        if read_record(path / name) != record:
-            raise CheckpointError(f"{name} has changed since it was written: its checksum differs")
+        with reading(name):
+            if read_record(path / name) != record:
+                raise CheckpointError(f"{name} has changed since it was written: its checksum differs")
 
 
 def unusable(entry: Entry, error: CheckpointError | OSError) -> Entry:

@@ -58,7 +58,7 @@ MARKER = "complete.json"
 WEIGHT = "weight"
 BUFFER = "buffer"
 
-FOLDER_NAME = re.compile(r"step_([0-9]{8,})")
+FOLDER_NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})")  # as `folder_name` writes it
 TEMPORARY_NAME = re.compile(r"\.step_[0-9]{8,}\.attempt_[0-9]{4,}_[0-9a-f]{8}\.(tmp|old)")
 FILE_NAME = re.compile("|".join([r"rank_[0-9]{5,}\.safetensors", *map(re.escape, (MANIFEST, *MODEL_FILES))]))
 
@@ -148,9 +148,9 @@ class Manifest(BaseModel):
             size = math.prod(parameter.other_shapes.get(kind, parameter.shape))
             if position != size:
                 raise CheckpointError(f"{name} has {position} of {size} elements")
-        missing = [name for name in self.parameters if f"{WEIGHT}/{name}" not in self.vectors]
-        if missing:
-            raise CheckpointError(f"the weights of {missing[0]} are missing")
+        for name in self.parameters:
+            if f"{WEIGHT}/{name}" not in self.vectors:
+                raise CheckpointError(f"the weights of {name} are missing")
 
 
 def overlaps(ranges: Iterable[Range], start: int, stop: int) -> Iterator[tuple[Range, int]]:
@@ -176,7 +176,7 @@ def folder_name(step: int) -> str:
 def step_of(name: str) -> int | None:
     """The step of a checkpoint's folder by its name; None if it is not the name of one."""
     match = FOLDER_NAME.fullmatch(name)
-    return int(match[1]) if match and folder_name(int(match[1])) == name else None
+    return int(match[1]) if match else None
 
 
 def temporary_name(step: int, attempt: str, suffix: Literal["tmp", "old"]) -> str:

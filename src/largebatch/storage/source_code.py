@@ -82,8 +82,8 @@ def keep_source(target: Path, task: Path, recipe: str | None = None) -> None:
     if recipe:
         _copy_file(Path(recipe), target / task.name / Path(recipe).name)
     # A snapshot, or the source of another run, is not in a repository of its own.
-    copied = next((folder / GIT for folder in task.parents[:2] if (folder / GIT).is_file()), None)
-    replace_json_file(target / GIT, read_object(copied) if copied else _state_of(task))
+    copied = [read_object(folder / GIT) for folder in task.parents[:2] if (folder / GIT).is_file()]
+    replace_json_file(target / GIT, copied[0] if copied else _state_of(task))
 
 
 def _copy(folder: Path, target: Path, is_kept: Callable[[Path], bool]) -> None:

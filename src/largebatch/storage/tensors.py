@@ -59,8 +59,12 @@ def _parts(shapes: Shapes, tensors: Iterable[torch.Tensor], metadata: Mapping[st
     for (dtype, shape), tensor in zip(shapes.values(), tensors, strict=True):
         assert tensor.dtype == dtype
         assert tuple(tensor.shape) == tuple(shape)
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        yield flat.view(torch.uint8).numpy().data
+        yield _content(tensor)
+
+
+def _content(tensor: torch.Tensor) -> memoryview:
+    """The tensor's bytes in row-major order, on the host."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 @dataclass(frozen=True)
@@ -163,5 +167,5 @@ def fingerprint(*tensors: torch.Tensor) -> str:
     """A checksum of the tensors' content, the same on every device and in every memory layout."""
     digest = xxhash.xxh3_128()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_content(tensor))
     return digest.hexdigest()

@@ -41,13 +41,15 @@ def run(options: argparse.Namespace) -> int:
     for entry in found:
         about, state = ("-", "-", "-"), "complete"
         try:
-            if problem := entry.problem or (verify_checksums(entry.path) if options.verify else None):
-                raise CheckpointError(problem)
+            if entry.problem is not None:
+                raise CheckpointError(entry.problem)
+            if options.verify:
+                verify_checksums(entry.path)
             manifest = read_manifest(entry.path)
             writer = f"{manifest.world_size} x {manifest.strategy}, #{manifest.attempt}"
             written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.time))
             about = (writer, tqdm.format_sizeof(entry.size, "B"), written_at)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             state = f"cannot be used: {error}"
         print(printable(LINE.format(entry.path.name, f"{entry.step:,}", *about, state)))
         states.append(state)

@@ -2,7 +2,7 @@
 
 import glob
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from largebatch.storage.layout import (
     read_manifest,
 )
 from largebatch.storage.run_folder import RunFolder
-from largebatch.storage.tensors import TensorFiles, common_buffer, save_tensors, whole_weight
+from largebatch.storage.tensors import Shapes, TensorFiles, common_buffer, save_tensors, whole_weight
 from largebatch.system.regular_file import read_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -34,8 +34,8 @@ MAX_FILE_BYTES = 5 * 10**9
 def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
     """Write the weights and buffers of a checkpoint, and the model's configuration and tokenizer if it has them.
 
-    For a model with adapters, only the adapters and their configuration are written, as `peft` reads them. For any
-    other, at most one parameter at a time is in memory. The folder appears when it is complete.
+    For a model with adapters, only the adapters and their configuration are written, as `peft` reads them. At most one
+    parameter at a time is in memory. The folder appears when it is complete.
 
     Args:
         checkpoint: A checkpoint's folder, or a run's, whose latest intact checkpoint is used.
@@ -44,15 +44,13 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
     """
     if out.exists():
         raise UserError(f"{out} already exists; name a new folder")
-    folder = _intact(checkpoint)
-    with file_errors(f"{folder} cannot be exported to {out}", "name another folder"):
-        return export_intact(folder, out, dtype)
+    with file_errors(f"{checkpoint} cannot be exported to {out}", "name another folder"):
+        return export_intact(_intact(checkpoint), out, dtype)
 
 
 def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest:
     """As `export`, from the folder of a checkpoint whose checksums need not be verified; an older `out` is replaced."""
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
-    torch_dtype = DTYPES[dtype] if dtype else None
     try:
         manifest = read_manifest(folder)
         # What an export left behind that was killed.
@@ -63,14 +61,17 @@ def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest
         if not isinstance(config, dict | None):
             raise CheckpointError(f"its {MODEL_CONFIG} is not an object")
         with TensorFiles(folder) as files:
+            shapes = _shapes(files, manifest, DTYPES[dtype] if dtype else None)
             if config is not None and "peft_type" in config:
-                _write_adapters(files, manifest, temporary, torch_dtype)
+                adapters = temporary / "adapter_model.safetensors"
+                _write(files, manifest, _names_of_adapters(manifest), shapes, adapters)
                 write_json_file(temporary / "adapter_config.json", config)
             else:
-                dtypes = _write_weights(files, manifest, temporary, torch_dtype)
-                # The dtype in which `from_pretrained` loads parameters unless told otherwise.
-                written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
+                _write_weights(files, manifest, shapes, temporary)
                 if config is not None:
+                    dtypes = {shapes[name][0] for name in manifest.parameters}
+                    # The dtype in which `from_pretrained` loads parameters unless told otherwise.
+                    written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
                     write_json_file(temporary / "config.json", config | written)
             for name in COPIED_FILES:
                 if (folder / name).exists():
@@ -89,27 +90,16 @@ def _intact(checkpoint: Path) -> Path:
     """The folder of the requested checkpoint, with its checksums verified."""
     problems = []
     for entry in RunFolder(checkpoint).checkpoints() or [entry_at(checkpoint)]:
-        problem = entry.problem or verify_checksums(entry.path)
-        if problem is None:
+        try:
+            verify_checksums(entry.path)
             return entry.path
-        problems.append(f"{entry.path}: {problem}")
+        except CheckpointError as error:
+            problems.append(f"{entry.path}: {error}")
     raise UserError("; ".join(problems))
 
 
-def _write_adapters(files: TensorFiles, manifest: Manifest, out: Path, dtype: torch.dtype | None) -> None:
-    """Write the adapters under the names that `peft` gives them: with the wrapped model's, without the adapter's."""
-    adapters = {}
-    for name in manifest.parameters:
-        if is_adapter(name):
-            theirs = name.replace(".default.", ".").removesuffix(".default")
-            adapters[f"base_model.model.{theirs}"] = whole_weight(files, name, manifest)
-    shapes = {name: (dtype or tensor.dtype, tuple(tensor.shape)) for name, tensor in adapters.items()}
-    converted = (tensor.to(shapes[name][0]) for name, tensor in adapters.items())
-    save_tensors(out / "adapter_model.safetensors", shapes, converted, {"format": "pt"})
-
-
-def _write_weights(files: TensorFiles, manifest: Manifest, out: Path, dtype: torch.dtype | None) -> set[torch.dtype]:
-    """Write all weights and buffers; returns the dtypes of the weights."""
+def _shapes(files: TensorFiles, manifest: Manifest, dtype: torch.dtype | None) -> Shapes:
+    """Shape of each parameter and buffer, and the dtype in which it is written."""
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for name, parameter in manifest.parameters.items():
         vector = f"{WEIGHT}/{name}"
@@ -119,14 +109,24 @@ def _write_weights(files: TensorFiles, manifest: Manifest, out: Path, dtype: tor
     for name, holders in manifest.buffers.items():
         buffer = files.find(manifest.files[holders[0]], f"{BUFFER}/{name}")
         shapes[name] = (dtype if dtype and buffer.dtype.is_floating_point else buffer.dtype, buffer.shape)
+    return shapes
 
-    def tensors(names: list[str]) -> Iterator[torch.Tensor]:
+
+def _write(files: TensorFiles, manifest: Manifest, names: Mapping[str, str], shapes: Shapes, path: Path) -> None:
+    """Write parameters and buffers to one file, under other `names` by ours."""
+
+    def tensors() -> Iterator[torch.Tensor]:
         for name in names:
             read = whole_weight if name in manifest.parameters else common_buffer
             yield read(files, name, manifest).to(shapes[name][0])
 
+    save_tensors(path, {theirs: shapes[name] for name, theirs in names.items()}, tensors(), {"format": "pt"})
+
+
+def _write_weights(files: TensorFiles, manifest: Manifest, shapes: Shapes, out: Path) -> None:
+    """Write all weights and buffers, to several files if they are large."""
     split = split_state_dict_into_shards_factory(
-        shapes,
+        dict(shapes),
         get_storage_size=lambda shape: shape[0].itemsize * torch.Size(shape[1]).numel(),
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=MAX_FILE_BYTES,
@@ -135,5 +135,13 @@ def _write_weights(files: TensorFiles, manifest: Manifest, out: Path, dtype: tor
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json_file(out / "model.safetensors.index.json", index)
     for file, names in split.filename_to_tensors.items():
-        save_tensors(out / file, {name: shapes[name] for name in names}, tensors(names), {"format": "pt"})
-    return {shapes[name][0] for name in manifest.parameters}
+        _write(files, manifest, {name: name for name in names}, shapes, out / file)
+
+
+def _names_of_adapters(manifest: Manifest) -> dict[str, str]:
+    """The adapters' names as `peft` writes them, with the wrapped model's and without the adapter's, by ours."""
+    return {
+        name: "base_model.model." + name.replace(".default.", ".").removesuffix(".default")
+        for name in manifest.parameters
+        if is_adapter(name)
+    }

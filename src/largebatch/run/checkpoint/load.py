@@ -36,8 +36,11 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
             raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
 
     scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
-    of_states = (vector.partition("/") for vector in manifest.vectors if not vector.startswith(f"{WEIGHT}/"))
-    with_states = {name for name, numbers in scalars.items() if numbers} | {name for _, _, name in of_states}
+    with_states = {name for name, numbers in scalars.items() if numbers}
+    for vector in manifest.vectors:
+        kind, _, name = vector.partition("/")
+        if kind != WEIGHT:
+            with_states.add(name)
     # Of its own: the other processes would go on to a collective of `restore`.
     with backend.raise_on_all_ranks():
         backend.kept.restore(manifest.kept)
@@ -52,12 +55,11 @@ def _check_same_model(state: EngineState, manifest: Manifest) -> None:
             raise CheckpointError(
                 f"its parameter {name} is {_shape(theirs.get(name))}, but the model's is {_shape(mine.get(name))}"
             )
-    for name in [*state.buffers, *manifest.buffers]:
-        if (name in state.buffers) != (name in manifest.buffers):
-            raise CheckpointError(f"{'it' if name in state.buffers else 'the model'} has no buffer {name}")
-    missing = [piece.vector for piece in state.pieces if piece.vector not in manifest.vectors]
-    if missing:
-        raise CheckpointError(f"it has no {missing[0]}, which this optimizer needs")
+    if differing := state.buffers.keys() ^ manifest.buffers.keys():
+        raise CheckpointError(f"it and the model do not both have the buffer {min(differing)}")
+    for piece in state.pieces:
+        if piece.vector not in manifest.vectors:
+            raise CheckpointError(f"it has no {piece.vector}, which this optimizer needs")
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
@@ -67,7 +69,8 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, manifest: Manifest) -> None:
     for name, buffer in state.buffers.items():
         if manifest.world_size == backend.world_size:
-            holders, mine = [manifest.files[number] for number in manifest.buffers[name]], rank_file(backend.rank)
+            holders = [manifest.files[number] for number in manifest.buffers[name]]
+            mine = rank_file(backend.rank)
             value = files.read(mine if mine in holders else holders[0], f"{BUFFER}/{name}")
         else:
             value = common_buffer(files, name, manifest)

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -76,11 +76,11 @@ class CheckpointWriter:
     def __post_init__(self) -> None:
         # Threads must not share a group.
         self._group = self.backend.processes.new_host_group()
-        self._staging = Staging(page_locked=self.backend.device.type == "cuda")
+        on_gpu = self.backend.device.type == "cuda"
+        self._staging = Staging(page_locked=on_gpu)
+        self._copy_stream = torch.cuda.Stream(self.backend.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._copied = threading.Event()
         self._copied.set()
-        if self.backend.device.type == "cuda":
-            self._copy_stream = torch.cuda.Stream(self.backend.device)  # type: ignore[no-untyped-call]
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._writing = 0
@@ -103,7 +103,7 @@ class CheckpointWriter:
         work = partial(self._write_and_keep_error, step, bad_steps, state, copy)
         if copy is not None:
             self._copied.clear()
-            if self.backend.device.type == "cuda":
+            if self._copy_stream is not None:
                 self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
             self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
             self._thread.start()
@@ -119,7 +119,7 @@ class CheckpointWriter:
         Raises:
             UserError: The host has too little memory.
         """
-        if self.settings.asynchronous and self.backend.device.type == "cuda":
+        if self.settings.asynchronous and self._copy_stream is not None:
             # Every process asks before any takes some.
             available = min(self.backend.gather_objects(available_memory())) // self.backend.launch.local_world_size
             with self.backend.raise_on_all_ranks(), self.backend.allocate_future_states("meta"):
@@ -142,20 +142,18 @@ class CheckpointWriter:
         elif not isinstance(error, StorageError):
             raise error
         elif self.backend.is_main_process:
-            latest = f"the latest is from step {self.last_step}" if self.last_step else "there is none yet"
             self.warn(
                 f"WARNING: the checkpoint of step {step} could not be written: {error}. Training continues and will "
-                f"write the next checkpoint; {latest}"
+                f"write the next checkpoint; the latest complete one: {self.latest or 'none yet'}"
             )
             self.not_written(step, str(error))
 
     def require(self, step: int) -> Path:
         """The complete checkpoint of the last step; StorageError, on all processes, if it could not be written."""
         if self.latest is None or self.last_step < step:
-            newest = f"the newest is {self.latest}" if self.latest else "there is none yet"
             raise StorageError(
-                f"the last checkpoint, of step {step}, could not be written; {newest}. Make room, and run the same "
-                "command again, which continues from there",
+                f"the last checkpoint, of step {step}, could not be written; make room, and run the same command "
+                f"again, which continues from the latest complete one: {self.latest or 'none yet'}",
                 everywhere=True,
             )
         return self.latest
@@ -192,13 +190,12 @@ class CheckpointWriter:
         return replace(state, pieces=pieces, buffers=buffers)
 
     def _copy(self, state: EngineState, copy: EngineState) -> None:
-        on_gpu = self.backend.device.type == "cuda"
-        if on_gpu:
+        if self._copy_stream is not None:
             torch.cuda.set_device(self.backend.device)
-        with torch.cuda.stream(self._copy_stream) if on_gpu else nullcontext():
+        with torch.cuda.stream(self._copy_stream):
             for target, source in zip(_tensors(copy), _tensors(state), strict=True):
                 target.copy_(source, non_blocking=True)
-        if on_gpu:
+        if self._copy_stream is not None:
             self._copy_stream.synchronize()
 
     # --- writing, in the background -------------------------------------------------------------------------------
@@ -210,12 +207,12 @@ class CheckpointWriter:
                     self._copy(state, copy)
                 finally:
                     self._copied.set()
-            self._error = self._write(step, bad_steps, copy or state)
+            self._write(step, bad_steps, copy or state)
         # Raised in the main thread, by `wait`.
         except BaseException as error:
             self._error = error
 
-    def _write(self, step: int, bad_steps: int, state: EngineState) -> Exception | None:
+    def _write(self, step: int, bad_steps: int, state: EngineState) -> None:
         temporary = self.folder / temporary_name(step, self.attempt.name, "tmp")
         tried = self._gather(_tried(lambda: self._write_own(temporary, step, state)), to_first=True)
         failure = None
@@ -232,10 +229,9 @@ class CheckpointWriter:
                     if self.attempt.is_current():
                         discard_incomplete(self.folder, step, self.attempt.name)
         failure = self._gather(failure)[0]
-        if failure is None:
-            return None
-        message, is_storage = failure
-        return (StorageError if is_storage else TrainingFailed)(message, everywhere=True)
+        if failure is not None:
+            message, is_storage = failure
+            raise (StorageError if is_storage else TrainingFailed)(message, everywhere=True)
 
     def _write_own(self, temporary: Path, step: int, state: EngineState) -> Part:
         self.attempt.check()

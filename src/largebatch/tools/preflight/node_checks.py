@@ -169,10 +169,10 @@ def check_room_for_checkpoints(findings: Findings, folder: Path, recipe: Path, o
 def checkpoint_bytes(config: RecipeConfig) -> int:
     """Size of a checkpoint, which has what one process alone holds: weights, buffers and optimizer states."""
     from largebatch.backend.fsdp_units import shape_of
-    from largebatch.estimate.memory import model_states, optimizer_states
+    from largebatch.estimate.memory import model_states
     from largebatch.estimate.recipe_model import recipe_model
 
     plan = resolve(config, world_size=1)
     shape = shape_of(recipe_model(config)[0], plan)
-    held = model_states(shape, Strategy(SINGLE.name), 1, optimizer_states(plan), micro_batches=1)
+    held = model_states(shape, Strategy(SINGLE.name), 1, plan.states_of, micro_batches=1)
     return held.weights + held.buffers + held.optimizer
