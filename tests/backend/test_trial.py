@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from jobs import JobFailed, run_job
+from largebatch.__main__ import main
 from largebatch.backend.trial import try_optimizer
 from largebatch.config import load_config
 from largebatch.config.optimizers import ROUNDING, OptimizerEntry, OptimizerSection
 from largebatch.errors import UserError
 from largebatch.plan import resolve
-from largebatch.tools.command_line import main
 from largebatch.tools.local_jobs.training import train
 from own_optimizers import write_own_task
 from paths import DIGITS, ROOT

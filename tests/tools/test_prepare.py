@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data import preparation, prepared
-from largebatch.tools.command_line import main
 from paths import PYDOC, ROOT
 
 

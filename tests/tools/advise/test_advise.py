@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from largebatch.__main__ import main
 from largebatch.tools.advise.advice import steps_and_samples
-from largebatch.tools.command_line import main
 from paths import DIGITS, ROOT
 from run_folders import write_run
 

@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 import pytest
 
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from paths import PYDOC
 from reading_reports import Page
 from run_folders import evaluation_line, metric_line, started, write_lines, write_run
@@ -332,7 +332,7 @@ def test_without_torch_and_without_plotly(tmp_path, monkeypatch, capsys):
     """Only this command needs plotly, and names what to install."""
     write_run(tmp_path / "run", steps=range(1, 3))
     program = (
-        "import sys; from largebatch.tools.command_line import main; "
+        "import sys; from largebatch.__main__ import main; "
         f"assert main(['plan', {str(PYDOC)!r}, '--world-size', '2']) == 0 and 'plotly' not in sys.modules; "
         f"assert main(['report', {str(tmp_path / 'run')!r}]) == 0; "
         "sys.exit({'torch', 'accelerate'} & sys.modules.keys() or 0)"

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from largebatch.__main__ import main
 from largebatch.errors import UserError
-from largebatch.tools.command_line import main
 from largebatch.tools.sweep.points import Sweep, grid
 from paths import MAPS
 
