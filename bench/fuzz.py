@@ -21,7 +21,7 @@ from typing import Any
 
 from fuzzing import checkpoints, overrides, recipes, run_folders, variables
 from fuzzing.cases import HELD, Case, Outcome, Sound, run_case
-from largebatch.tools.command_line import COMMANDS, build_parser
+from largebatch.__main__ import COMMANDS, build_parser
 from record import RESULTS, take_facts, write_verdicts
 
 TARGETS: dict[str, Callable[[Random, Sound, Path], Case]] = {

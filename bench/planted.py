@@ -29,7 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import jobs  # noqa: F401 - it names what to import before forking
-from largebatch.tools.command_line import main as largebatch
+from largebatch.__main__ import main as largebatch
 from paths import MAPS, RECIPES
 from planting import plant
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from paths import PYDOC, ROOT
 
 DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"

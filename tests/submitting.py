@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"

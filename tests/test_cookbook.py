@@ -14,10 +14,10 @@ from sklearn.metrics import roc_auc_score
 from torch.nn.functional import cross_entropy
 
 from jobs import run_job, train
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data.preparation import Preparation
 from largebatch.task_folders import import_from
-from largebatch.tools.command_line import main
 from paths import ROOT
 
 pytestmark = pytest.mark.slow

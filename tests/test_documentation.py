@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from jobs import run_job, train
+from largebatch.__main__ import build_parser, main
 from largebatch.config import RecipeConfig, load_config, override_words
 from largebatch.errors import ConfigError
-from largebatch.tools.command_line import build_parser, main
 from largebatch.tools.local_jobs.small_runs import tiny_data_overrides
 from paths import BERT, PYDOC, RECIPES, ROOT
 from resuming import TINY_GPT

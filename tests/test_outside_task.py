@@ -15,10 +15,10 @@ import torch
 from safetensors.numpy import load_file
 
 from jobs import run_job, train
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data.order import epoch_order
 from largebatch.task_folders import import_from
-from largebatch.tools.command_line import main
 from paths import ROOT
 from played import write_commands
 

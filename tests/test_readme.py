@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from jobs import run_job
+from largebatch.__main__ import main
 from largebatch.task_folders import import_from
-from largebatch.tools.command_line import main
 from largebatch.tools.verify.differences import read_run
 from paths import ROOT
 

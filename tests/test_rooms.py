@@ -29,12 +29,12 @@ ROOMS = [  # each imports only itself and what stands above it
     "tools",
 ]
 TORCH_FREE = [
+    "__main__",
     *ROOMS[: ROOMS.index("plan") + 1],
     "storage/source_code",
     "data/order",
     "estimate/comparison",
     "tools/checkpoints",
-    "tools/command_line",
     "tools/effective_batch",
     "tools/job",
     "tools/report",

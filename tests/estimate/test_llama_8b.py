@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from paths import ROOT
 
 GIB = 2**30

@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.errors import ConfigError, UserError
@@ -22,7 +23,6 @@ from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.strategies import SINGLE, STRATEGIES, find_strategy
 from largebatch.task_folders import import_from
 from largebatch.tools.accelerate_configs import find_accelerate_configs
-from largebatch.tools.command_line import main
 from largebatch.tools.local_jobs.training import train
 from largebatch.tools.schema import recipe_schema
 from largebatch.tools.verify.verification import Combination, Verification

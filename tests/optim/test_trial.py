@@ -15,7 +15,6 @@ from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.errors import UserError
 from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
-from largebatch.tools.command_line import main
 from largebatch.tools.local_jobs.training import train
 from own_optimizers import write_own_task
 from paths import DIGITS, ROOT

@@ -164,9 +164,9 @@ def test_the_report_draws_the_range_and_says_where_the_run_is(tmp_path, figure):
     plan = write_run(tmp_path / "run", (f"--expected={json.dumps(figure)}",), steps=range(50, 441, 10))
     (run,) = read_runs([tmp_path / "run"])
     assert run.plan.expected == plan.expected
-    assert str(compare(plan, run.evaluations)) in page([run], 0.0)
+    assert str(compare(plan, run.evaluations)) in page([run], "step", "")
     pattern = r'"name":"expected of run"[^{}]*"x":\[([^]]*)\],"y":\[([^]]*)\]'
-    ((x, y),) = re.findall(pattern, curves_html([run]))
+    ((x, y),) = re.findall(pattern, curves_html([run], "step"))
     corners = [[float(each) for each in axis.split(",")] for axis in (x, y)]
     low, high = range_of(plan.expected)
     if plan.expected.reached:

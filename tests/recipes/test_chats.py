@@ -10,10 +10,10 @@ from datasets import Dataset
 import tasks
 from chat_templates import FOLDER, MAX_TOKENS, TEMPLATES, chat_tokenizer, conversations, template
 from jobs import run_job, train
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.errors import ConfigError, DataError
-from largebatch.tools.command_line import main
 from paths import ADDITION, DIGITS
 
 chat_sources = tasks.sources("sft")

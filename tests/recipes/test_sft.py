@@ -215,7 +215,7 @@ def logits_after_training(run_dir: Path, *words: str):
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_adapters_are_saved_and_exported_as_peft_has_them(strategy, base, tmp_path):
-    from largebatch.tools.command_line import main
+    from largebatch.__main__ import main
 
     run_dir = tmp_path / "run"
     expected = run_job(logits_after_training, run_dir, *adapter_words(base), strategy=strategy)[0]

@@ -7,6 +7,7 @@ from argparse import ArgumentTypeError
 import pytest
 from test_comparison import MODEL, RECIPE
 
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.estimate.comparison import Workload, compare_strategies
 from largebatch.estimate.model_shape import Strategy
@@ -15,7 +16,6 @@ from largebatch.estimate.step_time import Fabric, Hardware, step_time
 from largebatch.estimate.table import table
 from largebatch.plan import resolve
 from largebatch.system.hardware import GIB, GPUS, find_gpu, kept_back
-from largebatch.tools.command_line import main
 from largebatch.tools.plan import network
 from paths import DIGITS, LLAMA, PYDOC, ROOT
 

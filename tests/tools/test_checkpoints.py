@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jobs import run_job
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from paths import DIGITS, PYDOC
 from resuming import TINY_GPT, assert_same_weights, run_interrupted
 from saving import FakeRun, mark

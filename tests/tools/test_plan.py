@@ -5,7 +5,7 @@ import json
 import pytest
 
 import tasks
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from paths import DIGITS, ROOT
 
 # A recipe of somebody's own, with a model of plain torch that looks at numbers while it is built.

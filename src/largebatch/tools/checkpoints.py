@@ -34,12 +34,12 @@ def run(options: argparse.Namespace) -> int:
     """Print one line per checkpoint of a run, latest first; 1 if the latest cannot be resumed from."""
     found = RunFolder(options.run_dir).checkpoints()
     if not found:
-        why = "has no checkpoints" if options.run_dir.is_dir() else "is not a folder"
-        raise UserError(f"{options.run_dir} {why}; give the folder of a run, such as runs/resnet_digits")
+        raise UserError(f"{options.run_dir} has no checkpoints; give the folder of a run, such as runs/resnet_digits")
     print(LINE.format("checkpoint", "step", "written by", "size", "written at", "state"))
     states = []
     for entry in found:
-        about, state = ("-", "-", "-"), "complete"
+        about = ("-", "-", "-")
+        state = "complete"
         try:
             if entry.problem is not None:
                 raise CheckpointError(entry.problem)

@@ -8,7 +8,6 @@ import sys
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -60,21 +59,22 @@ def run(options: argparse.Namespace) -> int:
     """Prepare, and print the available samples; return 1 if the recipe expects more."""
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if options.write and options.overrides:
-        raise UserError("--write: overridden data has other numbers; write the overrides to the recipe first")
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
-    if options.write and not isinstance(config.data, HubOrLocal | TokenizedText):
-        raise UserError("--write: the size of this data follows from the recipe; remove --write")
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if options.write and (options.overrides or not isinstance(config.data, HubOrLocal | TokenizedText)):
+        raise UserError("--write: the numbers of this data follow from the recipe, or are overridden; remove --write")
     part, num_parts = options.shard
-    allowed: Literal["nothing", "everything"] = "nothing" if options.dry_run else "everything"
-    command, num_workers = f"largebatch prepare {options.config}", options.workers or cores
-    preparation = Preparation(command, allowed, options.check, num_workers, part, num_parts)
+    preparation = Preparation(
+        command=f"largebatch prepare {options.config}",
+        allowed="nothing" if options.dry_run else "everything",
+        verify_checksums=options.check,
+        num_workers=options.workers or os.cpu_count() or 1,
+        part=part,
+        num_parts=num_parts,
+    )
     parts = {"": config}
     if isinstance(config.data, Mixable) and config.data.sources:
-        names = [source.name for source in config.data.sources]
-        sections = zip(names, config.data.sections(), strict=True)
-        parts = {name: config.model_copy(update={"data": section}) for name, section in sections}
+        sections = zip(config.data.sources, config.data.sections(), strict=True)
+        parts = {source.name: config.model_copy(update={"data": section}) for source, section in sections}
     found: dict[str, dict[str, int]] = {}
     code = max(_prepare(one, name, preparation, options, found) for name, one in parts.items())
     if options.write and len(found) == len(parts):
@@ -126,12 +126,8 @@ def _open(config: RecipeConfig, preparation: Preparation) -> dict[str, SampleSou
         # Data with too few samples is still prepared.
         config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
     folder = folder_of(type(config))
-    with task_code_errors(folder):
-        open_sources = getattr(import_from(folder, "data"), "sources", None)
-    if open_sources is None:
-        raise UserError(
-            f"{folder / 'data.py'} has no function sources(config, preparation), which docs/tasks.md describes"
-        )
+    with task_code_errors(folder, blamed="data.py"):
+        open_sources = import_from(folder, "data").sources
     return dict(zip(COUNTED, open_sources(config, preparation), strict=False))
 
 

@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from largebatch.config import flatten
 from largebatch.errors import UserError
@@ -21,7 +20,6 @@ from largebatch.storage.run_folder import Line, RunFolder
 from largebatch.system.endings import Ending
 
 Array = NDArray[np.float64]
-MAX_CURVES = 100  # of the training, and of the evaluations, of a run
 EVALUATION = "evaluation: "
 """Titles of curves of evaluations begin with this."""
 
@@ -31,7 +29,6 @@ class Started(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    step: Annotated[int, Field(ge=0, lt=2**63)] = 0
     world_size: int | None = None
     strategy: str | None = None
     recipe: str | None = None
@@ -53,8 +50,8 @@ class ReportedRun:
     @property
     def step(self) -> int:
         """The last step that the folder knows of."""
-        ended = self.ending.step if self.ending else 0
-        return max([ended, *(int(line["step"]) for line in (*self.metrics[-1:], *self.evaluations[-1:]))])
+        last_lines = [*self.metrics[-1:], *self.evaluations[-1:]]
+        return max([self.ending.step if self.ending else 0, *(int(line["step"]) for line in last_lines)])
 
     @cached_property
     def curves(self) -> dict[str, Array]:
@@ -90,12 +87,10 @@ def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     """Read the folders of one or several runs.
 
     Raises:
-        UserError: One of them is not the folder of a run, or is given twice.
+        UserError: One of them is not the folder of a run.
     """
     # Unlike Path.resolve, realpath accepts circular links.
     resolved = [Path(os.path.realpath(folder)) for folder in folders]
-    if len(set(resolved)) < len(resolved):
-        raise UserError("a run is given twice; give each run once")
     shared = os.path.commonpath([folder.parent for folder in resolved])
     return [_read(folder, str(folder.relative_to(shared))) for folder in resolved]
 
@@ -103,22 +98,15 @@ def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
 def _read(folder: Path, name: str) -> ReportedRun:
     run = RunFolder(folder)
     if not run.plan_file.is_file():
-        problem = "has no plan.json, which a run writes when it starts" if folder.is_dir() else "is not a folder"
-        raise UserError(f"{folder} {problem}; give the folder of a run, such as runs/resnet_digits")
-    try:
-        metrics = run.metrics()
-        evaluations = run.evaluations()
-        history = run.history()
-        plan = _consistent(run.plan())
-    except OSError as error:
-        raise UserError(f"{folder} cannot be read: {error}") from error
+        raise UserError(f"{folder} has no plan.json; give the folder of a run, such as runs/resnet_digits")
+    starts = [line for line in run.history() if line.get("event") == "started"]
     return ReportedRun(
         name=name,
         config=_config(run.config()),
-        plan=plan,
-        metrics=_by_step(metrics),
-        evaluations=_by_step(evaluations),
-        start=next((_started(line) for line in reversed(history) if line.get("event") == "started"), Started()),
+        plan=_consistent(run.plan()),
+        metrics=_by_step(run.metrics()),
+        evaluations=_by_step(run.evaluations()),
+        start=_started(starts[-1]) if starts else Started(),
         ending=run.ending(),
     )
 
@@ -158,13 +146,10 @@ def _by_step(lines: Sequence[Line]) -> list[Line]:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Names of numbers in lines, besides where a line is and an error, in the order of their first appearance.
-
-    Those after the first `MAX_CURVES` are left out: each is a plot.
-    """
+    """Names of numbers in lines, besides where a line is and an error, in the order of their first appearance."""
     names = dict.fromkeys(name for line in lines for name in line if number(line, name) is not None)
     places = ("step", "samples", "epoch", "seconds", "noise_scale_error")
-    return [name for name in names if name not in places][:MAX_CURVES]
+    return [name for name in names if name not in places]
 
 
 def columns(lines: Sequence[Line], *names: str) -> Array:

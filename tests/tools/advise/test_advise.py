@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from largebatch.__main__ import main
 from largebatch.tools.advise.advice import steps_and_samples
-from largebatch.tools.command_line import main
 from paths import DIGITS, ROOT
 from run_folders import write_run
 
@@ -174,22 +174,9 @@ def test_a_limit_gives_a_bound_and_no_knee(advise, tmp_path, samples, words):
         ((DIGITS, *GIVEN), "times need RECIPE, --world-sizes, --gpu and --network"),
         ((*GIVEN, *ON_GPUS), "times need RECIPE"),
         ((*GIVEN, "--seed=3"), "there are no overrides"),
-        ((*GIVEN, "--out", "page.txt"), "ends in .html"),
     ],
 )
 def test_contradictions(advise, words, problem):
     code, _, errors = advise(*words)
     assert code == 2
     assert problem in errors
-
-
-@pytest.mark.slow
-def test_the_plot_marks_the_knee_and_its_interval(advise, tmp_path):
-    page, notes = tmp_path / "advice.html", tmp_path / "notes.html"
-    notes.write_text("mine")
-    assert advise(*GIVEN, "--out", page)[0] == advise(*GIVEN, "--out", page)[0] == 0
-    shapes = json.loads(re.search(r'"shapes":(\[.*?\])', page.read_text())[1])
-    assert {(each["x0"], each["x1"]) for each in shapes} == {(1024, 1024), (828, 1220)}
-    code, _, errors = advise(*GIVEN, "--out", notes)
-    assert (code, notes.read_text()) == (2, "mine")
-    assert "choose another --out" in errors

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from ending_files import write_ending
+from largebatch.__main__ import main
 from largebatch.storage.attempts import claim
-from largebatch.tools.command_line import main
 from saving import make_checkpoint
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from jobs import run_job, train
 from largebatch import __version__
+from largebatch.__main__ import main
 from largebatch.config import load_config
-from largebatch.tools.command_line import main
 from largebatch.tools.local_jobs.small_runs import debug_model_overrides, tiny_data_overrides
 from largebatch.tools.verify.differences import read_run
 from paths import RECIPES, ROOT, STRATEGIES
@@ -167,7 +167,7 @@ def test_refused(place, what, message, tmp_path, capsys):
 
 def test_without_torch():
     program = (
-        "import sys; from largebatch.tools.command_line import main; code = main(['new', 'job', '--recipe=llama_8b']); "
+        "import sys; from largebatch.__main__ import main; code = main(['new', 'job', '--recipe=llama_8b']); "
         "sys.exit(code or {'torch', 'accelerate', 'deepspeed', 'transformers'} & sys.modules.keys() or 0)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

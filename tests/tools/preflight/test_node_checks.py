@@ -8,8 +8,8 @@ import torch
 
 import tasks
 from jobs import run_job
+from largebatch.__main__ import main
 from largebatch.config import load_config
-from largebatch.tools.command_line import main
 from largebatch.tools.preflight import node_checks
 from largebatch.tools.preflight.node_checks import check_node, check_room_for_checkpoints, checkpoint_bytes
 from largebatch.tools.preflight.reports import Node

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tasks
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from played import write_commands
 from run_folders import started, write_lines, write_run
 from saving import FakeRun, mark

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from submitting import RECIPE, SMOKE, called, layout, snapshot, submit
 
 

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
+from largebatch.__main__ import main
 from largebatch.config import as_json, load_config
 from largebatch.plan import resolve
 from largebatch.storage.files import read_json_lines
-from largebatch.tools.command_line import main
 from largebatch.tools.local_jobs import jobs as server
 from largebatch.tools.sweep.critical_batch import branch_sections
 from largebatch.tools.sweep.points import Sweep

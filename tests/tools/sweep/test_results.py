@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ending_files import end_run
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from largebatch.tools.sweep.points import BATCH, RATE, Sweep, grid
 from largebatch.tools.sweep.results import Results
 from paths import DIGITS

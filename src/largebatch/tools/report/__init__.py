@@ -1,7 +1,6 @@
 """`largebatch report`: one HTML page about one or several runs. Needs plotly, but not torch."""
 
 import argparse
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,6 +52,6 @@ def run(options: argparse.Namespace) -> int:
 
     axis = options.axis or ("step" if len(runs) == 1 else "samples")
     of_sweep = sweep_html(sweep, options.target) if sweep else ""
-    write_page(page(runs, time.time(), axis, of_sweep), out)
+    write_page(page(runs, axis, of_sweep), out)
     print(f"wrote {out} ({out.stat().st_size / 1e6:,.1f} MB)")
     return 0

@@ -60,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
     if options.slurm and any((folder / GIT).is_file() for folder in recipe.parents):
         # The run of a job names the copy of the recipe in its snapshot.
         recipe = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch").recipe or recipe
-    options.config, task = recipe, task_of(recipe)
+    options.config = recipe
+    task = task_of(recipe)
     recorded = read_manifest(checkpoints[options.at]).config
     del recorded["task"]
     plan = resolve(load_config(recipe, override_words(recorded), task=task), 1)
@@ -69,13 +70,13 @@ def run(options: argparse.Namespace) -> int:
     sweep = Sweep(str(recipe), recorded, points, options.metric, options.higher_is_better, checkpoint)
     folder = options.folder or run_dir.with_name(f"{run_dir.name}.critical_batch_at_{options.at}")
     code = start(sweep, folder, task, options, split_words(options, ())[1])
-    if not options.dry_run:
-        RunFolder(folder).critical_batch_file.unlink(missing_ok=True)
-    if options.dry_run or (options.slurm and sweep.waiting(folder)):
+    RunFolder(folder).critical_batch_file.unlink(missing_ok=True)
+    waiting = sweep.waiting(folder)
+    if waiting and options.slurm:
         return code
     results = Results.read(folder)
     print(f"\n{results.table()}")
-    if sweep.waiting(folder):
+    if waiting:
         return code
     batch, text = largest_within({group.settings[BATCH]: group.losses for group in results.groups}, options.tolerance)
     print(f"\nafter step {options.at:,}: {text}")
@@ -99,10 +100,12 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     Raises:
         UserError: The window is longer than the rest of the run, or its schedule cannot be written in samples.
     """
-    recipe, step = options.config, options.at
+    recipe = options.config
+    step = options.at
     if plan.scaled_batch_size is not None:
         raise UserError('learning_rate.decay: with "batch_growth", the rate does not follow the batch: choose another')
-    start, total = plan.timeline.at(step), plan.timeline.at(plan.total_steps).samples_before
+    start = plan.timeline.at(step)
+    total = plan.timeline.at(plan.total_steps).samples_before
     sizes = [multiple * start.global_batch_size for multiple in sorted({1, *options.batches})]
     common = math.lcm(*sizes)
     last_sample = start.samples_before + math.ceil((options.window or 50 * max(sizes)) / common) * common

@@ -132,18 +132,19 @@ def _of_lines(
 ) -> float:
     if len(lines) != len(reference):
         return math.inf
-    ratios = (
-        _ratio(abs(line.get(name, math.nan) - expected[name]), abs(expected[name]))
-        for line, expected in zip(lines, reference, strict=True)
-        for name in names or expected
-        if line.get(name, math.nan) != expected[name]
-    )
-    return max(ratios, default=0.0)
+    largest_ratio = 0.0
+    for line, expected in zip(lines, reference, strict=True):
+        for name in names or expected:
+            found = line.get(name, math.nan)
+            if found != expected[name]:
+                largest_ratio = max(largest_ratio, _ratio(abs(found - expected[name]), abs(expected[name])))
+    return largest_ratio
 
 
 def largest(trained: Trained, expected: Trained, noise: Collection[str]) -> str:
     """Which weights, besides noise, differ most: already in their first update, if that shows it."""
-    updates, weights = of_updates(trained, expected), _of_tensors(trained.weights, expected.weights)
+    updates = of_updates(trained, expected)
+    weights = _of_tensors(trained.weights, expected.weights)
     update = max(updates.keys() - noise, key=updates.__getitem__, default=None)
     if update is not None and updates[update] > UPDATE:
         return f"the first update differs most in {update}, by {updates[update]:.1e} of its norm"
@@ -153,9 +154,10 @@ def largest(trained: Trained, expected: Trained, noise: Collection[str]) -> str:
 def of_updates(trained: Trained, reference: Trained) -> dict[str, float]:
     """The difference of each tensor's first update, relative to its norm, if the reference moves it visibly.
 
-    None if no run of the first update was made.
+    Empty if no run of the first update was made.
     """
-    before, found = reference.initial, trained.updated
+    before = reference.initial
+    found = trained.updated
     if not found:
         return {}
     updates = {name: reference.updated[name] - start for name, start in before.items()}

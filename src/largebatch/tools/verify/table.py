@@ -5,11 +5,10 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import UserError
 from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
 from largebatch.task_folders import folder_of
@@ -60,10 +59,10 @@ def verify(options: argparse.Namespace) -> bool:
     if len({each.micro_batch_size for each in combinations}) == 1:
         print("not compared with another micro_batch_size: a loss that is a mean over it would go unnoticed")
     print(f"\n{HEADER}", flush=True)
-    rows: list[Row] = []
-    for row in _trained(verification, combinations, options.resume):
-        _print_row(row)
-        rows.append(row)
+    rows = _printed(verification.rows(combinations))
+    resumable = [row.combination for row in rows if row.verdict == "agrees" and row.combination.world_size > 1]
+    if options.resume and steps > 1 and resumable:
+        rows += _printed(verification.rows([dataclasses.replace(resumable[-1], resumes=True)]))
     compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
     agreeing = sum(row.verdict == "agrees" for row in compared)
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
@@ -77,9 +76,6 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]
     load = partial(load_config, options.config, task=options.task)
     # A smaller batch on the recipe's own data may be too few steps for its warmup.
     large: RecipeConfig = load([*([LONG] if options.tiny_data else []), *options.overrides])
-    train = folder_of(type(large)) / "train.py"
-    if not train.is_file():
-        raise UserError(f"there is no {train}, which would train {options.config.name}; write one")
     tiny_data = tiny_data_overrides(large) if options.tiny_data else []
     # The command line comes last, because it overrides the recipe's debug model and tiny data.
     overrides = [*debug_model_overrides(large), *tiny_data, *options.overrides]
@@ -107,17 +103,6 @@ def _combinations(options: argparse.Namespace, config: RecipeConfig, strategies:
     ]
 
 
-def _trained(verification: Verification, combinations: Sequence[Combination], resume: bool) -> Iterator[Row]:
-    """The rows of all combinations, and of one that is stopped and resumed, if that is wanted."""
-    agreeing = []
-    for row in verification.rows(combinations):
-        yield row
-        if row.verdict == "agrees" and row.combination.world_size > 1:
-            agreeing.append(row.combination)
-    if resume and verification.steps > 1 and agreeing:
-        yield from verification.rows([dataclasses.replace(agreeing[-1], resumes=True)])
-
-
 def _choose_device(processes: int) -> bool:
     """Whether there are enough GPUs for the largest job; if not, hide them before anything has looked for them."""
     # The server that jobs are forked from must not initialize CUDA, which cannot be forked; with this, torch counts
@@ -133,14 +118,20 @@ def _choose_device(processes: int) -> bool:
     return on_gpus
 
 
-def _print_row(row: Row) -> None:
-    values = [getattr(row.differences, name) for name in MEASURES] if row.differences else []
-    numbers = [f"{value:.1e}" if value else "0" for value in values] or ["-"] * len(MEASURES)
-    seconds = f"{row.seconds:.1f}" if row.seconds else "-"
-    each = row.combination
-    print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, row.verdict))
-    if each.resumes:
-        print(REMARK.format("resumed halfway from a checkpoint of one process"))
-    if row.problem:
-        print(REMARK.format(row.problem))
-    sys.stdout.flush()
+def _printed(rows: Iterable[Row]) -> list[Row]:
+    """The rows, each of which is printed as soon as it is there."""
+    printed = []
+    for row in rows:
+        numbers = ["-"] * len(MEASURES)
+        if row.differences:
+            numbers = [f"{value:.1e}" if value else "0" for value in row.differences[: len(MEASURES)]]
+        each = row.combination
+        seconds = f"{row.seconds:.1f}" if row.seconds else "-"
+        print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, row.verdict))
+        if each.resumes:
+            print(REMARK.format("resumed halfway from a checkpoint of one process"))
+        if row.problem:
+            print(REMARK.format(row.problem))
+        sys.stdout.flush()
+        printed.append(row)
+    return printed

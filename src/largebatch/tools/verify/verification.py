@@ -121,12 +121,13 @@ class Verification:
         """Whether a combination and its reference, both trained once more, agree in fp32."""
         overrides = [*self.overrides, "--precision=fp32"]
         config: RecipeConfig = load_config(self.recipe, overrides, task=folder_of(type(self.config)))
-        finer = Verification(config, self.recipe, overrides, self.accelerate_configs, self.steps)
+        finer = dataclasses.replace(self, config=config, overrides=overrides)
         return [row.verdict for row in finer.rows([combination])] == ["reference", "agrees"]
 
     def _reference_for(self, combination: Combination) -> Combination:
         """One process. It must have the same micro-batches only if they are part of the loss."""
-        model, size = self.config.model, self.config.batch.micro_batch_size
+        model = self.config.model
+        size = self.config.batch.micro_batch_size
         if model.synchronizes_batch_norm:
             size = combination.micro_batch_size * combination.world_size
         elif model.uses_batch_norm or model.uses_dropout:
@@ -135,17 +136,21 @@ class Verification:
 
     def _tried(self, combination: Combination, expected: Trained | None = None) -> tuple[Row, Trained | None]:
         """Train a combination, and compare it with what is expected; without that, it is a reference."""
-        row, trained, started = Row(combination, "reference"), None, time.monotonic()
+        row = Row(combination, "reference")
+        trained = None
+        started = time.monotonic()
         try:
             trained = self._train(combination)
             row.seconds = time.monotonic() - started
             if expected:
                 self._judge(row, trained, expected)
         except ConfigError as error:
-            row.verdict, row.problem = "does not divide", error.problems[0]
+            row.verdict = "does not divide"
+            row.problem = error.problems[0]
         # Whatever the user's Accelerate config or script may cause, the other combinations continue.
         except Exception as error:
-            row.verdict, row.problem = "failed", f"{type(error).__name__}: {error}".partition("\n")[0]
+            row.verdict = "failed"
+            row.problem = f"{type(error).__name__}: {error}".partition("\n")[0]
             if isinstance(error, JobFailed):
                 row.problem = error.in_one_line(folder_of(type(self.config)))
             if row.differences:
@@ -154,7 +159,8 @@ class Verification:
 
     def _judge(self, row: Row, trained: Trained, expected: Trained) -> None:
         """Set the differences, verdict and problem of a combination."""
-        row.verdict, row.differences = "agrees", compare(trained, expected)
+        row.verdict = "agrees"
+        row.differences = compare(trained, expected)
         if row.differences.within(limits(self.tolerance)):
             return
         # Differences larger than usual may still be rounding, which some recipes enlarge with every step.
@@ -163,12 +169,14 @@ class Verification:
             self._rounding[reference] = self._measure_rounding(reference, expected)
         rounding = self._rounding[reference]
         if rounding is None:
-            row.verdict, row.problem = "differs", UNSEEDED
+            row.verdict = "differs"
+            row.problem = UNSEEDED
             return
         row.differences = compare(trained, expected, rounding.noise)
         allowed = limits(self.tolerance, rounding.differences, self.config.model.synchronizes_batch_norm)
         if not row.differences.within(allowed):
-            row.verdict, row.problem = "differs", largest(trained, expected, rounding.noise)
+            row.verdict = "differs"
+            row.problem = largest(trained, expected, rounding.noise)
             if row.differences._replace(evaluation=0.0).within(allowed):
                 row.problem = "the weights agree; only the evaluation differs"
             if row.combination.resumes:
