@@ -50,7 +50,10 @@ class FileSystem:
     """Calls of file-system functions about a folder: noted, and failing from a moment on."""
 
     def __init__(self, folder: Path, moment: Moment | None = None, code: str = "EIO", for_ever: bool = False):
-        self._folder, self._moment, self._error, self._for_ever = str(folder), moment, getattr(errno, code), for_ever
+        self._folder = str(folder)
+        self._moment = moment
+        self._error = getattr(errno, code)
+        self._for_ever = for_ever
         self._failing = False
         self.moments: dict[Moment, None] = {}
 
@@ -77,7 +80,8 @@ class FileSystem:
         return file
 
     def _of(self, file: Any, name: str) -> Callable[..., Any]:
-        function, descriptor = getattr(file, name), file.fileno()
+        function = getattr(file, name)
+        descriptor = file.fileno()
 
         def checked(*arguments: Any) -> Any:
             self._check(name, descriptor, None)
@@ -99,7 +103,8 @@ class FileSystem:
         moment = Moment(call, CHANGING.sub("#", text.removeprefix(self._folder).strip("/")), _caller())
         self.moments[moment] = None
         if moment == self._moment or self._failing:
-            self._moment, self._failing = None, self._for_ever
+            self._moment = None
+            self._failing = self._for_ever
             raise OSError(self._error, os.strerror(self._error), text)
 
 

@@ -28,7 +28,9 @@ class SweepingArray:
     """
 
     def __init__(self, cluster: Cluster, folder: Path, words: Sequence[str], environment: Mapping[str, str]):
-        self.cluster, self.folder, self.environment = cluster, folder, environment
+        self.cluster = cluster
+        self.folder = folder
+        self.environment = environment
         self.words = [*words, f"--folder={folder}", "--slurm", "--nodes=1", "--cpus-per-task=1"]
         self.number = ""
 

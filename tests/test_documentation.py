@@ -349,7 +349,8 @@ def names_of(schema: dict, field: dict, path: str) -> Iterator[str]:
 
 def test_every_field_has_a_user():
     """In a shipped recipe, or in a command or a part of a recipe that a page shows and a test runs."""
-    known, used = set(), set()
+    known = set()
+    used = set()
     for schema in map(json.loads, (path.read_text() for path in ROOT.glob("recipes/*/recipe.schema.json"))):
         known |= set(names_of(schema, schema, ""))
     for recipe in RECIPES:

@@ -43,7 +43,8 @@ def test_gpu_hours_are_those_of_the_plan(monkeypatch, capsys):
     for name, processes, strategy, steps, *estimates in rows:
         assert main(["plan", name, "--world-size", processes, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["total_steps"] == int(steps.replace(",", ""))
-        seconds, hours = estimates[:2], [float(each.replace(",", "")) for each in estimates[2:]]
+        seconds = estimates[:2]
+        hours = [float(each.replace(",", "")) for each in estimates[2:]]
         in_total = [float(each) * int(processes) * int(steps.replace(",", "")) / 3600 for each in seconds]
         assert hours == pytest.approx(in_total, rel=0.05)
         if name == "gpt2_124m":

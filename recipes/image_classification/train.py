@@ -43,7 +43,8 @@ def main(config: Config, options: RunOptions) -> None:
         return logits.to(run.dtype)
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
-        logits, labels = logits_of(batch), batch["labels"]
+        logits = logits_of(batch)
+        labels = batch["labels"]
         return {
             "loss": cross_entropy(logits, labels, reduction="none"),
             "accuracy": (logits.argmax(dim=-1) == labels).float(),

@@ -22,7 +22,8 @@ from largebatch.errors import DataError
 
 from .config import Config, MaskedHubText, MaskedMegatronText, MaskedPydoc
 
-MASKED, REPLACED = 0.8, 0.1  # fractions of the predicted tokens; the rest stay unchanged
+MASKED = 0.8  # fractions of the predicted tokens; the rest stay unchanged
+REPLACED = 0.1
 
 
 def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
@@ -105,7 +106,8 @@ class MaskedBlocks:
                 "be predicted; remove empty documents from the data, or write a smaller data.mask_fraction"
             )
         targets = random.choice(candidates, self.num_targets, replace=False)
-        inputs, labels = tokens.copy(), np.full_like(tokens, IGNORE_INDEX)
+        inputs = tokens.copy()
+        labels = np.full_like(tokens, IGNORE_INDEX)
         labels[targets] = tokens[targets]
         masking_draw = random.random(self.num_targets)
         drawn = random.choice(self.ordinary, self.num_targets)

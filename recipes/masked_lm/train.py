@@ -35,7 +35,8 @@ def main(config: Config, options: RunOptions) -> None:
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
         # Logits here, because the accuracy needs the likeliest tokens.
-        logits, labels = model(input_ids=batch["input_ids"]).logits.to(run.dtype), batch["labels"]
+        logits = model(input_ids=batch["input_ids"]).logits.to(run.dtype)
+        labels = batch["labels"]
         losses = cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
         # For means over the predicted tokens: each sample's sum, and its number of them.
         num_predicted = (labels != IGNORE_INDEX).sum(dim=1)

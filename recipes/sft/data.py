@@ -92,14 +92,16 @@ def _check_fits_the_model(config: Config, tokenizer: Tokenizer, noun: str, longe
 
 # --- sums ---------------------------------------------------------------------------------------------------------
 
-NUM_SUMS, NUM_HELD_OUT = 10_000, 1_000
+NUM_SUMS = 10_000
+NUM_HELD_OUT = 1_000
 
 
 def addition() -> tuple[datasets.Dataset, datasets.Dataset]:
     """The sums of `AdditionData` as text, for training and for evaluation."""
     places = Permutation(NUM_SUMS, key=0)(np.arange(NUM_SUMS)).tolist()
     sums = [{"prompt": f"{place // 100}+{place % 100}=", "answer": f"{place // 100 + place % 100}"} for place in places]
-    train, evaluation = sums[:-NUM_HELD_OUT], sums[-NUM_HELD_OUT:]
+    train = sums[:-NUM_HELD_OUT]
+    evaluation = sums[-NUM_HELD_OUT:]
     return datasets.Dataset.from_list(train), datasets.Dataset.from_list(evaluation)
 
 
@@ -160,7 +162,8 @@ class PairEncoder:
         for template in (self.prompt, self.answer):
             if not any(str(row[name]).strip() for name in columns_of(template)):
                 return "", ""
-        prompt, answer = self.prompt.format(**row), self.answer.format(**row)
+        prompt = self.prompt.format(**row)
+        answer = self.answer.format(**row)
         if self.template is None:
             return prompt, answer
         conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
@@ -222,7 +225,8 @@ def tokenize(
         cache = Path(dataset.cache_files[0]["filename"]).with_name(f"tokens_{fingerprint}.arrow")
         if not _is_whole(cache):
             preparation.check(data, dataset.data.nbytes)
-    number, text = datasets.Value("int32"), datasets.Value("string")
+    number = datasets.Value("int32")
+    text = datasets.Value("string")
     return dataset.map(
         encoder,
         batched=True,

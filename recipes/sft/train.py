@@ -47,7 +47,8 @@ def main(config: Config, options: RunOptions) -> None:
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
         # Logits here, because the exact match needs the likeliest tokens.
-        logits, labels = model(input_ids=batch["input_ids"]).logits.to(run.dtype), batch["labels"]
+        logits = model(input_ids=batch["input_ids"]).logits.to(run.dtype)
+        labels = batch["labels"]
         losses = cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
         targets = labels != IGNORE_INDEX
         wrong = (logits.argmax(dim=-1) != labels) & targets

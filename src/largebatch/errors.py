@@ -57,7 +57,8 @@ class ConfigError(UserError):
     def __init__(self, problems: str | Sequence[str], source: str | None = None):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         self.source = source
-        count, where = counted(len(self.problems), "problem"), f" in {source}" if source else ""
+        count = counted(len(self.problems), "problem")
+        where = f" in {source}" if source else ""
         super().__init__(f"{count}{where}:{bulleted(self.problems)}")
 
 

@@ -48,7 +48,8 @@ def test_its_rows_of_every_parameter(rank, recipe):
     for name, (rows, *others) in shapes.items():
         # Rows are dealt out in equal parts from the first process on, until there are none left.
         part = -(-rows // WORLD_SIZE)
-        first, end = min(rank * part, rows) * prod(others), min((rank + 1) * part, rows) * prod(others)
+        first = min(rank * part, rows) * prod(others)
+        end = min((rank + 1) * part, rows) * prod(others)
         assert ranges.get(name) == (((first, end), (first, end)) if first < end else None), name
         held += end - first
     # The first process is one of the fullest.

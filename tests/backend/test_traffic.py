@@ -75,7 +75,8 @@ def steps_of_a_run(run_dir, recipe, words):
     model = run.build(tasks.build_model(recipe))
     shape = shape_of(model, run.plan)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
-    steps, sent = run.steps(train_set), {}
+    steps = run.steps(train_set)
+    sent = {}
 
     def take_step():
         step = next(steps)

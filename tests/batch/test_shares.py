@@ -27,7 +27,8 @@ def test_shares_are_exact_to_less_than_a_sample_up_to_10_to_the_9_steps(seed):
         tuple("abcdefgh"[: len(weights)]), (1,) * len(weights), (MixturePhase(0, tuple(weights.tolist())),)
     )
     for step in (*range(50), *random.integers(50, 10**9, 300).tolist()):
-        drawn, after = mixture.counts_after(step * batch), mixture.counts_after((step + 1) * batch)
+        drawn = mixture.counts_after(step * batch)
+        after = mixture.counts_after((step + 1) * batch)
         assert drawn == tuple(largest_remainders(step * batch, weights))
         assert sum(drawn) == step * batch
         assert all(each >= 0 for each in np.subtract(after, drawn))

@@ -35,7 +35,8 @@ def program(words: str = "") -> str:
 
 def train(run_dir: Path, last_step: float, hold: Path | None) -> int:
     """Take steps until the last one, or a request to stop; the exit code."""
-    job, attempt = job_start(), claim(run_dir / "attempts", {})
+    job = job_start()
+    attempt = claim(run_dir / "attempts", {})
     requests: list[tuple[StopReason, str]] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
         reason = StopReason[number.name]

@@ -98,7 +98,8 @@ def start_ssh(cluster: Cluster, folder: Path, *hosts: str) -> str:
     sshd = shutil.which("sshd", path=SBIN)
     if sshd is None:
         pytest.skip("sshd not found; apt-get install openssh-server")
-    key, config = folder / "key", folder / "sshd_config"
+    key = folder / "key"
+    config = folder / "sshd_config"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     config.write_text(f"HostKey {key}\nAuthorizedKeysFile {key}.pub\nStrictModes no\n")
     for host in hosts:

@@ -188,7 +188,8 @@ FILES = '--data.data_files={"train": "a.jsonl", "eval": "b.jsonl"}'
     ],
 )
 def test_files_that_no_split_reads(words, is_valid):
-    recipe, words = PYDOC.with_name("gpt2_124m.json"), (FILES, *words)
+    recipe = PYDOC.with_name("gpt2_124m.json")
+    words = (FILES, *words)
     if is_valid:
         assert load_config(recipe, words).data.data_files.train == "a.jsonl"
     else:

@@ -29,7 +29,9 @@ def test_draft_decoding_crops_the_same_place():
 
 def test_inception_crops_cover_8_to_100_percent_and_flip_half():
     image = gradient_image(160, 120)
-    areas, ratios, flips = [], [], 0
+    areas = []
+    ratios = []
+    flips = 0
     for seed in range(400):
         pixels, mirrored = inception_crop(image, 32, np.random.default_rng(seed))
         crop = pixels.astype(float)
@@ -93,7 +95,8 @@ def test_a_padded_crop_is_the_image_moved(top, left):
     expected = np.zeros((3, 32, 32), np.uint8)
     for row in range(32):
         for column in range(32):
-            y, x = row + top - 4, column + left - 4
+            y = row + top - 4
+            x = column + left - 4
             if 0 <= y < 32 and 0 <= x < 32:
                 expected[:, row, column] = pixels[y, x]
     assert np.array_equal(crop, expected)

@@ -65,7 +65,9 @@ class Weighted(Squares):
 def test_weights_that_are_fractions_are_summed_exactly(dtype):
     """Also where their sum in fp32 would depend on how they are cut: large ones beside the smallest."""
     weights = (torch.rand(12, generator=torch.Generator().manual_seed(0)) * 2**20).round() / 2**20
-    weights[3], weights[7], weights[0] = 2.0**18, 2.0**-20, 0.0
+    weights[3] = 2.0**18
+    weights[7] = 2.0**-20
+    weights[0] = 0.0
     exact = sum(map(Fraction, weights.tolist()))
     for size in (1, 5, 12):
         requests = [(part, 0) for part in np.split(np.arange(12), range(size, 12, size))]

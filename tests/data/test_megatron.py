@@ -41,7 +41,8 @@ def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path):
 
 def damage_of(name):
     def change(prefix):
-        index, tokens = prefix.with_suffix(".idx"), prefix.with_suffix(".bin")
+        index = prefix.with_suffix(".idx")
+        tokens = prefix.with_suffix(".bin")
         content = index.read_bytes()
         match name:
             case "no index":

@@ -39,7 +39,8 @@ def test_a_step_has_the_same_samples_in_the_same_order_everywhere(world_size, mi
 
 
 def test_each_batch_has_its_shares_and_each_source_its_draws_in_turn():
-    drawn, samples = [0, 0, 0], 0
+    drawn = [0, 0, 0]
+    samples = 0
     for step in range(40):
         indices = samples_of(step, 1, 8)
         samples += len(indices)
@@ -56,7 +57,9 @@ class Numbers:
     """Samples that are their own number in their source, as long as that number modulo five, and one."""
 
     def __init__(self, which, size):
-        self.which, self.size, self.asked = which, size, []
+        self.which = which
+        self.size = size
+        self.asked = []
 
     def __len__(self):
         return self.size

@@ -29,7 +29,8 @@ def test_seeds_and_epochs_give_other_orders():
 
 def test_first_and_neighboring_elements_are_uniform():
     """Chi-squared over 4,000 keys: of the first element, and of the distance between the first two."""
-    size, keys = 20, 4000
+    size = 20
+    keys = 4000
     firsts = np.array([Permutation(size, derive_seed(key))(np.arange(2)) for key in range(keys)])
     for values, cells in ((firsts[:, 0], size), ((firsts[:, 1] - firsts[:, 0]) % size - 1, size - 1)):
         counts = np.bincount(values, minlength=cells)

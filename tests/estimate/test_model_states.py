@@ -116,7 +116,8 @@ def bytes_of_steps(run_dir, recipe, words):
     model, _ = prepare_without_freezing(run, model, build_optimizer(model, run.plan))
     # Whole numbers are not among the storages that are counted, nor an optimizer's single ones.
     whole = sum(buffer.nbytes for buffer in model.buffers() if not (buffer.is_floating_point() and buffer.dim()))
-    steps, held = run.steps(train_set), {}
+    steps = run.steps(train_set)
+    held = {}
     for micro_batches in MICRO_BATCHES:
         step = next(steps)
         for number, batch in enumerate(step.micro_batches(), 1):

@@ -96,7 +96,8 @@ def test_what_is_noted_is_what_a_whole_model_has(build):
 def test_buffers_are_those_of_a_whole_model(build):
     """Rotary frequencies and running statistics, of which no file and no strategy knows."""
     model, _ = build_without_weights(build)
-    buffers, expected = dict(model.named_buffers()), dict(build().named_buffers())
+    buffers = dict(model.named_buffers())
+    expected = dict(build().named_buffers())
     assert buffers.keys() == expected.keys()
     for name, buffer in buffers.items():
         assert not buffer.is_meta
@@ -122,7 +123,8 @@ class Shared(nn.Module):
         self.one = nn.Parameter(torch.empty(3))
         self.other = self.one
         twice = nn.Parameter(torch.empty(2))
-        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.first = nn.Linear(2, 2)
+        self.second = nn.Linear(2, 2)
         self.first.bias = self.second.bias = twice
         nn.init.ones_(self.one)
         nn.init.zeros_(self.second.bias)
@@ -167,7 +169,8 @@ def test_rows_that_are_filled_after_the_draw():
         model, draws = build_without_weights(lambda: nn.Embedding(7, 3, **options))
         return SeededWeights(model, draws, seed=1)
 
-    plain, padded = weights_of().read("weight", 0, 21), weights_of(padding_idx=2).read("weight", 0, 21)
+    plain = weights_of().read("weight", 0, 21)
+    padded = weights_of(padding_idx=2).read("weight", 0, 21)
     assert (padded[6:9] == 0).all()
     assert torch.equal(padded[:6], plain[:6])
     assert torch.equal(padded[9:], plain[9:])
@@ -231,7 +234,8 @@ def test_parts_are_those_of_the_whole(dtype):
         nn.init.normal_(weight, 1.0, 0.5)
         weight[65].zero_()
 
-    size, weights = 253 * 1001, seeded(initialize, 253, 1001, dtype=dtype)
+    size = 253 * 1001
+    weights = seeded(initialize, 253, 1001, dtype=dtype)
     assert 65 * 1001 < BLOCK < 66 * 1001 < size / 3
     whole = weights.read("weight", 0, size)
     assert whole.dtype == dtype

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from jobs import JobFailed, run_job
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.config.optimizers import ROUNDING, OptimizerEntry
 from largebatch.config.optimizers.sections import OptimizerSection
@@ -26,7 +27,9 @@ class Own(torch.optim.Optimizer):
     """Momentum with decoupled weight decay; what is wrong with it is named by `bug`."""
 
     def __init__(self, params, lr, bug=None, weight_decay=0.0):
-        self.bug, self.first_lr, self.steps = bug, lr, 0
+        self.bug = bug
+        self.first_lr = lr
+        self.steps = 0
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         if bug == "refuses":
             raise ValueError("beta must be\nabove 0")
@@ -35,7 +38,8 @@ class Own(torch.optim.Optimizer):
     def step(self):
         self.steps += 1
         for group in self.param_groups:
-            rate, decay = group["lr"], group["weight_decay"]
+            rate = group["lr"]
+            decay = group["weight_decay"]
             if self.bug == "fixed rate":
                 rate = 0.1
             elif self.bug == "rate of the constructor":

@@ -40,7 +40,8 @@ def generated(folder: Path, prompts: list[str]) -> list[str]:
     """What a user of `transformers` gets from the final weights."""
     from transformers import AutoModelForCausalLM
 
-    model, answers = AutoModelForCausalLM.from_pretrained(folder).eval(), []
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    answers = []
     for prompt in prompts:
         tokens = torch.tensor([list(prompt.encode())])
         written = model.generate(tokens, max_new_tokens=3, do_sample=False, eos_token_id=0, pad_token_id=0)
@@ -118,7 +119,10 @@ def answer_of(tmp_path):
     encode = partial(tokenizer.encode, add_special_tokens=False)
 
     def ask(expected: str, written: str, max_tokens: int = 20, block_size: int = 40) -> str:
-        prompt, tokens, is_evaluating, passes = encode("Hello"), encode(f"{written}xxxxxxx"), [], []
+        prompt = encode("Hello")
+        tokens = encode(f"{written}xxxxxxx")
+        is_evaluating = []
+        passes = []
 
         @contextmanager
         def evaluating():

@@ -17,12 +17,14 @@ from largebatch.errors import ConfigError, DataError
 from paths import ADDITION, DIGITS
 
 chat_sources = tasks.sources("sft")
-ASK, SAY = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good."}
+ASK = {"role": "user", "content": "Hello"}
+SAY = {"role": "assistant", "content": "Good."}
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
 THOUGHT = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nGood."}
 PARTS = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
 TWO_TURNS = [ASK, SAY, ASK, SAY]
-MARKED, UNMARKED = template("chatml"), template("chatml", marked=False)
+MARKED = template("chatml")
+UNMARKED = template("chatml", marked=False)
 ENDED_AT_THE_END = (
     UNMARKED.replace("+ '<|im_end|>\\n'", "+ '\\n'") + "{% if not add_generation_prompt %}</s>{% endif %}"
 )
@@ -307,7 +309,8 @@ def test_samples_are_shown_as_the_model_reads_them(packing, tmp_path, capsys):
     recipe.write_text(chat_config(tmp_path, rows).model_dump_json(by_alias=True))
     words = [f"--data.packing={packing}", "--task", str(ADDITION.parent)]
     assert main(["prepare", str(recipe), "--workers=1", "--show=2", *words]) == 0
-    user, assistant = "<|im_start|>user\nHello<|im_end|>\n", "<|im_start|>assistant\n[[{}<|im_end|>\n]]"
+    user = "<|im_start|>user\nHello<|im_end|>\n"
+    assistant = "<|im_start|>assistant\n[[{}<|im_end|>\n]]"
     # The last token of the first conversation is not read, as nothing is predicted from it.
     escaped = r"\x1b[2JÇa va."
     first = f"{user}{assistant.format(escaped)}{user}".removesuffix("\n")
@@ -335,7 +338,8 @@ def answers(tokenizer: str, model: str) -> list[str]:
     """What a user of `transformers` gets."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    chat, trained = AutoTokenizer.from_pretrained(tokenizer), AutoModelForCausalLM.from_pretrained(model).eval()
+    chat = AutoTokenizer.from_pretrained(tokenizer)
+    trained = AutoModelForCausalLM.from_pretrained(model).eval()
     found = []
     for name in CODES:
         asked = chat.apply_chat_template(

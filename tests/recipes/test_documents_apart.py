@@ -60,7 +60,8 @@ def test_each_token_has_the_loss_of_its_document_alone(name, tmp_path):
     recipe, words = MODELS[name]
     model, batch = blocks_of(recipe, words, tmp_path, "document")
     losses, gradients = losses_and_gradients(model, batch["input_ids"], batch["labels"], batch["position_ids"])
-    alone, summed = [], dict.fromkeys(gradients, 0)
+    alone = []
+    summed = dict.fromkeys(gradients, 0)
     for inputs, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         # Cut behind each zero byte.
         sizes = np.diff([0, *(np.flatnonzero(inputs.numpy() == 0) + 1), len(inputs)])

@@ -76,8 +76,10 @@ def test_four_fifths_masked_a_tenth_random_a_tenth_left():
     train, _ = masked_sources(load_config(BERT))
     inputs, labels, tokens = everything(train)
     predicted = labels != IGNORE_INDEX
-    seen, was = inputs[predicted], tokens[predicted]
-    masked, left = seen == 256, seen == was
+    seen = inputs[predicted]
+    was = tokens[predicted]
+    masked = seen == 256
+    left = seen == was
     replaced = ~masked & ~left
     assert masked.mean() == pytest.approx(0.8, abs=0.008)
     assert left.mean() == pytest.approx(0.1 + 0.1 / 255, abs=0.006)

@@ -42,7 +42,8 @@ def open_with(config, how):
 def test_tokens_that_are_not_there_are_not_made_where_that_is_not_allowed(config):
     import datasets
 
-    job, dry = Preparation("largebatch prepare x"), replace(BY_THE_COMMAND, allowed="nothing")
+    job = Preparation("largebatch prepare x")
+    dry = replace(BY_THE_COMMAND, allowed="nothing")
     # The rows are there, but not their tokens.
     files = {"train": config.data.data_files.train, "validation": config.data.data_files.eval}
     datasets.load_dataset("json", data_files=files)

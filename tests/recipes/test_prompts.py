@@ -150,7 +150,8 @@ def test_packs_hold_all_pairs_once_and_in_their_order():
     number = 0
     for index in range(len(packed)):
         batch = packed.fetch(np.array([index]), 0)
-        first, room = number, 64
+        first = number
+        room = 64
         while number < 9000 and len(texts[number]) <= room:
             room -= len(texts[number])
             number += 1

@@ -49,7 +49,8 @@ def train_plainly(overrides: tuple[str, ...], steps: int) -> dict:
     pairs = [(row["prompt"].encode(), row["answer"].encode() + b"\0") for row in addition()[0]]
     samples = [[pair] for pair in pairs]
     if config.data.packing:
-        samples, room = [], 0
+        samples = []
+        room = 0
         for prompt, answer in pairs:
             length = len(prompt) + len(answer) - 1
             if length > room:
@@ -59,7 +60,9 @@ def train_plainly(overrides: tuple[str, ...], steps: int) -> dict:
             room -= length
     torch.manual_seed(config.seed)
     model = tasks.build_model(ADDITION)(config).train()
-    options, size, trained = config.optimizer, config.batch.global_batch_size, {}
+    options = config.optimizer
+    size = config.batch.global_batch_size
+    trained = {}
     for name, parameter in model.named_parameters():
         if "lora_" in name or config.model.lora is None:
             trained[name] = parameter
@@ -72,7 +75,8 @@ def train_plainly(overrides: tuple[str, ...], steps: int) -> dict:
         betas=options.betas,
         eps=options.eps,
     )
-    metrics, weights = [], []
+    metrics = []
+    weights = []
     for step in range(steps):
         chosen = epoch_order(len(samples), config.seed, 0)(np.arange(step * size, (step + 1) * size))
         losses = []
@@ -137,7 +141,9 @@ def evaluate_plainly(folder: Path) -> dict[str, float]:
 
     addition = tasks.module("sft", "data").addition
 
-    model, losses, exact = AutoModelForCausalLM.from_pretrained(folder).eval(), [], []
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    losses = []
+    exact = []
     for row in addition()[1].select(range(40)):
         tokens = torch.tensor([*row["prompt"].encode(), *row["answer"].encode(), 0])
         first = len(row["prompt"])

@@ -112,7 +112,9 @@ def block_left_out_of_the_last_micro_batch(run_dir: Path) -> None:
 
     from largebatch.backend.fsdp import FsdpBackend
 
-    are_last, mark, forward = [], FsdpBackend.mark_micro_step, GPT2Block.forward
+    are_last = []
+    mark = FsdpBackend.mark_micro_step
+    forward = GPT2Block.forward
 
     def mark_and_count(backend, is_last):
         are_last.append(is_last)
@@ -122,7 +124,8 @@ def block_left_out_of_the_last_micro_batch(run_dir: Path) -> None:
         is_left_out = are_last == [False, True, False, True]
         return inputs.clone() if is_left_out else forward(block, inputs, *arguments, **options)
 
-    FsdpBackend.mark_micro_step, GPT2Block.forward = mark_and_count, in_all_but_one
+    FsdpBackend.mark_micro_step = mark_and_count
+    GPT2Block.forward = in_all_but_one
     train(PYDOC, *SMALL, "--batch.micro_batch_size=4", "--train.stop_after_steps=2", run_dir=run_dir)
 
 

@@ -50,7 +50,8 @@ def test_words_that_cannot_be_parsed_are_refused_like_a_recipe(logs):
     ],
 )
 def test_an_ending_has_the_facts_by_which_a_job_is_started_again(error, kind, retry, tmp_path):
-    folder, own = RunFolder(tmp_path), OwnEnding()
+    folder = RunFolder(tmp_path)
+    own = OwnEnding()
     record = Record(folder, claim(folder.attempts_dir, {}), Start(), 8, True, print, own)
     record.step = 3
     with pytest.raises((SystemExit, type(error))), user_errors(own):

@@ -87,8 +87,10 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
         [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": exempt}], lr=rate, momentum=0.9
     )
     source, _ = view_sources(config)
-    size, keep = config.batch.global_batch_size, not config.batch.drop_last
-    metrics, weights = [], []
+    size = config.batch.global_batch_size
+    keep = not config.batch.drop_last
+    metrics = []
+    weights = []
     for step, (epoch, start, taken, _) in enumerate(global_batches(1437, {0: size}, keep, steps)):
         indices = epoch_order(1437, config.seed, epoch)(np.arange(start, start + taken))
         projections = []
@@ -208,7 +210,8 @@ def accuracy_of(file, words) -> float:
     config = load_config(SIMCLR, words)
     model = tasks.build_model(SIMCLR)(config).eval()
     model.load_state_dict({name: torch.from_numpy(values) for name, values in load_file(file).items()})
-    features, labels = [], []
+    features = []
+    labels = []
     for source, count in zip(digits(config.data), (50, 46), strict=True):
         batch = source.fetch(np.arange(count), None)
         found = model(normalize_pixels(batch["pixel_values"], config.data))[0].detach().numpy()
@@ -311,7 +314,8 @@ def train_with_nan(run_dir, bad_step: int, where: str, words) -> None:
     """The loss, or the features of the second process, are not finite in a step."""
     from largebatch.run import Step
 
-    gather, couple = Step.gather, Step.couple
+    gather = Step.gather
+    couple = Step.couple
 
     def bad_gather(step, encode):
         is_bad = where == "features" and step.index + 1 == bad_step and os.environ["RANK"] == "1"
@@ -322,7 +326,8 @@ def train_with_nan(run_dir, bad_step: int, where: str, words) -> None:
         is_bad = where == "loss" and step.index + 1 == bad_step
         couple(step, loss_sum + math.inf if is_bad else loss_sum)
 
-    Step.gather, Step.couple = bad_gather, bad_couple
+    Step.gather = bad_gather
+    Step.couple = bad_couple
     train(SIMCLR, *words, run_dir=run_dir)
 
 

@@ -134,7 +134,8 @@ def test_a_job_obeys_its_own_batch_script_and_people_only(tmp_path, monkeypatch)
 
 def test_requests_to_stop_from_before_the_start_are_forgotten_and_others_are_kept(tmp_path, monkeypatch):
     """Also if the run that was there is moved aside; what else is called "stop…" is left alone."""
-    path, began = tmp_path / "run", 1000
+    path = tmp_path / "run"
+    began = 1000
     created(path)
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
     monkeypatch.setenv("LARGEBATCH_BEGAN", str(began))

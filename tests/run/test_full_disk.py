@@ -21,7 +21,9 @@ def train_on_a_full_disk(run_dir: Path, words: tuple[str, ...]) -> list[str]:
     from largebatch.storage.catalog import entries
     from saving import checksum_problem
 
-    update, filler, newest = Run.update, [], []
+    update = Run.update
+    filler = []
+    newest = []
 
     def fill_and_update(run, step):
         if run.backend.is_main_process:

@@ -23,7 +23,8 @@ def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -
     from largebatch.run import Run
     from largebatch.run.watch import watchdog
 
-    update, may_be_slow = Run.update, True
+    update = Run.update
+    may_be_slow = True
 
     def heartbeat(watched):
         # Only the step that hangs may be taken for one that does, however slow the machine is before.
@@ -49,7 +50,8 @@ def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -
 
 @pytest.mark.parametrize(("how", "rank", "strategy"), [("stopped", 1, "ddp"), ("stuck", 0, "fsdp")])
 def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
-    run_dir, logs = tmp_path / "run", tmp_path / "logs"
+    run_dir = tmp_path / "run"
+    logs = tmp_path / "logs"
     logs.mkdir()
     environment = {"LARGEBATCH_LOGS": str(logs)}
     with pytest.raises(JobFailed, match="the process ended without a result"):

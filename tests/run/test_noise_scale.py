@@ -32,12 +32,14 @@ EVERY_STEP = '--logging.noise_scale={"every": 1}'
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.25, 0.25, 0.25, 0.25), (0.6, 0.3, 0.1)])
 def test_estimates_are_unbiased_for_any_shares(shares):
     gradients = np.random.default_rng(0).normal(0.3, 1, (4, 3))
-    mean, covariance = gradients.mean(0), np.cov(gradients.T, bias=True)
+    mean = gradients.mean(0)
+    covariance = np.cov(gradients.T, bias=True)
     measurements = []
     for drawn in itertools.product(range(len(gradients)), repeat=len(shares)):
         # A part of one sample; other numbers of samples only change the noise of a part.
         parts = np.array(shares)[:, None] * gradients[list(drawn)]
-        squares, square_of_sum = (parts**2).sum(), (parts.sum(0) ** 2).sum()
+        squares = (parts**2).sum()
+        square_of_sum = (parts.sum(0) ** 2).sum()
         measurements.append(measure(squares, square_of_sum, sum(share**2 for share in shares), 12))
     of_the_batch = sum(share**2 for share in shares) * np.trace(covariance)
     assert np.mean([each["squared_gradient"] for each in measurements]) == pytest.approx(mean @ mean)
@@ -50,7 +52,8 @@ def lines(gradients, traces):
 
 def test_the_error_is_the_jackknife_of_the_ratio():
     random = np.random.default_rng(2)
-    gradients, traces = random.normal(2, 0.5, 50), random.normal(60, 20, 50)
+    gradients = random.normal(2, 0.5, 50)
+    traces = random.normal(60, 20, 50)
     found = noise_scale(lines(gradients, traces))
     assert found["samples"] == pytest.approx(traces.mean() / gradients.mean())
     without_one = [np.delete(traces, index).mean() / np.delete(gradients, index).mean() for index in range(50)]
@@ -113,7 +116,8 @@ def expected():
     lines = []
     for step, (epoch, start, size, _) in enumerate(global_batches(57, {0: 24}, keep_last=True, steps=3), 1):
         indices = epoch_order(57, config.seed, epoch)(np.arange(start, start + size))
-        sums, weights = [], []
+        sums = []
+        weights = []
         for chunk in np.split(indices, range(3, size, 3)):
             batch = train_set.fetch(chunk, 0)
             logits = model(input_ids=batch["input_ids"]).logits

@@ -78,7 +78,8 @@ def test_every_process_traces_the_steps(traced):
 def test_a_step_holds_its_passes_and_its_update(traced):
     events = trace(next((traced / "profile").rglob("rank_00001.json.gz")))
     (step,) = [event for event in events if event["name"] == "step 4" and event.get("cat") == "user_annotation"]
-    begin, end = float(step["ts"]), float(step["ts"]) + float(step["dur"])
+    begin = float(step["ts"])
+    end = float(step["ts"]) + float(step["dur"])
     inside = {event["name"] for event in events if "ts" in event and begin <= float(event["ts"]) <= end}
     assert {"aten::embedding", "autograd::engine::evaluate_function: EmbeddingBackward0"} <= inside
     assert any(name.startswith("Optimizer.step#AdamW") for name in inside)
@@ -94,7 +95,8 @@ def test_training_does_not_depend_on_it(traced, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_is_stopped_and_goes_on(tmp_path):
     """Each start traces its own steps of the window, and writes over nothing."""
-    run_dir, profile = tmp_path / "run", '--logging.profile={"first_step": 2, "last_step": 8}'
+    run_dir = tmp_path / "run"
+    profile = '--logging.profile={"first_step": 2, "last_step": 8}'
     with pytest.raises(JobFailed, match="75"):
         run_job(train_until, run_dir, 3, profile)
     run_job(train_here, run_dir, profile)

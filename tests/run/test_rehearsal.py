@@ -9,7 +9,7 @@ from largebatch.config import load_config
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR
 from resuming import EXACT, TINY_GPT, assert_same_weights, run_interrupted, samples_file
-from tasks import module
+from tasks import module, sources
 
 REHEARSED = "--train.rehearse_largest_batch=true"
 WORDS = (*TINY_GPT, "--batch.micro_batch_size=3", "--train.stop_after_steps=11")
@@ -100,7 +100,7 @@ def test_the_memory_of_the_optimizers_states_is_in_use(strategy, tmp_path):
 )
 def test_the_longest_samples(recipe, words):
     config = load_config(recipe, words)
-    samples, _ = module(recipe.parent.name, "data").sources(config)
+    samples, _ = sources(recipe.parent.name)(config)
     lengths = [int((samples.fetch(np.array([index]), 0)["labels"]).shape[1]) for index in range(len(samples))]
     longest = samples.longest(7)
     assert len(set(longest.tolist())) == 7

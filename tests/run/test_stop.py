@@ -24,7 +24,8 @@ def named(requests: StopRequests) -> StopReason | None:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
 def test_signals_are_noted_only_while_it_listens(number):
-    requests, before = StopRequests({}, 0), signal.getsignal(number)
+    requests = StopRequests({}, 0)
+    before = signal.getsignal(number)
     requests.listen()
     assert named(requests) is None
     os.kill(os.getpid(), number)
@@ -96,7 +97,8 @@ def test_a_run_stops_before_its_time_is_over(tmp_path):
 @pytest.mark.parametrize("asked_in", [0, 3])
 def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
     """A request during a step is in the next step's vote, which is read two steps later: the plan says at most 4."""
-    votes, read = [], []
+    votes = []
+    read = []
 
     def all_max(number):
         votes.append(number)
@@ -116,7 +118,8 @@ def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
 def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch):
-    now, stat = [100.0], Path.stat
+    now = [100.0]
+    stat = Path.stat
     monkeypatch.setattr("time.time", lambda: now[0])
     requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop"}, 0)
     (tmp_path / "stop").touch()

@@ -25,7 +25,8 @@ class Run:
     """What W&B's `init` returns; as that does, it ignores steps that go back."""
 
     def __init__(self, service, options):
-        self.service, self.options = service, options
+        self.service = service
+        self.options = options
         self.rows = service.rows.setdefault(options["id"], {})
 
     def define_metric(self, name, step_metric=None):
@@ -48,7 +49,10 @@ class Service(ModuleType):
         super().__init__(name)
         self.__spec__ = importlib.machinery.ModuleSpec(name, None)
         self.config = SimpleNamespace(update=lambda _values, **_: None)
-        self.rows, self.axes, self.starts, self.finished = {}, {}, [], 0
+        self.rows = {}
+        self.axes = {}
+        self.starts = []
+        self.finished = 0
 
     def on_init(self):
         """Called in each `init`."""
@@ -128,9 +132,11 @@ def test_project_and_name(wandb, folder):
 
 
 def test_another_tracker_begins_a_run_in_each_start(folder, monkeypatch):
-    trackio, shown = Service("trackio"), []
+    trackio = Service("trackio")
+    shown = []
     monkeypatch.setitem(sys.modules, "trackio", trackio)
-    log, finish = lambda values, step: shown.append((values, step)), lambda: None
+    log = lambda values, step: shown.append((values, step))
+    finish = lambda: None
     trackio.init = lambda **options: trackio.starts.append(options) or SimpleNamespace(log=log, finish=finish)
     for first_step in (0, 10):
         started = start(folder, first_step, names=["trackio"])

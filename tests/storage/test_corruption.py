@@ -70,7 +70,8 @@ def test_any_flipped_bit(file, mask, checkpoint):
 @pytest.mark.parametrize("mask", [0x01, 0x08, 0x80])
 def test_any_flipped_bit_of_the_marker_is_found_or_without_meaning(mask, checkpoint):
     path = checkpoint / "complete.json"
-    content, records = bytearray(path.read_bytes()), read_marker(checkpoint)
+    content = bytearray(path.read_bytes())
+    records = read_marker(checkpoint)
     harmless = []
     for place in range(len(content)):
         content[place] ^= mask

@@ -71,7 +71,9 @@ def test_the_marker_that_does_not_fit(asynchronous, disk, monkeypatch):
 
 
 def test_lines_are_kept_until_they_can_be_written(disk):
-    warnings, written, number = [], [], 0
+    warnings = []
+    written = []
+    number = 0
     journal = Journal(disk / "metrics.jsonl", claim(disk / "attempts", {}), warnings.append)
 
     def append():

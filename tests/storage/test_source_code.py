@@ -154,7 +154,8 @@ def test_what_is_kept_of_a_task(tmp_path):
 
 def test_a_read_only_task_can_be_kept_at_every_start(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        task, target = Path(folder, "task"), Path(folder, "source")
+        task = Path(folder, "task")
+        target = Path(folder, "source")
         (task / "parts").mkdir(parents=True)
         for name in ("train.py", "parts/layer.py"):
             (task / name).touch()
@@ -184,7 +185,8 @@ def fail_to_delete(*_, **__):
 
 
 def test_copies_are_as_secret_as_the_files(project, tmp_path):
-    task, secrets = project / "recipes/task", {"account.json": 0o600, "data/keys.py": 0o440}
+    task = project / "recipes/task"
+    secrets = {"account.json": 0o600, "data/keys.py": 0o440}
     for name, mode in secrets.items():
         (task / name).touch(mode)
     os.mkfifo(task / "pipe.py")

@@ -5,8 +5,8 @@ import re
 from argparse import ArgumentTypeError
 
 import pytest
-from test_comparison import MODEL, RECIPE
 
+from estimate.test_comparison import MODEL, RECIPE
 from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.estimate.comparison import Workload, compare_strategies
@@ -167,7 +167,8 @@ def test_the_fastest_that_fits_is_suggested():
     assert fastest == "fsdp"
     assert "it is within 3 % of the fastest, and then sends the least between nodes" in column["reason"]
     # Of 13 GiB for ddp, 12 are free; of what fits, the fastest even though it sends more.
-    hsdp, fsdp = Strategy("fsdp", shard_size=8), Strategy("fsdp")
+    hsdp = Strategy("fsdp", shard_size=8)
+    fsdp = Strategy("fsdp")
     (alone,) = compared(16 * GIB, net=1e9, strategies=[Strategy("ddp"), fsdp])["world_sizes"]
     assert (alone["suggested"], alone["strategies"]["ddp"]["fits"]) == ("fsdp", False)
     (grouped,) = compared(16 * GIB, net=1e9, strategies=[Strategy("ddp"), hsdp])["world_sizes"]

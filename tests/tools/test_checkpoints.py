@@ -74,7 +74,8 @@ def logits(folder, dtype):
     [(PYDOC, "single", 1), (PYDOC, "ddp", 3), (PYDOC, "zero1", 2), (PYDOC, "zero3", 3), (DIGITS, "fsdp", 2)],
 )
 def test_export_is_the_final_weights(recipe, strategy, world_size, tmp_path):
-    run_dir, words = tmp_path / "run", TINY_GPT if recipe == PYDOC else TINY_DIGITS
+    run_dir = tmp_path / "run"
+    words = TINY_GPT if recipe == PYDOC else TINY_DIGITS
     place = {"strategy": strategy, "world_size": world_size, "recipe": recipe}
     assert run_interrupted(run_dir, (*words, LAST), **place) is None
     assert main(["export", str(run_dir), str(tmp_path / "out")]) == 0

@@ -326,7 +326,8 @@ class Backend(ABC):
             BackendMismatch: Parameters that share one optimizer state under this strategy have different scalars, or
                 the optimizer does not have one of them.
         """
-        optimizer, layer_parts = self._torch_optimizer, self._layer_parts()
+        optimizer = self._torch_optimizer
+        layer_parts = self._layer_parts()
         stepped = {
             tensor: parts for tensor, parts in layer_parts.items() if any(part.name in with_states for part in parts)
         }

@@ -55,7 +55,8 @@ class FsdpBackend(NativeBackend):
         return arguments
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        shape, memory = shape_of(model, self.plan), self._smallest_gpu()
+        shape = shape_of(model, self.plan)
+        memory = self._smallest_gpu()
         self.reduces = when_reduced(shape, self.launch.sharing, self.plan, memory)
         names = {parameter: name for name, parameter in model.named_parameters()}
         groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]

@@ -29,7 +29,8 @@ class NativeBackend(Backend):
 
     def clip_and_step(self, measure_norm: bool) -> Update:
         norm = None
-        may_skip, clip_norm = self.plan.faults.on_non_finite != "stop", self.plan.optimizer.clip_norm
+        may_skip = self.plan.faults.on_non_finite != "stop"
+        clip_norm = self.plan.optimizer.clip_norm
         if measure_norm or may_skip or clip_norm is not None:
             gradients = self._gradients_to_clip()
             norm = self._norm_of(gradients)
@@ -82,7 +83,8 @@ class NativeBackend(Backend):
     def engine_state(self) -> EngineState:
         model = self.unwrapped_model
         vectors: dict[str, torch.Tensor] = {f"{WEIGHT}/{name}": weight for name, weight in model.named_parameters()}
-        scalars, others = {}, {}
+        scalars = {}
+        others = {}
         for name, parameter in model.named_parameters():
             state = self._torch_optimizer.state.get(parameter, {})
             states, scalars[name] = split_state(state, parameter, name, self.plan)

@@ -124,5 +124,6 @@ class Processes:
                 message, exit_code = failure
                 if error is None or any(other != failure for other in failures):
                     error = UserError(f"on rank {rank}: {message}")
-                error.exit_code, error.everywhere = exit_code, True
+                error.exit_code = exit_code
+                error.everywhere = True
                 raise error

@@ -176,7 +176,8 @@ class ZeroBackend(Backend):
         partitions.end_restore()
 
     def observe(self) -> Observed:
-        engine, partitions = self.engine, self._partitions
+        engine = self.engine
+        partitions = self._partitions
         stage = engine.zero_optimization_stage()
         return super().observe() | {
             "strategy": self.launch.strategy if stage == self.launch.entry.zero_stage else f"ZeRO of stage {stage}",

@@ -80,7 +80,8 @@ class Timeline:
         for moment, size in batch_sizes:
             phase = Phase(0, size, 0, 0, 0)
             if timeline.phases:
-                step, previous = timeline.steps_in(moment), timeline.phases[-1].first_step
+                step = timeline.steps_in(moment)
+                previous = timeline.phases[-1].first_step
                 if step <= previous:
                     raise ValueError(
                         f"size {size} starts at {moment}, which is step {step}, not after step {previous}, where the "
@@ -100,12 +101,14 @@ class Timeline:
         steps_before = step - phase.first_step
         steps_to_epoch_end, samples_to_epoch_end = self._left_in_epoch(phase.start, size)
         if steps_before < steps_to_epoch_end:
-            epoch, start = phase.epoch, phase.start + steps_before * size
+            epoch = phase.epoch
+            start = phase.start + steps_before * size
             samples_before = phase.samples_before + steps_before * size
         else:
             steps_per_epoch, samples_per_epoch = self._left_in_epoch(0, size)
             whole_epochs, step_in_epoch = divmod(steps_before - steps_to_epoch_end, steps_per_epoch)
-            epoch, start = phase.epoch + 1 + whole_epochs, step_in_epoch * size
+            epoch = phase.epoch + 1 + whole_epochs
+            start = step_in_epoch * size
             samples_before = phase.samples_before + samples_to_epoch_end + whole_epochs * samples_per_epoch + start
         return GlobalBatch(epoch, start, min(size, self.num_train_samples - start), size, samples_before)
 
@@ -173,7 +176,8 @@ def _first(reached: Callable[[int], bool]) -> int:
     while not reached(bound):
         bound *= 2
     # By hand, because `bisect` does not take numbers from 2^63 on.
-    low, high = 0, bound
+    low = 0
+    high = bound
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) else (middle + 1, high)

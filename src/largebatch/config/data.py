@@ -161,7 +161,8 @@ class Mixable(HubOrLocal):
 
     def sections(self) -> list[Data]:
         """The section of each source."""
-        sections, problems = [], []
+        sections = []
+        problems = []
         for number, source in enumerate(self.sources or ()):
             try:
                 sections.append(self._section(source))

@@ -25,7 +25,8 @@ NOT_PART_OF_TRAINING = (
 
 def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
     """The fields whose change would train something else: their values in a recorded config, and now."""
-    theirs, mine = flatten(recorded), flatten(as_json(config))
+    theirs = flatten(recorded)
+    mine = flatten(as_json(config))
     free = {*NOT_PART_OF_TRAINING, *config.free_on_resume}
     model = config.model
     # Synchronized BatchNorm depends on its product with the number of processes; see `run.resume`.

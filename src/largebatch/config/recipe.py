@@ -168,7 +168,8 @@ class RecipeConfig(Section):
     def _sums_over_the_sources(self) -> Iterator[str]:
         sections = self.data.sections() if isinstance(self.data, Mixable) else []
         for field in ("num_train_samples", "num_eval_samples") if sections else ():
-            given, total = getattr(self.data, field), sum(getattr(section, field) for section in sections)
+            given = getattr(self.data, field)
+            total = sum(getattr(section, field) for section in sections)
             if given != total:
                 yield f"data.{field}: {given}, but the sources add up to {total}; write {total}"
 
@@ -180,7 +181,9 @@ class RecipeConfig(Section):
 
     @check
     def _rules_of_the_optimizer(self) -> Iterator[str]:
-        optimizer, rate, sizes = self.optimizer, self.learning_rate, {size for _, size in self.batch.sizes}
+        optimizer = self.optimizer
+        rate = self.learning_rate
+        sizes = {size for _, size in self.batch.sizes}
         rules = {name: getattr(optimizer, name) for name in optimizer.rules}
         if rules.get("beta_scaling") == "sde" and rate.scaling != "sqrt":
             remedy = 'write "fixed", or set learning_rate.scaling to "sqrt"'

@@ -155,7 +155,8 @@ class Batch(Section):
             return [(Length("steps", 0), size)]
         if isinstance(size, list):
             return [(phase.from_.length, phase.size) for phase in size]
-        over, sizes = size.over.length, range(size.start, size.end + 1, size.increment)
+        over = size.over.length
+        sizes = range(size.start, size.end + 1, size.increment)
         parts = [over.exact * number / (len(sizes) - 1) for number in range(len(sizes))]
         amounts = [float(part) if over.unit == "epochs" else math.ceil(part) for part in parts]
         return [(Length(over.unit, amount), each) for amount, each in zip(amounts, sizes, strict=True)]

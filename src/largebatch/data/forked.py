@@ -26,7 +26,8 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
         UserError: `work` raised one; it is of the same class.
     """
     context = multiprocessing.get_context("fork")
-    upcoming, failures = context.Value("q", 0), context.SimpleQueue()
+    upcoming = context.Value("q", 0)
+    failures = context.SimpleQueue()
 
     def run() -> None:
         end_with_parent()

@@ -116,7 +116,8 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
 
 def _copy_on_side_stream(batch: Batch, device: torch.device) -> Batch:
     """Copy a batch to a GPU while it computes what it was given before."""
-    copying, computing = _copy_stream(device), torch.cuda.current_stream(device)
+    copying = _copy_stream(device)
+    computing = torch.cuda.current_stream(device)
     with torch.cuda.stream(copying):
         copies = _moved(batch, device)
     computing.wait_stream(copying)

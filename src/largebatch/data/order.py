@@ -63,7 +63,8 @@ class Permutation:
 
     def _encipher(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         rows, columns = self._rectangle
-        left, right = values % rows, values // rows
+        left = values % rows
+        right = values // rows
         for number, round_key in enumerate(self._round_keys):
             if number % 2 == 0:
                 left = (left + _mix(right + round_key)) % rows
@@ -134,10 +135,12 @@ class TrainingOrder:
         """A micro-batch whose indices are still positions in its epoch's order, except for those of a mixture."""
         batch = self.timeline.at(step)
         slot = micro_step * self.world_size + rank
-        first, end = slot * self.micro_batch_size, min((slot + 1) * self.micro_batch_size, batch.size)
+        first = slot * self.micro_batch_size
+        end = min((slot + 1) * self.micro_batch_size, batch.size)
         contributes = first < end
         if not contributes:
-            first, end = 0, 1
+            first = 0
+            end = 1
         places = np.arange(first, end)
         indices = batch.start + places if self.mixture is None else self._mixed(self.mixture, step, batch, places)
         return MicroBatch(batch.epoch, indices, derive_seed(self.seed, "model", step, slot), contributes)

@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MIN_SHARDS = 64  # unless they would be smaller than `MIN_SHARD_BYTES`
-MIN_SHARD_BYTES, MAX_SHARD_BYTES = 2**20, 2**28  # of text
-BYTES_AT_ONCE, MAX_ROWS_AT_ONCE = 2**20, 4096  # of documents that are in memory, besides a single long one
+MIN_SHARD_BYTES = 2**20  # of text
+MAX_SHARD_BYTES = 2**28
+BYTES_AT_ONCE = 2**20  # of documents that are in memory, besides a single long one
+MAX_ROWS_AT_ONCE = 4096
 SECONDS_OF_A_LEFTOVER = 600  # a temporary file that was last written so long ago belongs to nobody
 
 
@@ -222,7 +224,8 @@ class PreparedSplit:
 
 def _rows_of_shards(text: "datasets.Dataset") -> list[dict[str, int]]:
     """The rows of each shard, and how many rows and bytes the split has, which tell other data apart."""
-    num_rows, num_bytes = len(text), max(text.data.nbytes, 1)
+    num_rows = len(text)
+    num_bytes = max(text.data.nbytes, 1)
     each = max(1, num_rows * min(max(num_bytes // MIN_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES) // num_bytes)
     of_split = {"rows_of_split": num_rows, "bytes_of_split": num_bytes}
     return [{"start": start, "stop": min(start + each, num_rows), **of_split} for start in range(0, num_rows, each)]
@@ -233,9 +236,11 @@ def _state_of_files(data: HubText, split: str) -> str:
 
     All files of a local folder belong to each of its splits, except for README.md.
     """
-    patterns, others = [str(Path(data.path).expanduser() / "**")], {"README.md"}
+    patterns = [str(Path(data.path).expanduser() / "**")]
+    others = {"README.md"}
     if files := data.data_files:
-        patterns, others = [each for name in names_in(split) for each in files.by_split[name]], set()
+        patterns = [each for name in names_in(split) for each in files.by_split[name]]
+        others = set()
     paths = sorted({Path(name) for pattern in patterns for name in glob(pattern, recursive=True)})  # noqa: PTH207
     states = [(str(path), path.stat()) for path in paths if path.is_file() and path.name not in others]
     return xxhash.xxh3_64_hexdigest(repr([(name, state.st_size, state.st_mtime_ns) for name, state in states]).encode())

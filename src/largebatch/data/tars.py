@@ -42,7 +42,8 @@ class TarRows:
     """
 
     def __init__(self, config: HubImages, split: str, preparation: Preparation):
-        self._config, self._files = config, found_files(config)[split]
+        self._config = config
+        self._files = found_files(config)[split]
         states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in self._files]
         key = xxhash.xxh3_64_hexdigest(repr([states, config.image_column, config.label_column]).encode())
         path = Path(HF_HOME) / "largebatch" / f"tars_{split}_{key}.npy"

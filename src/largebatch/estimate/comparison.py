@@ -95,7 +95,9 @@ def _cost(
     hardware: Hardware | None,
 ) -> Json:
     """What a strategy holds and sends on the plan's number of processes."""
-    model, flops, micro_batches = workload.model, workload.flops, plan.max_gradient_accumulation_steps
+    model = workload.model
+    flops = workload.flops
+    micro_batches = plan.max_gradient_accumulation_steps
     entry = find_strategy(strategy.name)
     reduced = when_reduced(model, strategy, plan, gpu_memory)
     strategy = replace(strategy, reduces_each=reduced == "each_micro_batch")

@@ -142,7 +142,8 @@ def ring(size: float, group: Group, fabric: Fabric, passes: int) -> float:
     A pass takes n - 1 hops of size / n bytes (Thakur et al., sections 4.1 and 4.2). The hops between nodes are
     one fewer than the nodes (NCCL's `nInterSteps`).
     """
-    hops, net_hops = group.size - 1, _nodes(group, fabric) - 1
+    hops = group.size - 1
+    net_hops = _nodes(group, fabric) - 1
     latency = (hops - net_hops) * fabric.node_latency + net_hops * fabric.net_latency
     return fabric.call_latency + passes * (latency + hops / group.size * size / _bandwidth(group, fabric))
 
@@ -152,7 +153,8 @@ def tree(size: float, group: Group, fabric: Fabric) -> float:
 
     All bytes are sent twice. NCCL's formula is the same: its two trees of half the bytes each send as much as its ring.
     """
-    hops, net_hops = group.on_a_node(fabric.gpus_per_node) - 1, math.ceil(math.log2(_nodes(group, fabric)))
+    hops = group.on_a_node(fabric.gpus_per_node) - 1
+    net_hops = math.ceil(math.log2(_nodes(group, fabric)))
     latency = hops * fabric.node_latency + net_hops * fabric.net_latency
     return fabric.call_latency + 2 * (latency + size / _bandwidth(group, fabric))
 

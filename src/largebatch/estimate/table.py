@@ -38,7 +38,8 @@ def table(comparison: Json, config: RecipeConfig) -> str:
 
 def assumptions(comparison: Json) -> str:
     """The assumptions behind the time of a step."""
-    flops, hardware = comparison["micro_batch_flops"], comparison["hardware"]
+    flops = comparison["micro_batch_flops"]
+    hardware = comparison["hardware"]
     if not flops:
         return "The time of a step is not estimated: the operations of this task or model cannot be counted."
     fabric = hardware["fabric"]

@@ -121,7 +121,8 @@ def replicated(case: TrafficCase) -> Collectives:
 
 def sharded(case: TrafficCase) -> Collectives:
     """Weights are gathered unit by unit; gradients are reduce-scattered and, with replicas, all-reduced over them."""
-    model, strategy = case.model, case.strategy
+    model = case.model
+    strategy = case.strategy
     shards = Group(strategy.shards_of(case.world_size))
     replicas = Group(case.world_size // shards.size, stride=shards.size)
     again = [each for each in model.parameters if strategy.reshards and each.unit not in model.gathered_units]
@@ -145,7 +146,8 @@ def sharded(case: TrafficCase) -> Collectives:
 
 def zero12(case: TrafficCase) -> Collectives:
     """Gradients are reduced, and weights are gathered after the update."""
-    model, zero = case.model, case.strategy.zero
+    model = case.model
+    zero = case.strategy.zero
     # A parameter group is one flat buffer, whose parts start at multiples of 2 elements (4 bytes in fp16).
     groups = [padded(elements_of(group), 2 * case.world_size) for group in model.groups]
     return (
@@ -164,7 +166,8 @@ def zero12(case: TrafficCase) -> Collectives:
 
 def zero3(case: TrafficCase) -> Collectives:
     """Weights are gathered for each pass; gradients are reduce-scattered."""
-    model, zero = case.model, case.strategy.zero
+    model = case.model
+    zero = case.strategy.zero
     # Each pass uses the parameters of each module once.
     passes = 3 if case.recomputes else 2
     trace = sum(passes * parameter.modules * parameter.elements for parameter in model.parameters)

@@ -32,7 +32,8 @@ REPEATABLE = (*RANDOM, *FILLS)
 BLOCK = 2**16
 # The words of the Mersenne Twister, 32 bits each, and where torch keeps them, as 64 bits each, in the state of a
 # generator on the CPU (`CPUGeneratorImplStateLegacy` in aten/src/ATen/CPUGeneratorImpl.cpp, read in torch 2.13).
-TWISTER_WORDS, TWISTER_OFFSET = 624, 24
+TWISTER_WORDS = 624
+TWISTER_OFFSET = 24
 
 
 class Draw(NamedTuple):
@@ -98,13 +99,15 @@ class SeededWeights:
         values = torch.empty(stop - start, dtype=self._like[name][1], device="cpu")
         for number in range(start // BLOCK, -(-stop // BLOCK)):
             first = number * BLOCK
-            begin, end = max(start, first), min(stop, first + BLOCK)
+            begin = max(start, first)
+            end = min(stop, first + BLOCK)
             block = self._block(name, number) if number else first_block
             values[begin - start : end - start] = block[begin - first : end - first]
         return values
 
     def _block(self, name: str, number: int) -> torch.Tensor:
-        (size, dtype), (operation, numbers, fills) = self._like[name], self._draws[name]
+        (size, dtype) = self._like[name]
+        (operation, numbers, fills) = self._draws[name]
         first = number * BLOCK
         block = torch.empty(min(size - first, BLOCK), dtype=dtype, device="cpu")
         options = {"generator": self._generator(name, number)} if operation in RANDOM else {}
@@ -150,7 +153,8 @@ class _InitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 is_repeatable = operation in REPEATABLE and not kwargs.keys() - {"generator"}
                 numbers = tuple(float(number) for number in args[1:]) if is_repeatable else ()
                 if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
-                    whole, start = self._last_operation_on(tensor), int(tensor.storage_offset())
+                    whole = self._last_operation_on(tensor)
+                    start = int(tensor.storage_offset())
                     draw = f"{operation} of a part"
                     if isinstance(whole, Draw) and operation in FILLS and tensor.is_contiguous():
                         fill = (start, start + tensor.numel(), numbers[0] if numbers else 0.0)

@@ -39,7 +39,8 @@ class Utilization:
 def utilization_of(config: RecipeConfig, model: nn.Module, device: torch.device, world_size: int) -> Utilization:
     """The MFU of training a whole model on devices like this process's."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-    section, num_tokens = config.model, config.tokens_processed_per_sample
+    section = config.model
+    num_tokens = config.tokens_processed_per_sample
     if not isinstance(section, Transformer) or num_tokens is None:
         why = "not reported: there is a formula only for transformers, on samples of equal lengths"
         return Utilization(None, None, world_size, why)
@@ -49,7 +50,8 @@ def utilization_of(config: RecipeConfig, model: nn.Module, device: torch.device,
         f"6 N + 12 L d T = {each / 1e9:.4g} GFLOP per token (N {trained + frozen:,}, L {section.num_layers}, "
         f"d {section.hidden_size}, T {num_tokens:,}, not halved for causal masks)"
     )
-    gpu, peak = find_gpu(name), config.logging.peak_tflops
+    gpu = find_gpu(name)
+    peak = config.logging.peak_tflops
     if peak is None and gpu:
         peak = gpu.peak_tflops(config.precision)
     if peak is None:

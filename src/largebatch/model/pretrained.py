@@ -17,7 +17,9 @@ from largebatch.storage.tensors import TensorFiles
 from largebatch.system.local_folder import local_folder
 from largebatch.words import bulleted
 
-WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
 # Fields of a model's configuration that do not change what it computes with the same weights, at least in training.
 IGNORED_CONFIG_FIELDS = {
     "architectures",
@@ -67,7 +69,8 @@ class PretrainedWeights:
     def __init__(self, folder: Path, model: nn.Module, adapters: SeededWeights | None = None):
         self.checksums: dict[str, str] = {} if adapters is None else adapters.checksums
         self._places: dict[str, tuple[str, str]] = {}
-        self._folder, self._adapters = folder, adapters
+        self._folder = folder
+        self._adapters = adapters
         self._field = "model.initial_weights" if adapters is None else "model.path"
         self._files = TensorFiles(folder)
         try:
@@ -119,7 +122,8 @@ class PretrainedWeights:
                 continue
             if len(found) > 1:
                 yield f"it has both {found[0]} and {found[1]}, which are one parameter in this model"
-            file, shape = stored[found[0]], tuple(parameter.shape)
+            file = stored[found[0]]
+            shape = tuple(parameter.shape)
             self._places[aliases[0]] = (file, found[0])
             stored_tensor = self._files.find(file, found[0])
             if stored_tensor.shape != shape:

@@ -93,7 +93,9 @@ def _blocks_above(model: nn.Module) -> dict[nn.Parameter, int]:
             "have no order; write null, and an lr_factor for each of optimizer.groups"
         )
     number_of = {parameter: number for number, block in enumerate(lists[0], 1) for parameter in block.parameters()}
-    top, is_below, above = len(lists[0]) + 1, True, {}
+    top = len(lists[0]) + 1
+    is_below = True
+    above = {}
     for parameter in model.parameters():
         is_below = is_below and parameter not in number_of
         above[parameter] = top - number_of.get(parameter, 0 if is_below else top)

@@ -173,7 +173,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def _sizes_between(parts: Sequence[LayerPart], size: int) -> list[int]:
     """The sizes that a tensor of `size` elements is cut into: those of the parts, and of the gaps around them."""
-    sizes, end = [], 0
+    sizes = []
+    end = 0
     for part in parts:
         sizes += [part.offset - end, part.length]
         end = part.offset + part.length

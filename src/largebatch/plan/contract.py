@@ -179,7 +179,10 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     Raises:
         ConfigError: A global batch does not divide over these processes, or the model cannot be compiled on them.
     """
-    data, rate, entry, timeline = config.data, config.learning_rate, config.optimizer_entry, config.timeline
+    data = config.data
+    rate = config.learning_rate
+    entry = config.optimizer_entry
+    timeline = config.timeline
     micro_batch_size = micro_batch_size or config.batch.micro_batch_size
     sizes = [phase.global_batch_size for phase in timeline.phases]
     accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in sizes)
@@ -252,12 +255,14 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr:
     def place_after(length: Length) -> int:
         return timeline.at(timeline.steps_in(length)).samples_before
 
-    warmup, warmup_start_lr = 0, 0.0
+    warmup = 0
+    warmup_start_lr = 0.0
     if rate.warmup is not None:
         warmup_start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
         # Warmup leads from the tuned rate up to the scaled one, if that is higher (Goyal et al. 2017, section 5.1).
         warmup = place_after(rate.warmup.duration.length) if peak_lr > warmup_start_lr else 0
-    decay, decay_start = rate.decay, warmup
+    decay = rate.decay
+    decay_start = warmup
     if isinstance(decay, WarmupStableDecay):
         first_step = timeline.steps_before(total_steps, decay.decay.length)
         assert first_step is not None

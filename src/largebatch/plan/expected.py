@@ -78,7 +78,8 @@ def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparis
         is_over = found is None and bool(places) and high is not None and places[-1][0] > high
     else:
         due = plan.timeline.steps_in(length)
-        found, is_over = next((value for step, value in lines if step >= due), None), False
+        found = next((value for step, value in lines if step >= due), None)
+        is_over = False
     verdict: Literal["inside", "outside", "unknown"] = "unknown"
     if low is not None and high is not None and (found is not None or is_over):
         verdict = "inside" if found is not None and low <= found <= high else "outside"
@@ -87,7 +88,9 @@ def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparis
 
 def describe_figure(expected: Expected) -> list[str]:
     """The figure as lines of text."""
-    length, value, seeds = expected.after.length, f"{expected.metric} {expected.value:.6g}", expected.seeds
+    length = expected.after.length
+    value = f"{expected.metric} {expected.value:.6g}"
+    seeds = expected.seeds
     spread = f" ± {expected.spread:,.6g}" if seeds > 1 else ""
     text = f"{value}{spread} after {length}"
     if expected.reached:

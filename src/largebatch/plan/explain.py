@@ -83,9 +83,11 @@ def _loss(plan: RunPlan) -> list[str]:
             "each sample's loss depends on the whole global batch: changing global_batch_size changes the loss"
         )
     if plan.uses_batch_norm:
-        of, size = "micro_batch_size", plan.micro_batch_size
+        of = "micro_batch_size"
+        size = plan.micro_batch_size
         if plan.sync_batch_norm:
-            of, size = "micro_batch_size x world_size", size * plan.world_size
+            of = "micro_batch_size x world_size"
+            size = size * plan.world_size
         lines.append(f"BatchNorm normalizes over {of} = {size:,} samples: changing it changes the loss")
     return lines
 
@@ -103,8 +105,10 @@ def _steps(plan: RunPlan) -> list[str]:
     ]
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}, on the whole run's learning-rate schedule")
-    evaluation, checkpoint = plan.evaluation, plan.checkpoint
-    evaluated, of = evaluation.samples_of(plan.num_eval_samples), plan.num_eval_samples
+    evaluation = plan.evaluation
+    checkpoint = plan.checkpoint
+    evaluated = evaluation.samples_of(plan.num_eval_samples)
+    of = plan.num_eval_samples
     unseen = plan.mixture.never_evaluated(evaluated) if plan.mixture else []
     none_of = f"; none of {', '.join(unseen)}" if unseen else ""
     every = f"every {checkpoint.every.length}, " if checkpoint.every else ""
@@ -175,7 +179,8 @@ def _learning_rate(plan: RunPlan) -> list[str]:
 
 
 def _warmup(plan: RunPlan) -> str:
-    schedule, warmup = plan.schedule, plan.learning_rate.warmup
+    schedule = plan.schedule
+    warmup = plan.learning_rate.warmup
     if warmup is None:
         return "no warmup"
     if schedule.warmup == 0:

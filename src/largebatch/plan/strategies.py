@@ -66,7 +66,8 @@ class StrategyEntry:
         return Refusal(found.why, f"launch with {others}, or {found.remedy}" if others else found.remedy)
 
     def _conflict(self, config: RecipeConfig) -> Refusal | None:
-        optimizer, reduce_gradients = config.optimizer_entry, config.compute.reduce_gradients
+        optimizer = config.optimizer_entry
+        reduce_gradients = config.compute.reduce_gradients
         if config.precision == "fp64" and self.no_fp64:
             return Refusal(f"{self.no_fp64}, but the recipe has precision fp64", "set precision fp32")
         if config.model.stores_frozen_in_bf16 and self.engine == "DeepSpeed":

@@ -33,8 +33,10 @@ class Evaluator:
     """
 
     def __init__(self, backend: Backend, num_workers: int, stopwatch: Stopwatch, heartbeat: Callable[[], None]):
-        self._backend, self._num_workers = backend, num_workers
-        self._stopwatch, self._heartbeat = stopwatch, heartbeat
+        self._backend = backend
+        self._num_workers = num_workers
+        self._stopwatch = stopwatch
+        self._heartbeat = heartbeat
         # The set that each name in evaluations.jsonl belongs to; every line begins with the place in the run.
         self._sets: dict[str, str | None] = dict.fromkeys(("step", "samples", "epoch"), "the line itself")
 

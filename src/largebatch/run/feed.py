@@ -85,7 +85,8 @@ def training_feed(
 
 
 def _micro_step(plan: RunPlan, requested: MicroBatch, loaded: Loaded) -> MicroStep:
-    count, each = len(requested.indices), plan.loss_weight_per_sample
+    count = len(requested.indices)
+    each = plan.loss_weight_per_sample
     if each is not None and loaded.weight != count * each:
         raise DataError(
             f"{count} samples have {loaded.weight} {plan.loss_unit} in the loss, but the plan says {each} each; "

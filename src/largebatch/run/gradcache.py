@@ -82,7 +82,8 @@ class FeatureCache:
 
 def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors in which gradients of `loss` would be accumulated."""
-    nodes, seen = [loss.grad_fn], set()
+    nodes = [loss.grad_fn]
+    seen = set()
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:

@@ -65,8 +65,13 @@ class Loop:
         stop: StopRequests,
         model_files: dict[str, bytes],
     ):
-        self.config, self.backend, self.plan, self.start = config, backend, backend.plan, start
-        self.recorder, self.record, self.metrics = recorder, recorder.record, recorder.metrics
+        self.config = config
+        self.backend = backend
+        self.plan = backend.plan
+        self.start = start
+        self.recorder = recorder
+        self.record = recorder.record
+        self.metrics = recorder.metrics
         self.stopwatch = recorder.metrics.stopwatch
         self.stop = stop
         self.stop_vote = StopVote(backend.all_max)

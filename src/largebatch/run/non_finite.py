@@ -22,7 +22,10 @@ class NonFiniteSteps:
     """
 
     def __init__(self, backend: Backend, start: Start, recorder: Recorder, writer: CheckpointWriter):
-        self._backend, self._start, self._recorder, self._writer = backend, start, recorder, writer
+        self._backend = backend
+        self._start = start
+        self._recorder = recorder
+        self._writer = writer
         self._plan = backend.plan
         self.count = start.manifest.bad_steps if start.manifest else 0  # skipped steps of the whole run
 

@@ -73,7 +73,8 @@ def find_start(
         # The same recipe starts over in the same folder, which keeps its history; a finished run is moved aside.
         same = not differences(folder.config(), config)
         return Start(in_place=not finished and all(backend.gather_objects(same)), skipped=skipped)
-    path, manifest = usable[0].resolve(), usable[1]
+    path = usable[0].resolve()
+    manifest = usable[1]
     try:
         refused, allowed = _split(manifest, config, plan, allow_change)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -90,7 +90,8 @@ class Run(Generic[Config]):
         self._recipe = None if options.recipe is None else str(options.recipe)
         self._start = find_start(options.resume, options.allow_change, self.folder, config, self.plan, self.backend)
         if self._start.is_finished:
-            step, total = self._start.step, self.plan.total_steps
+            step = self._start.step
+            total = self.plan.total_steps
             more = "raise train.stop_after_steps to train longer" if step < total else "there is nothing left to do"
             self._print(
                 f"the run in {self.folder.path} is finished, after step {step:,} of {total:,}; {more} "
@@ -169,7 +170,8 @@ class Run(Generic[Config]):
         Raises:
             UserError: The files with its initial weights cannot be used; every process raises it.
         """
-        section, build = self.config.model, partial(build_model, self.config)
+        section = self.config.model
+        build = partial(build_model, self.config)
         path = section.read_in_parts_from
         if path is not None and (model := self._build_in_parts(build, path)) is not None:
             return model
@@ -194,7 +196,8 @@ class Run(Generic[Config]):
         from largebatch.model.pretrained import PretrainedWeights, find_folder
 
         folder = self._starting.once_per_machine_first(partial(find_folder, where, "model.path"))
-        self._pretrained_folder, reason = folder, None
+        self._pretrained_folder = folder
+        reason = None
         try:
             model, draws = build_without_weights(build, is_adapter)
             weights = PretrainedWeights(folder, model, SeededWeights(model, draws, self.plan.seed))

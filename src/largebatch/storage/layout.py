@@ -156,7 +156,8 @@ class Manifest(BaseModel):
 def overlaps(ranges: Iterable[Range], start: int, stop: int) -> Iterator[tuple[Range, int]]:
     """The parts of `ranges` that lie within `start` to `stop` of the vector, and the place of each in its file."""
     for part in ranges:
-        first, last = max(part.start, start), min(part.stop, stop)
+        first = max(part.start, start)
+        last = min(part.stop, stop)
         if first < last:
             yield Range(part.file, first, last), first - part.start
 

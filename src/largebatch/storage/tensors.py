@@ -143,7 +143,8 @@ class TensorFiles(ExitStack):
 
 def whole_weight(files: TensorFiles, name: str, manifest: Manifest) -> torch.Tensor:
     """A whole parameter in its shape."""
-    vector, shape = f"{WEIGHT}/{name}", manifest.parameters[name].shape
+    vector = f"{WEIGHT}/{name}"
+    shape = manifest.parameters[name].shape
     parts = [files.read(manifest.files[part.file], vector) for part in manifest.vectors[vector]]
     return torch.cat(parts).view(shape) if parts else torch.empty(shape)
 

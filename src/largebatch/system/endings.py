@@ -17,8 +17,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from largebatch.system.failures import NOT_RETRYABLE, Kind, describe_error, kind_of
 from largebatch.system.regular_file import read_bytes
 from largebatch.system.variables import whole_number_or_none
@@ -75,6 +73,9 @@ class Ending:
 
 def parse_ending(text: bytes) -> Ending | None:
     """The ending in a JSON text; None if it is none."""
+    # It takes long to import, and a command's help does not need it.
+    from pydantic import TypeAdapter
+
     with suppress(ValueError):
         return TypeAdapter(Ending).validate_json(text)
     return None

@@ -143,7 +143,8 @@ def _shown(sample: Batch, tokenizer: str) -> str:
     positions = sample["position_ids"][0].tolist() if "position_ids" in sample else range(len(inputs))
     # The token that is read next, unless it begins what a pack keeps apart.
     following = [token if position else None for token, position in zip(inputs, positions, strict=True)]
-    tokens, is_predicted = [], False
+    tokens = []
+    is_predicted = False
     for token, label, after in zip(inputs, labels, [*following[1:], None], strict=True):
         tokens.append((is_predicted, token))
         is_predicted = label == after

@@ -12,7 +12,8 @@ from saving import FakeBackend, FakeRun, assert_training_goes_on, temporary_fold
 
 pytestmark = pytest.mark.slow
 
-OLD, NEW = 4, 8
+OLD = 4
+NEW = 8
 
 
 def save_while_the_other_process_dies(path, attempt):
@@ -23,7 +24,8 @@ def save_while_the_other_process_dies(path, attempt):
     rank = torch.distributed.get_rank()
     run = FakeRun(path, asynchronous=True, backend=FakeBackend(rank, 2), attempt=attempt)
     run.save(OLD)
-    looks, looked = 0, path / "looked"
+    looks = 0
+    looked = path / "looked"
     if rank == 1:
         write = os.write
 

@@ -26,7 +26,8 @@ EVENTS = {
     "os.symlink": ("symlink",),
     "os.truncate": ("truncate",),
 }
-OLD, NEW = 4, 8
+OLD = 4
+NEW = 8
 DIED = 9
 
 
@@ -119,7 +120,8 @@ def calls(tmp_path_factory):
 
 
 def test_every_change_of_a_save_is_among_the_calls(tmp_path):
-    report, run = tmp_path / "report.json", begun_run(tmp_path / "run")
+    report = tmp_path / "report.json"
+    run = begun_run(tmp_path / "run")
 
     def save():
         events = []
@@ -136,7 +138,8 @@ def test_every_change_of_a_save_is_among_the_calls(tmp_path):
 
     assert forked(save) == 0
     calls, events = json.loads(report.read_text())
-    calls, events = Counter(name for name, _ in calls), Counter(events)
+    calls = Counter(name for name, _ in calls)
+    events = Counter(events)
     for event, names in EVENTS.items():
         assert sum(calls[name] for name in names) == events[event], event
     assert events["open"] == len(["tensors", "model_config.json", "manifest.json", "complete.json"])
@@ -146,7 +149,8 @@ def test_every_change_of_a_save_is_among_the_calls(tmp_path):
 
 def test_what_a_step_relies_on_is_on_the_disk_before_it(calls):
     """A machine that loses its power forgets what no `fsync` was waited for."""
-    unsynced, renamed = set(), []
+    unsynced = set()
+    renamed = []
     for name, path in calls:
         parent = path.rpartition("/")[0]
         if name == "write":
@@ -283,7 +287,8 @@ def test_an_attempt_that_is_over_publishes_nothing(tmp_path):
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_an_attempt_that_is_overtaken_while_it_writes_publishes_nothing(call, tmp_path, monkeypatch):
     """While it writes its part, and between the name and the marker."""
-    run, original = begun_run(tmp_path / "run"), getattr(os, call)
+    run = begun_run(tmp_path / "run")
+    original = getattr(os, call)
 
     def overtaken(*arguments):
         monkeypatch.undo()
@@ -298,7 +303,8 @@ def test_an_attempt_that_is_overtaken_while_it_writes_publishes_nothing(call, tm
 
 
 def test_nobody_can_guess_the_name_of_a_file_that_becomes_the_marker(tmp_path, monkeypatch):
-    became, rename = [], os.rename
+    became = []
+    rename = os.rename
     monkeypatch.setattr(os, "rename", lambda old, new: became.append((Path(old).name, new.name)) or rename(old, new))
     for number in range(2):
         FakeRun(tmp_path / f"run{number}").save(4)

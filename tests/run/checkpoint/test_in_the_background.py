@@ -14,12 +14,14 @@ class Gate:
     """Holds the writing of checkpoints up until it is opened."""
 
     def __init__(self, monkeypatch):
-        self.reached, self.open = threading.Event(), threading.Event()
+        self.reached = threading.Event()
+        self.open = threading.Event()
         monkeypatch.setattr(Attempt, "check", lambda _: self.reached.set() or self.open.wait(600))
 
 
 def test_a_checkpoint_is_the_state_at_the_time_it_was_asked_for(tmp_path, monkeypatch):
-    gate, run = Gate(monkeypatch), FakeRun(tmp_path / "run", asynchronous=True)
+    gate = Gate(monkeypatch)
+    run = FakeRun(tmp_path / "run", asynchronous=True)
     run.begin_to_save(4)
     run.writer.wait_until_copied()
     for tensor in run.backend.state.values():
@@ -34,7 +36,8 @@ def test_a_checkpoint_is_the_state_at_the_time_it_was_asked_for(tmp_path, monkey
 
 
 def test_the_next_save_waits_for_the_one_before(tmp_path, monkeypatch):
-    gate, run = Gate(monkeypatch), FakeRun(tmp_path / "run", asynchronous=True)
+    gate = Gate(monkeypatch)
+    run = FakeRun(tmp_path / "run", asynchronous=True)
     run.begin_to_save(4)
     timer = threading.Timer(0.2, gate.open.set)
     timer.start()

@@ -35,7 +35,8 @@ def sizes_before_and_in_the_first_save(run_dir: Path) -> tuple[dict, dict, bool]
         note(writer.backend.engine_state())
         raise Saved(not any(each is writer.backend.model for each in gc.get_objects()))
 
-    CheckpointWriter.reserve, CheckpointWriter.save = reserve, save
+    CheckpointWriter.reserve = reserve
+    CheckpointWriter.save = save
     try:
         train(LLAMA, *TINY_LLAMA, "--batch.micro_batch_size=2", "--train.stop_after_steps=1", run_dir=run_dir)
     except Saved as saved:

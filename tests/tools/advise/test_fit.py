@@ -64,7 +64,8 @@ def chi_square(points, critical, least):
 
 def searched(points, critical, least):
     """The best of both parameters on ever finer grids, from a start far away."""
-    centers, width = np.log([critical, least]), 2.0
+    centers = np.log([critical, least])
+    width = 2.0
     for _ in range(30):
         grid = [
             (a, b)
@@ -78,7 +79,8 @@ def searched(points, critical, least):
 
 def curvature_errors(points, critical, least):
     """Standard errors from the second differences of chi-square, which the inverse of half of them gives."""
-    step, best = 1e-3, np.log([critical, least])
+    step = 1e-3
+    best = np.log([critical, least])
     moved = [[step, 0], [0, step]]
 
     def at(*moves):

@@ -28,7 +28,8 @@ def test_every_part_of_a_long_schedule_occurs_in_its_first_steps():
         assert plan.batch_at(length - 1).global_batch_size == 48
         assert 0 < plan.frozen_steps[0] < length
         rates = [plan.lr_of(plan.batch_at(step)) for step in range(length)]
-        peak, last = max(rates), rates[-1]
+        peak = max(rates)
+        last = rates[-1]
         assert rates[0] == 0
         assert last == pytest.approx(peak / 100)
         assert any(rate == pytest.approx(peak / 10) for rate in rates)

@@ -181,7 +181,8 @@ def test_the_noise_scale_has_its_band_and_the_batch_in_force(tmp_path):
     axis = f"y{page.titles().index('noise_scale') + 1}"
     traces = [trace for trace in page.data if trace["yaxis"] == axis]
     drawn = [(trace["y"], trace.get("fill"), trace["line"].get("width")) for trace in traces]
-    low, high = [400 - 98, 500 - 49], [400 + 98, 500 + 49]
+    low = [400 - 98, 500 - 49]
+    high = [400 + 98, 500 + 49]
     assert drawn == [([400, 500], None, None), (low, None, 0), (high, "tonexty", 0), ([64, 128], None, None)]
     assert all(trace["x"] == [20, 30] for trace in traces)
     # The legend has the run once.

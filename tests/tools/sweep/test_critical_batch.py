@@ -23,7 +23,8 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
 
     bench/results/critical_batch has all batches and enough seeds.
     """
-    run_dir, folder = tmp_path / "run", tmp_path / "branches"
+    run_dir = tmp_path / "run"
+    folder = tmp_path / "branches"
     before = train(run_dir, STEP + WINDOW // BATCH)
     command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches", "8", "--folder", str(folder)]
     assert main([*command, "--window", "1089"]) == 2

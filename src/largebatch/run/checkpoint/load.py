@@ -29,7 +29,8 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
             with file_errors(f"the checkpoint {folder} cannot be read", remedy), TensorFiles(folder) as files:
                 for piece in state.pieces:
                     for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
-                        file, stop = manifest.files[part.file], place + part.stop - part.start
+                        file = manifest.files[part.file]
+                        stop = place + part.stop - part.start
                         piece.write(part.start, files.read_range(file, piece.vector, place, stop))
                 _load_buffers(backend, files, state, manifest)
         except CheckpointError as error:

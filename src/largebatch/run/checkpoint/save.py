@@ -134,11 +134,14 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        step, error = self._writing, self._error
-        self._writing, self._error = 0, None
+        step = self._writing
+        error = self._error
+        self._writing = 0
+        self._error = None
         if error is None:
             if step:
-                self.last_step, self.latest = step, self.folder / folder_name(step)
+                self.last_step = step
+                self.latest = self.folder / folder_name(step)
         elif not isinstance(error, StorageError):
             raise error
         elif self.backend.is_main_process:
@@ -162,7 +165,8 @@ class CheckpointWriter:
         """Whether a checkpoint has been completed since the last call; raise TrainingFailed as `save` does."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
-        known, self._polled_step = self._polled_step, self.last_step
+        known = self._polled_step
+        self._polled_step = self.last_step
         return self.last_step > known
 
     # --- taking the state -----------------------------------------------------------------------------------------

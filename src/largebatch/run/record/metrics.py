@@ -20,7 +20,8 @@ from largebatch.run.record.task_metrics import TaskMetrics
 from largebatch.system.hardware import GIB
 
 # Ranges in traces of a run's steps.
-DATA_WAIT, PAUSED = "data_wait", "training is paused"
+DATA_WAIT = "data_wait"
+PAUSED = "training is paused"
 
 
 class Stopwatch:
@@ -74,7 +75,8 @@ class StepMetrics:
         # Of each step since the last logged one: the sum of losses and, if it was computed, the norm of the gradient.
         self._pending: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._utilization = utilization
-        self._earlier_seconds, self._earlier_samples = seconds, backend.plan.batch_at(first_step).samples_before
+        self._earlier_seconds = seconds
+        self._earlier_samples = backend.plan.batch_at(first_step).samples_before
         self._own = TaskMetrics()  # those of the step that was added last
         self._weight = 0.0
         self._total_weight = 0.0
@@ -103,7 +105,8 @@ class StepMetrics:
         `own` is what the task has logged in the step.
         """
         self._pending[step] = loss_sum, grad_norm
-        self._weight, self._own = weight, own
+        self._weight = weight
+        self._own = own
         self._total_weight += weight
 
     def discard(self, step: int) -> None:
@@ -122,10 +125,12 @@ class StepMetrics:
         _, norm = self._pending[step]
         losses, num_own, waits, peaks = self._gather(step)
         loss = math.fsum(losses) / self._weight
-        place, seconds = position_fields(plan, step), self.stopwatch.seconds
+        place = position_fields(plan, step)
+        seconds = self.stopwatch.seconds
         earlier_step, earlier_seconds, earlier_samples, earlier_weight, _ = self._logged
         self._logged = (step, seconds, place["samples"], self._total_weight, self.data_wait)
-        samples, weight = place["samples"] - earlier_samples, self._total_weight - earlier_weight
+        samples = place["samples"] - earlier_samples
+        weight = self._total_weight - earlier_weight
         line = {
             **place,
             "loss": loss,
@@ -178,7 +183,8 @@ class StepMetrics:
         Then, of each process: the number of metrics of the task's own in that step, the seconds of waiting for data
         since the last line, and the peak of memory in GiB.
         """
-        pending, self._pending = self._pending, {}
+        pending = self._pending
+        self._pending = {}
         steps = list(pending)
         window = torch.stack([loss_sum for loss_sum, _ in pending.values()]).tolist()
         first_bad = next((index for index, loss_sum in enumerate(window) if not math.isfinite(loss_sum)), -1)

@@ -21,7 +21,9 @@ class NoiseScale:
     """
 
     def __init__(self, backend: Backend, earlier: Sequence[dict[str, Any]], keep: Callable[[dict[str, Any]], None]):
-        self._backend, self._plan, self._keep = backend, backend.plan, keep
+        self._backend = backend
+        self._plan = backend.plan
+        self._keep = keep
         self._pending: dict[int, torch.Tensor] = {}
         self._latest = deque(filter(is_measurement, earlier), WINDOW)
 

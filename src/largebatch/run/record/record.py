@@ -123,7 +123,8 @@ class Record:
         """
         if not self.is_main_process:
             return {}, {}
-        start, folder = self.start, self.folder
+        start = self.start
+        folder = self.folder
         last_steps = dict.fromkeys(self._journals, float(start.step)) | {"history": math.inf}
         latest = {name: journal.keep_until(last_steps[name]) for name, journal in self._journals.items()}
         remove_leftovers(folder.checkpoints_dir)

@@ -54,7 +54,8 @@ class Recorder:
         ending: OwnEnding,
     ):
         self.folder = folder
-        self._backend, self._plan = backend, backend.plan
+        self._backend = backend
+        self._plan = backend.plan
         about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
         attempt = self._begin_attempt(config, start, about)
         self.record = Record(

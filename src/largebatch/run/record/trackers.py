@@ -92,7 +92,8 @@ class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no
         self._last_number = int(known.get("last_step", -1))
         self._last_step = -1  # the training step that was shown under the last number
         self._write()
-        settings, name = config.logging, config.logging.tracker_run_name or folder.path.name
+        settings = config.logging
+        name = config.logging.tracker_run_name or folder.path.name
         super().__init__(settings.tracker_project, name=name, id=self._id, resume="allow", dir=str(folder.trackers_dir))
 
     def start(self) -> None:
@@ -103,7 +104,8 @@ class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no
     def log(self, values: dict[str, float], step: int) -> None:
         """Show values at a number that is never less than the one before."""
         if step != self._last_step:
-            self._last_step, self._last_number = step, max(step, self._last_number + 1)
+            self._last_step = step
+            self._last_number = max(step, self._last_number + 1)
             # Written before it is shown, so that a later start knows of it.
             self._write()
         super().log({**values, "step": step}, self._last_number)

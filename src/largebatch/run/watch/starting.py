@@ -34,7 +34,8 @@ class Starting:
         self._stop = stop
         self._ending = ending
         seconds = None if hang_seconds is None else max(hang_seconds, START_TIMEOUT_SECONDS)
-        self._watchdog, self._watched = Watchdog(seconds, backend.rank, ending.hang), ExitStack()
+        self._watchdog = Watchdog(seconds, backend.rank, ending.hang)
+        self._watched = ExitStack()
         self._watched.enter_context(self._watchdog)
 
     def end(self) -> None:

@@ -98,7 +98,8 @@ def _with_error(samples: float, error: float | None, source: str, run: Any = Non
 def _measured(folder: Path) -> CriticalBatch:
     """What was measured in the folder of `largebatch critical-batch` or of a run."""
     run = RunFolder(folder)
-    branched, summary = run.critical_batch(), run.summary()
+    branched = run.critical_batch()
+    summary = run.summary()
     found: Any = branched or summary.get("noise_scale")
     samples = found.get("samples") if isinstance(found, dict) else None
     if not isinstance(samples, int | float) or not 0 < samples < math.inf:
@@ -131,7 +132,8 @@ def _on_gpus(
 ) -> tuple[list[OnGpus], list[str]]:
     """Each batch size on each number of GPUs, under the strategy that is suggested there; and what is not possible."""
     compare = scale_model(options, _recipe(options))
-    possible, problems = [], []
+    possible = []
+    problems = []
     for batch in batches:
         steps = steps_and_samples(critical.samples, batch, critical.run)[0] / (3600 if critical.run else 1)
         try:
@@ -139,7 +141,8 @@ def _on_gpus(
         except ConfigError as error:
             columns = [{"world_size": gpus, "problem": "; ".join(error.problems)} for gpus in options.world_sizes]
         for column in columns:
-            gpus, strategy = column["world_size"], column.get("suggested")
+            gpus = column["world_size"]
+            strategy = column.get("suggested")
             seconds = column["strategies"][strategy]["step_seconds"] if strategy else None
             if seconds:
                 times = [steps * each for each in seconds.values()]

@@ -107,7 +107,8 @@ def fit(points: Array) -> Fit:
     A point has the weight 1 / (SE^2 + TUNING^2), where SE is the standard error of its mean, relative to it.
     """
     batch, samples, spread, seeds = points
-    log_batch, log_samples = np.log(batch), np.log(samples)
+    log_batch = np.log(batch)
+    log_samples = np.log(samples)
     errors = np.hypot(spread / samples / np.sqrt(seeds), TUNING)
 
     def form(log_batch: Array, log_critical: Array, log_least: Array) -> Array:
@@ -119,7 +120,8 @@ def fit(points: Array) -> Fit:
     tried = (((deviations - log_least) / errors) ** 2).sum(axis=1)
     best = int(tried.argmin())
     likely = np.flatnonzero(tried <= tried[best] + CHI_SQUARE_95)
-    parameters, relative_errors = np.array([grid[best, 0], log_least[best, 0]]), np.full(2, np.nan)
+    parameters = np.array([grid[best, 0], log_least[best, 0]])
+    relative_errors = np.full(2, np.nan)
     limits = {0: 0.0, NUM_TRIED - 1: math.inf}
     if best not in limits:
         parameters, covariance = curve_fit(form, log_batch, log_samples, parameters, errors, absolute_sigma=True)

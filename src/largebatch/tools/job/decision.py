@@ -13,7 +13,10 @@ OUT_OF_MEMORY = (
     "more (`largebatch plan RECIPE --gpu-memory GIB` compares them)"
 )
 # The exit codes of a job.
-FINISHED, FAILED, REFUSED, STOPPED = 0, 1, 2, 75
+FINISHED = 0
+FAILED = 1
+REFUSED = 2
+STOPPED = 75
 
 
 @dataclass(frozen=True)

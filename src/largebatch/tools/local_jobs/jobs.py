@@ -129,7 +129,8 @@ def run_job(
     store = local_store()
     with tempfile.TemporaryDirectory() as temporary:
         outputs = [Path(logs or temporary, f"rank{rank}.log") for rank in range(world_size)]
-        processes, pipes = [], []
+        processes = []
+        pipes = []
         try:
             for rank, output in enumerate(outputs):
                 mine, theirs = _context.Pipe(duplex=False)

@@ -38,7 +38,8 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
     sizes, frozen groups and weights of a mixture change at equal intervals. The schedule is only longer than `steps` if
     they are too few for all of this.
     """
-    rate, recipe = config.learning_rate, as_json(config)
+    rate = config.learning_rate
+    recipe = as_json(config)
     milestones = rate.decay.at if isinstance(rate.decay, StepDecay) else []
     all_sizes = recipe["batch"]["global_batch_size"]
     sizes = all_sizes[1:] if isinstance(all_sizes, list) else []

@@ -128,7 +128,8 @@ def _texts(original: Original) -> dict[str, str]:
     """The project's own texts, by their paths."""
     script = BatchScript(original.script)
     assert script.layout is not None
-    nodes, processes = script.layout[0][-1], script.layout[1]
+    nodes = script.layout[0][-1]
+    processes = script.layout[1]
     # The tested versions of what a run needs.
     tested = (SHIPPED / "requirements.txt").read_text(encoding="utf-8").partition("# Tests and checks")[0]
     values = {

@@ -12,7 +12,8 @@ def missing_ability(folder: Path, name: str) -> str | None:
     Raises:
         OSError: The folder cannot be written.
     """
-    file, other = folder / f"{name}.probe_1", folder / f"{name}.probe_2"
+    file = folder / f"{name}.probe_1"
+    other = folder / f"{name}.probe_2"
     try:
         other.touch()
         with file.open("w", encoding="utf-8") as opened:

@@ -9,7 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from largebatch.words import counted
 
-GOOD, REFUSED, BAD_NODES = 0, 2, 3
+GOOD = 0
+REFUSED = 2
+BAD_NODES = 3
 MAX_FAILURES = 3
 MIN_SHARE = 0.5  # a node is bad if it has less than this share of what nodes usually have
 

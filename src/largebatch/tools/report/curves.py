@@ -16,7 +16,8 @@ from largebatch.tools.reported_runs import EVALUATION, Array, ReportedRun, colum
 MAX_POINTS = 2000  # of a curve as drawn
 MAX_DOTS = 30  # a curve of at most this many points has a dot at each
 DASHES = ("solid", "dash", "dot", "dashdot")  # neighboring runs can be told apart without seeing colors
-PLOT_HEIGHT, MARGIN_ABOVE = 300, 100  # in pixels
+PLOT_HEIGHT = 300  # in pixels
+MARGIN_ABOVE = 100
 
 
 def curves_html(runs: Sequence[ReportedRun], axis: str) -> str:
@@ -69,7 +70,9 @@ def _beside_the_noise_scale(index: int, run: ReportedRun) -> list[Scatter]:
     steps, scale, error, size = columns(run.metrics, "step", "noise_scale", "noise_scale_error", "global_batch_size")
     values = (scale - 1.96 * error, scale + 1.96 * error, size)
     low, high, batch = (_curve(index, run, np.stack([steps, each])) for each in values)
-    low.line.width, high.line.width, high.fill = 0, 0, "tonexty"
+    low.line.width = 0
+    high.line.width = 0
+    high.fill = "tonexty"
     return [low, high, batch]
 
 

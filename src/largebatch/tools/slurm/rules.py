@@ -43,7 +43,8 @@ def script_findings(script: BatchScript) -> Iterator[Finding]:
 
 
 def _recipe(script: BatchScript) -> Iterator[str]:
-    name, value = script.path.stem, script.variable("RECIPE")
+    name = script.path.stem
+    value = script.variable("RECIPE")
     if script.recipe is None or script.recipe.stem != name:
         yield (
             f"RECIPE is {value or 'not set'}, and not a file of the script's name in {Path.cwd()}; write "
@@ -87,7 +88,9 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
     Raises:
         UserError: The file cannot be read.
     """
-    file, text, is_json = str(path), read_text(path), path.suffix == ".json"
+    file = str(path)
+    text = read_text(path)
+    is_json = path.suffix == ".json"
     try:
         content = json.loads(text) if is_json else yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:

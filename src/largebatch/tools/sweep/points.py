@@ -22,7 +22,8 @@ from largebatch.system.regular_file import read_bytes
 SWEEP_FILE = "sweep.json"
 POINTS = "points"
 """In the sweep's folder, a file for each point: its name and the words of its run, a line each, for slurm/launch.sh."""
-BATCH, RATE = "batch.global_batch_size", "learning_rate.base_lr"
+BATCH = "batch.global_batch_size"
+RATE = "learning_rate.base_lr"
 IN_A_NAME = re.compile(r"[\w.+-]{1,40}")  # a value that may stand in the name of a folder
 
 
@@ -72,7 +73,8 @@ class Sweep:
             return self
         if not (folder / SWEEP_FILE).exists():
             raise UserError(f"--folder: {folder} holds files that are not a sweep's; choose another folder")
-        before, known = self.read(folder), self._identity()
+        before = self.read(folder)
+        known = self._identity()
         if changed := ", ".join(name for name, value in before._identity().items() if value != known.get(name)):
             raise UserError(f"--folder: {folder} holds a sweep with other {changed}; choose another folder")
         return replace(self, points=list({point.name: point for point in [*before.points, *self.points]}.values()))

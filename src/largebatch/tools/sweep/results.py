@@ -79,7 +79,8 @@ class Results:
         title = f"{self.sweep.metric} of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
         # `value2` stands for a value that does not fit into a name.
         values = [f"{group.name}: {json.dumps(group.settings)}" for group in self.groups if "=value" in group.name]
-        over, count = sum(len(group.losses) for group in self.groups), len(self.sweep.points)
+        over = sum(len(group.losses) for group in self.groups)
+        count = len(self.sweep.points)
         return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows), *values])
 
     def _finding(self, group: Group) -> str:

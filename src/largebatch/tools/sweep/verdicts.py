@@ -72,7 +72,8 @@ def largest_within(losses: Mapping[int, Mapping[int, float]], tolerance: float) 
         count = len(pairs)
         if count < 2:
             return None, f"undecided at batch {size:,}: {counted(2 - count, 'more seed')}, at least"
-        mean, seeds = statistics.fmean(pairs), np.arange(count, MAX_SEEDS)
+        mean = statistics.fmean(pairs)
+        seeds = np.arange(count, MAX_SEEDS)
         errors = t.ppf(CONFIDENCE, seeds - 1) * statistics.stdev(pairs) / np.sqrt(seeds)
         found = f"the difference is {mean:+.4g} ± {errors[0]:.2g} at {size:,}"
         if mean - errors[0] > tolerance:

@@ -87,7 +87,8 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]
 
 
 def _combinations(options: argparse.Namespace, config: RecipeConfig, strategies: Iterable[str]) -> list[Combination]:
-    size, model = config.batch.micro_batch_size, config.model
+    size = config.batch.micro_batch_size
+    model = config.model
     is_part_of_the_loss = model.uses_batch_norm or model.uses_dropout
     usual = [size] if size % 2 or is_part_of_the_loss else [size, size // 2]
     sizes: list[int] = options.micro_batch_sizes or usual
