@@ -141,8 +141,8 @@ def _check_labels(labels: NDArray[np.int64 | np.float64], config: HubImages, spl
         index = wrong.argmax()
         label = f"{labels[index]:.15g}".replace("nan", "null")
         raise DataError(
-            f"data.num_classes: {config.num_classes}, but sample {index} of {split!r} has the label {label}; correct "
-            f"one of them, so that each label is a whole number from 0 to {config.num_classes - 1}"
+            f"data.label_column: sample {index} of {split!r} has the label {label}; write a whole number from 0 to "
+            f"{config.num_classes - 1}, or correct data.num_classes {config.num_classes}"
         )
 
 

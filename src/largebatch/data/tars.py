@@ -88,8 +88,8 @@ class TarRows:
             if ending in members:
                 return members[ending]
         raise DataError(
-            f"data: the sample {name!r} in {file} has {', '.join([*members][:9])}, and no {endings}; write other endings, as "
-            'in "jpg;jpeg;png" and "cls", in data.image_column and data.label_column'
+            f"data: the sample {name!r} in {file} has {', '.join([*members][:9])}, and no {endings}; write other "
+            'endings, as in "jpg;jpeg;png" and "cls", in data.image_column and data.label_column'
         )
 
     def __len__(self) -> int:

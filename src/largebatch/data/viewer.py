@@ -52,7 +52,10 @@ def finished(crop: Image.Image) -> Image.Image:
     with suppress(SyntaxError, ValueError, struct.error):
         ImageOps.exif_transpose(crop, in_place=True)
     conversion = _to_srgb(crop.info.get("icc_profile", b""), crop.mode)
-    return conversion.apply(crop) if conversion else crop.convert("RGB")
+    if conversion is not None:
+        return conversion.apply(crop)
+    # `convert` would copy a crop that is already in RGB.
+    return crop if crop.mode == "RGB" else crop.convert("RGB")
 
 
 @lru_cache(32)
