@@ -177,7 +177,8 @@ def test_own_optimizers_step_as_the_page_says(recipe):
     expected = stepped(torch.optim, "AdamW", clipped, betas=(0.9, 0.99))
     assert torch.equal(stepped(own, "ClippedAdamW", steps, betas=(0.9, 0.99), clip_value=0.05), expected)
 
-    (mine, gradient) = (weights, steps[0])
+    mine = weights
+    gradient = steps[0]
     own = import_from(recipe.parent, "scaled")
     expected = mine * (1 - 0.01 * 0.1) - 0.01 * 0.5 * mine.norm() / gradient.norm() * gradient
     assert torch.allclose(stepped(own, "Scaled", [gradient], trust=0.5), expected, rtol=1e-6)

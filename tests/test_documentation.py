@@ -74,6 +74,8 @@ def repository(project, monkeypatch):
     """The current folder is a copy of the repository, in an environment with stand-ins."""
     for name in ("Makefile", "requirements.txt", "pyproject.toml", "bench", "launch"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, project / name)
+    (project / "tests").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "tests/packed_assignments.py", project / "tests")
     programs = project / ".venv/bin"
     programs.mkdir(parents=True)
     for name in STAND_INS:

@@ -82,13 +82,13 @@ class HubImageViews(HubImageSource):
 def random_views(image: Image.Image, size: int, views: Views, seed: int, epoch: int, index: int) -> Pixels:
     """The views of sample `index` in `epoch`: uint8, shape (views, 3, size, size)."""
     # Decoded once, and whole: a view must not depend on the scale at which another one decodes the image.
-    whole = image.convert("RGB")
+    image.load()
     seeds = [derive_seed(seed, "view", epoch, index, number) for number in range(NUM_VIEWS)]
-    return np.stack([random_view(whole, size, views, np.random.default_rng(each)) for each in seeds])
+    return np.stack([random_view(image, size, views, np.random.default_rng(each)) for each in seeds])
 
 
 def random_view(image: Image.Image, size: int, views: Views, random: np.random.Generator) -> Pixels:
-    """One view of a decoded RGB image, uint8 of shape (3, size, size): a resized crop, which may be flipped, distorted
+    """One view of a decoded image, uint8 of shape (3, size, size): a resized crop, which may be flipped, distorted
     in color and blurred."""
     pixels = crop_box(image, random_box(image, views.min_area, random), size)
     view = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))

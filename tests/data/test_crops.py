@@ -50,11 +50,6 @@ def test_inception_crops_cover_8_to_100_percent_and_flip_half():
     assert 160 < flips < 240
 
 
-def test_grayscale_and_transparent_images_become_rgb():
-    assert center_crop(Image.new("L", (20, 20), 100), 8)[:, 0, 0].tolist() == [100, 100, 100]
-    assert center_crop(Image.new("RGBA", (20, 20), (10, 20, 30, 0)), 8).shape == (3, 8, 8)
-
-
 @pytest.mark.parametrize(("side", "first"), [(32, 0), (16, 1)])
 def test_center_crop_of_images_as_small_as_the_crop(side, first):
     """32 pixels stay as they are; 16 lose an eighth, as they would after enlarging."""

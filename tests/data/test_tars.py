@@ -109,6 +109,8 @@ def test_what_cannot_be_read_is_refused(shards):
     with pytest.raises(DataError, match=r"train-2\.tar cannot be read"):
         opened(config_of(shards))
     (shards / "train-2.tar").unlink()
+    with pytest.raises(DataError, match=r"sample 2 of 'train' has the label 2; .*data\.num_classes 2"):
+        opened(config_of(shards, "--data.num_classes=2"))
     with pytest.raises(DataError, match="tars have no parts"):
         opened(config_of(shards, "--data.train_split=train[:50%]"))
     with pytest.raises(DataError, match=r"data\.data_files\.train: no file matches"):

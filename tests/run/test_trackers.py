@@ -135,9 +135,8 @@ def test_another_tracker_begins_a_run_in_each_start(folder, monkeypatch):
     trackio = Service("trackio")
     shown = []
     monkeypatch.setitem(sys.modules, "trackio", trackio)
-    log = lambda values, step: shown.append((values, step))
-    finish = lambda: None
-    trackio.init = lambda **options: trackio.starts.append(options) or SimpleNamespace(log=log, finish=finish)
+    run = SimpleNamespace(log=lambda values, step: shown.append((values, step)), finish=lambda: None)
+    trackio.init = lambda **options: trackio.starts.append(options) or run
     for first_step in (0, 10):
         started = start(folder, first_step, names=["trackio"])
         show_steps(started, [first_step + 10])

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from largebatch.data.viewer import finished
+
 Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]  # left, top, right and bottom, in pixels
 
@@ -74,9 +76,10 @@ def random_box(image: Image.Image, min_area: float, random: np.random.Generator)
 
 
 def crop_box(image: Image.Image, box: Box, size: int) -> Pixels:
-    """Decode, crop and resize an image in one pass to shape (3, size, size).
+    """Decode, crop and resize an image of mode L, RGB or CMYK in one pass to shape (3, size, size), as viewers show it.
 
-    A JPEG is decoded, in place, at the smallest scale that still holds the crop.
+    A JPEG is decoded, in place, at the smallest scale that still holds the crop. The box is of the image as it is
+    stored, and the crop is then turned upright.
     """
     full_width, full_height = image.size
     shorter = min(box[2] - box[0], box[3] - box[1])
@@ -85,7 +88,5 @@ def crop_box(image: Image.Image, box: Box, size: int) -> Pixels:
     scale_x = image.width / full_width
     scale_y = image.height / full_height
     scaled = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
-    # `convert` would copy an image that is already in RGB.
-    colors = image if image.mode == "RGB" else image.convert("RGB")
-    resized = colors.resize((size, size), Image.Resampling.BILINEAR, box=scaled)
-    return np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1)
+    resized = image.resize((size, size), Image.Resampling.BILINEAR, box=scaled)
+    return np.asarray(finished(resized), dtype=np.uint8).transpose(2, 0, 1)

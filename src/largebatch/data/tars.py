@@ -51,6 +51,7 @@ class TarRows:
             preparation.check(config, sum(size for _, size, _ in states))
             self._write(path)
         self._index: Index = np.load(path, mmap_mode="r")
+        self.labels = self._index[:, 3]
 
     def _write(self, path: Path) -> None:
         rows = [row for number, file in enumerate(self._files) for row in self._samples(number, file)]
@@ -90,8 +91,8 @@ class TarRows:
             if ending in members:
                 return members[ending]
         raise DataError(
-            f"data: the sample {name!r} in {file} has {', '.join(members)}, and no {endings}; write other endings, as "
-            'in "jpg;jpeg;png" and "cls", in data.image_column and data.label_column'
+            f"data: the sample {name!r} in {file} has {', '.join([*members][:9])}, and no {endings}; write other "
+            'endings, as in "jpg;jpeg;png" and "cls", in data.image_column and data.label_column'
         )
 
     def __len__(self) -> int:
