@@ -36,6 +36,7 @@ from largebatch.storage.catalog import Entry, entries
 from largebatch.storage.files import read_json_lines, replace_file, replace_json_file
 from largebatch.storage.layout import read_object
 from largebatch.system.endings import Ending, decisive, read_endings
+from largebatch.system.failures import Kind
 from largebatch.system.regular_file import read_bytes
 
 Line = dict[str, Any]
@@ -137,7 +138,11 @@ class RunFolder:
             latest = latest_attempt(self.attempts_dir)
         except OSError:
             return None
-        return decisive(read_endings(self.attempts_dir / attempt_name(latest))) if latest else None
+        if latest is not None and (endings_dir := self.attempts_dir / attempt_name(latest)).is_dir():
+            return decisive(read_endings(endings_dir))
+        # Versions before wrote no endings, but a summary when the run finished.
+        summary = self.summary()
+        return Ending(Kind.FINISHED, f"after step {summary.get('steps')}") if summary else None
 
     def write_config(self, config: RecipeConfig) -> None:
         """Write the resolved config."""
