@@ -4,6 +4,7 @@ import base64
 import errno
 import math
 import os
+from datetime import UTC, datetime
 from decimal import Decimal
 
 import datasets
@@ -113,6 +114,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_p
         (["--data.data_files=null", "--data.path=./nowhere"], "data.path: there is no folder './nowhere'"),
         (["--data.image_column=picture"], "data.image_column: no column 'picture'; the data has image, label"),
         (["--data.label_column=y"], "data.label_column: no column 'y'"),
+        (["--data.label_column=image"], "data.label_column: the column 'image' has struct"),
         (["--data.path=parkuet"], "data.path: 'parkuet' could not be loaded"),
     ],
 )
@@ -132,6 +134,8 @@ PICTURE = png(np.full((8, 8, 3), 9, np.uint8))
         ({"label": ["0", "1"]}, "data.label_column: the column 'label' has string"),
         ({"label": [[0, 1], [1]]}, "data.label_column: the column 'label' has list"),
         ({"label": [Decimal(0), Decimal(1)]}, "data.label_column: the column 'label' has decimal128"),
+        ({"label": [{"class": 0}, {"class": 1}]}, "data.label_column: the column 'label' has struct"),
+        ({"label": [datetime(2026, 1, 1, tzinfo=UTC)] * 2}, "data.label_column: the column 'label' has timestamp"),
         ({"label": [0, None]}, "data.label_column: sample 1 of 'train' has the label null"),
         ({"label": [0.0, math.nan]}, "sample 1 of 'train' has the label null"),
         ({"label": [1.0, 0.7]}, "sample 1 of 'train' has the label 0.7"),

@@ -53,6 +53,25 @@ def test_the_first_ending_of_a_process_is_kept(logs):
     }
 
 
+def test_an_ending_that_the_run_folder_does_not_take_is_not_the_jobs_either(logs, attempt):
+    own = begun(attempt)
+    # As root may write anywhere: a file in the place of the folder.
+    attempt.endings_dir.rmdir()
+    attempt.endings_dir.touch()
+    with pytest.raises(NotADirectoryError):
+        own.write(Kind.FINISHED, "after step 7")
+    attempt.endings_dir.unlink()
+    attempt.endings_dir.mkdir()
+    own.fail(OSError(28, "full"))
+    (ending,) = read_endings(logs / "endings")
+    assert ending.kind == Kind.FILES
+
+
+def test_a_pipe_among_the_attempts_does_not_block(tmp_path, attempt):
+    os.mkfifo(attempt.folder / "0002.json")
+    assert [each["attempt"] for each in RunFolder(tmp_path).attempts()] == [1]
+
+
 def test_an_ending_is_read_as_it_was_written(logs, attempt):
     begun(attempt).write(Kind.STOPPED, "by x", reason=StopReason.STOP_FILE)
     expected = Ending(Kind.STOPPED, "by x", StopReason.STOP_FILE, None, False, 3, "h7", 0.0, 7, True, 4)

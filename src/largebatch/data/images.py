@@ -105,18 +105,20 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
 
 def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "datasets.Dataset":
     import datasets
-    from pyarrow import compute, float64
+    from pyarrow import compute, float64, types
 
     images = column(dataset, config.image_column, "image_column")
     labels = column(dataset, config.label_column, "label_column")
     dataset = dataset.select_columns([images, labels])
-    image_type, label_type = dataset.features.arrow_schema.types
+    schema = dataset.features.arrow_schema
+    image_type = schema.field(images).type
+    label_type = schema.field(labels).type
     # Lists of pixels are refused, because nothing says which value is white.
     if str(image_type).removeprefix("large_").partition("<")[0] not in ("struct", "binary", "string"):
         raise DataError(
             f"data.image_column: the column {images!r} has {image_type}; write the bytes or the paths of image files"
         )
-    if np.dtype(label_type.to_pandas_dtype()).kind not in "biuf":
+    if not (types.is_integer(label_type) or types.is_floating(label_type) or types.is_boolean(label_type)):
         raise DataError(
             f"data.label_column: the column {labels!r} has {label_type}; write one class for each image, as a whole "
             f"number from 0 to {config.num_classes - 1}"

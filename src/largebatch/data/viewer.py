@@ -26,7 +26,8 @@ def opaque(image: Image.Image) -> Image.Image:
         tags = image.tag_v2
         gray = (tags.get(Base.BitsPerSample), tags.get(Base.PhotometricInterpretation)) == ((16,), 1)
     # It compares a PNG's transparent color, which has the file's bits, with pixels of 8 bits.
-    keyed = "transparency" in image.info and image.tile[0].args in ("L;2", "L;4", "I;16B", "RGB;16B")
+    modes = [tile.args for tile in image.tile]
+    keyed = "transparency" in image.info and modes[:1] in (["L;2"], ["L;4"], ["I;16B"], ["RGB;16B"])
     if keyed or (image.mode[0] in "IF" and not gray):
         raise ValueError(
             f"what is black, white or transparent in this {image.format} of mode {image.mode} cannot be told; save it "

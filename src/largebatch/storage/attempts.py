@@ -20,6 +20,7 @@ from typing import Any
 
 from largebatch.errors import TrainingFailed
 from largebatch.storage.files import sync_folder, write_json_file
+from largebatch.system.regular_file import read_bytes
 from largebatch.system.variables import whole_number
 
 FILE_NAME = re.compile(r"([0-9]{4,})\.json")
@@ -122,7 +123,7 @@ def attempt_name(record: Mapping[str, Any]) -> str:
 def _record(folder: Path, number: int) -> dict[str, Any]:
     file = folder / f"{number:04d}.json"
     try:
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(read_bytes(file))
         record["host"], attempt_name(record)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise OSError(errno.EIO, f"not the record of an attempt: {error}", str(file)) from error

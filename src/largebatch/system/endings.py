@@ -137,13 +137,14 @@ class OwnEnding:
         place: dict[str, Any] = {"rank": whole_number_or_none("RANK") or 0, "node": node_name(), "time": time.time()}
         ending = Ending(kind, message, **(place | dict(self._progress()) | about))
         try:
+            # First, because only this one may fail: then neither has an ending that did not come about. The folder of
+            # an attempt is gone if the run was moved, and then is not made again.
+            if self._attempt_folder is not None:
+                _write_new(self._attempt_folder, ending)
             if logs := os.environ.get("LARGEBATCH_LOGS"):
                 with suppress(OSError):
                     Path(logs, ENDINGS).mkdir(parents=True, exist_ok=True)
                     _write_new(Path(logs, ENDINGS), ending)
-            # The folder of an attempt is gone if the run was moved, and then is not made again.
-            if self._attempt_folder is not None:
-                _write_new(self._attempt_folder, ending)
             self._is_written = True
         finally:
             self._written(ending)

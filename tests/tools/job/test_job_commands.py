@@ -34,9 +34,8 @@ def fail(folder, start=0, kind="error", message="m", **about):
 
 
 def begin(folder, job="5", restart=0):
-    """Begin an attempt, as a start of a job."""
-    attempt = claim(folder / "attempts", {"job_id": job, "restart": restart})
-    write_ending(attempt.endings_dir, "finished")
+    """Begin an attempt, as a start of a job, and return where its endings are."""
+    return claim(folder / "attempts", {"job_id": job, "restart": restart}).endings_dir
 
 
 def test_a_start_begins_and_ends(ask, tmp_path):
@@ -52,7 +51,7 @@ def test_a_start_begins_and_ends(ask, tmp_path):
 
 @pytest.mark.parametrize(("job", "restart"), [("4", 0), ("55", 0), ("5", 11), (None, 0)])
 def test_what_others_have_left_is_not_about_this_start(job, restart, ask, tmp_path):
-    begin(tmp_path, job, restart)
+    write_ending(begin(tmp_path, job, restart), "finished")
     fail(tmp_path, start=0)
     answer = ask("job-ended", "--exit-code=1", start=1)
     assert answer == "requeue ended before the run began (exit code 1); resumes from step 0"
@@ -62,6 +61,12 @@ def test_a_run_that_was_killed_had_begun(ask, tmp_path):
     begin(tmp_path, restart=1)
     make_checkpoint(tmp_path / "checkpoints/step_00000040")
     assert ask("job-ended", "--exit-code=1", start=1) == "requeue killed at step 40; resumes from step 40"
+
+
+def test_an_ending_that_only_the_run_folder_took_is_read(ask, tmp_path):
+    """A person has stopped the run, and the folder of the job's start was full."""
+    write_ending(begin(tmp_path), "stopped", "by the stop file", reason="stop_file")
+    assert ask("job-ended", "--exit-code=75").startswith("leave 75 stopped by the stop file")
 
 
 def test_each_piece_of_evidence_is_read(ask, tmp_path):

@@ -110,8 +110,8 @@ class OwnFolder(RunFolder):
         """Move the run, but not what jobs have here: this one runs the code in its folder, others wait in the queue."""
         moved.mkdir()
         kept = {self.lock_file, self.jobs_dir, *self.stop_files()}
-        markers = {self.plan_file, self.config_file}
-        # What marks the folder as a run's is last, so that after a crash in between it still is one.
+        markers = {self.plan_file, self.config_file, self.attempts_dir}
+        # What marks the folder as a run's, or as a finished one's, is last, so that it still is one after a crash.
         for found in sorted(self.path.iterdir(), key=markers.__contains__):
             if found not in kept:
                 found.rename(moved / found.name)

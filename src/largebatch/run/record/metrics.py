@@ -155,10 +155,6 @@ class StepMetrics:
         in_tokens = self._plan.loss_unit == "tokens"
         return speed | ({"tokens_per_second": round(weight / seconds, 3)} if in_tokens else {})
 
-    def mfu(self, step: int, seconds: float) -> float | None:
-        """The MFU of a step that took so many seconds; None if unknown."""
-        return self._utilization.at(self._plan.batch_at(step - 1).size / seconds)
-
     def summary(self, step: int) -> dict[str, Any]:
         """What summary.json says of speed after `step` steps; rates are those of this attempt."""
         samples = self._plan.batch_at(step).samples_before

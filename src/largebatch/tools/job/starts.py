@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from largebatch.errors import UserError
+from largebatch.storage.attempts import attempt_name
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import ENDINGS, Ending, parse_ending, read_endings
@@ -61,15 +62,19 @@ class JobStarts:
     def evidence(self, exit_code: int, asked_to_stop: str) -> Evidence:
         """What this start, which has ended, has left in the run folder."""
         mine = (self.job, self.start)
-        has_begun = any((each.get("job_id"), each.get("restart")) == mine for each in self.run.attempts())
+        begun = [each for each in self.run.attempts() if (each.get("job_id"), each.get("restart")) == mine]
+        endings = read_endings(self.logs / ENDINGS)
+        # A process may have been able to write to only one of the folders.
+        for each in begun:
+            endings += read_endings(self.run.attempts_dir / attempt_name(each))
         has_stop_file = False
         with suppress(OSError):
             # An older stop file was not for this start.
             has_stop_file = self.run.stop_file.stat().st_mtime >= whole_number("LARGEBATCH_BEGAN", 0)
         return Evidence(
             exit_code,
-            [*read_endings(self.logs / ENDINGS), *killed_processes(self.logs)],
-            self.checkpoint_step if has_begun else None,
+            [*endings, *killed_processes(self.logs)],
+            self.checkpoint_step if begun else None,
             asked_to_stop,
             has_stop_file,
             self.earlier_failure(),
