@@ -48,6 +48,7 @@ train: install
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python tests/packed_assignments.py $$(find src recipes tests bench docs -name '*.py')
 	$(BIN)/mypy
 	$(BIN)/largebatch lint
 	@if command -v shellcheck >/dev/null; then set -x; shellcheck launch/*.sh slurm/*.sh slurm/sites/*.sh slurm/*.sbatch $(wildcard .ci/run); \

@@ -21,11 +21,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from largebatch.backend.base import Backend
 from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
-from largebatch.checkpoint.load import load
-from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.config import as_json, load_config
 from largebatch.config.sections import Checkpoint
 from largebatch.plan import resolve
+from largebatch.run.checkpoint.load import load
+from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.resume import checkpoints_of
 from largebatch.storage.attempts import Attempt, claim
 from largebatch.storage.catalog import verify_checksums
@@ -184,8 +184,9 @@ class Job:
     def load_ours(self) -> None:
         """As a run that resumes: find the newest, read its checksums with all processes, load."""
         newest = checkpoints_of(self.folder / "ours", self.backend)[0]
-        problem = newest.problem or verify_checksums(newest.path, self.backend.rank, self.backend.world_size)
-        assert self.backend.gather_objects(problem) == [None] * self.backend.world_size, problem
+        assert newest.problem is None
+        verify_checksums(newest.path, self.backend.rank, self.backend.world_size)
+        self.backend.gather_objects(None)
         load(self.backend, newest.path, read_manifest(newest.path))
 
     def save_theirs(self, name: str) -> float:

@@ -30,7 +30,7 @@ from checkpoint_job import (
     measure_stalls,
     prepare_memory,
 )
-from largebatch.tools.verify.jobs import run_job
+from largebatch.tools.local_jobs.jobs import run_job
 from launches import job_options
 from record import OURS, Comparison, Figure, Record, add_output_options, take_facts, write_record
 

@@ -27,10 +27,10 @@ from transformers import PreTrainedTokenizerFast
 
 from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
-from largebatch.config.data import Preparation
 from largebatch.data import prepared
 from largebatch.data.hub import open_splits
 from largebatch.data.order import TrainingOrder
+from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import MAX_SHARD_BYTES, open_prepared
 from largebatch.data.source import Batch
 from largebatch.data.text import TokenBlocks
@@ -164,7 +164,7 @@ def text_recipe(folder: Path) -> Any:
         f"--data.tokenizer={folder / 'tokenizer'}",
     ]
     config = load_config(RECIPE, words)
-    documents, _ = open_splits(config.data)
+    documents, _ = open_splits(config.data, Preparation())
     train_tokenizer(documents["text"], VOCABULARY, folder / "tokenizer")
     return config
 
@@ -180,7 +180,7 @@ def compare_preparing(rounds: int, folder: Path) -> tuple[Comparison, list[Figur
     def prepare(num_workers: int) -> TokenStream:
         prepared.HF_HOME = tempfile.mkdtemp(dir=folder)
         how = Preparation("", allowed="everything", num_workers=num_workers)
-        return open_prepared(once.prepared_by(how), tokenizer)[0]
+        return open_prepared(once, tokenizer, how)[0]
 
     ways = {
         "encode_batch_fast": lambda: encode(documents, add_special_tokens=False),

@@ -49,9 +49,9 @@ def main() -> None:
     options = parser.parse_args()
     facts = take_facts(("torch", "accelerate"))
     started = time.monotonic()
-    import largebatch.tools.verify.preload
+    import largebatch.tools.local_jobs.preload
 
-    assert largebatch.tools.verify.preload
+    assert largebatch.tools.local_jobs.preload
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
         faults = [
             (scenario, moment, code, for_ever)

@@ -21,7 +21,7 @@ from typing import Any
 
 from fuzzing import checkpoints, overrides, recipes, run_folders, variables
 from fuzzing.cases import HELD, Case, Outcome, Sound, run_case
-from largebatch.tools.command_line import COMMANDS, build_parser
+from largebatch.__main__ import COMMANDS, build_parser
 from record import RESULTS, take_facts, write_verdicts
 
 TARGETS: dict[str, Callable[[Random, Sound, Path], Case]] = {
@@ -34,9 +34,9 @@ def warm_up(folder: Path) -> Sound:
     """Import what the commands import, and make what cases are made from."""
     import plotly.io  # noqa: F401
 
-    import largebatch.checkpoint.export
     import largebatch.estimate.comparison
     import largebatch.estimate.recipe_model
+    import largebatch.run.checkpoint.export
     import largebatch.tools.report.page  # noqa: F401
 
     for command in COMMANDS:

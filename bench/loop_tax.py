@@ -85,7 +85,7 @@ def ours(clock: Clock) -> None:
         "--learning_rate.base_lr=1e-3",
         f"--learning_rate.reference_batch_size={BATCH}",
         "--learning_rate.warmup=null",
-        '--learning_rate.decay={"name": "linear"}',
+        '--learning_rate.decay={"name": "polynomial", "power": 1}',
         "--optimizer.weight_decay=0.01",
         "--optimizer.no_decay=[]",
         "--optimizer.clip_norm=null",

@@ -157,9 +157,9 @@ def start_job(function: Callable[..., Any], *arguments: Any, **options: Any) -> 
     Args:
         function: Found by its name in its module; takes the connection of its own rank.
         arguments: Arguments that can be pickled.
-        options: Options of `largebatch.tools.verify.jobs.run_job`.
+        options: Options of `largebatch.tools.local_jobs.jobs.run_job`.
     """
-    from largebatch.tools.verify.jobs import run_job
+    from largebatch.tools.local_jobs.jobs import run_job
 
     def start(connections: Sequence[Connection]) -> Any:
         return run_job(function, connections, *arguments, **options)

@@ -29,7 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import jobs  # noqa: F401 - it names what to import before forking
-from largebatch.tools.command_line import main as largebatch
+from largebatch.__main__ import main as largebatch
 from paths import MAPS, RECIPES
 from planting import plant
 
@@ -194,8 +194,8 @@ OF_TASKS = (
             ("data.py", 'derive_seed(self.config.seed, "mirror", epoch, index) % 2', "np.random.random() < 0.5"),
             (
                 "data.py",
-                "def sources(config: Config):\n",
-                "def sources(config: Config):\n    np.random.seed(config.seed)\n",
+                "def sources(config: Config, _):\n",
+                "def sources(config: Config, _):\n    np.random.seed(config.seed)\n",
             ),
         ],
         words=("--strategies=ddp,fsdp", "--world-sizes=2", "--no-resume"),

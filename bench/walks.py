@@ -177,7 +177,7 @@ def walk_in_this_process(checkout: Path, what: str) -> dict[str, list[Entry]]:
     walk = Walk(checkout / "src/largebatch")
     work: Callable[[], object]
     if what == "plan":
-        from largebatch.tools.command_line import main as largebatch
+        from largebatch.__main__ import main as largebatch
 
         def work():
             return largebatch(PLAN)

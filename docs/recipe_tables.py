@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.plan.expected import in_words
+from largebatch.plan.expected import describe_figure
 from largebatch.task_folders import recipes_in
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +29,7 @@ def figure(config: RecipeConfig) -> str:
     """The published figure and its source."""
     if config.expected is None:
         return "none"
-    value, _, seeds = in_words(config.expected)[0].partition(": ")
+    value, _, seeds = describe_figure(config.expected)[0].partition(": ")
     return f"{value}, {seeds.rpartition(' of ')[2]} ({config.expected.source})"
 
 

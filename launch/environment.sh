@@ -8,7 +8,7 @@ set +eu
 code=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export LARGEBATCH_NODE=${LARGEBATCH_NODE:-$(hostname)}
 # The caller's values win over those that the files export: all nodes and the batch script must agree on them.
-told=$(declare -p RUN_DIR STRATEGY LARGEBATCH_{JOB_ID,RESTART,JOB_END_TIME,BEGAN,NODE,NODE_NAMES,LOGS,REFUSAL,TOKEN} 2>/dev/null)
+told=$(declare -p RUN_DIR STRATEGY LARGEBATCH_{JOB_ID,RESTART,JOB_END_TIME,BEGAN,NODE,NODE_NAMES,LOGS,TOKEN} 2>/dev/null)
 # In functions, so that the files do not get this script's arguments. Standard output is for answers.
 # shellcheck source=/dev/null
 enter_site() { source "$code/slurm/site.sh" >&2; }

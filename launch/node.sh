@@ -128,15 +128,21 @@ if [[ -z ${LARGEBATCH_TOKEN:-} ]]; then
   LARGEBATCH_TOKEN=${job:-none}.$restart
   folder=$LARGEBATCH_LOGS/preflight
   if ((node_rank == 0)); then
-    # What an earlier start of this name has left must not be taken for this one's. Other nodes write here only after
-    # they have met this one.
-    rm -rf "$folder" "$LARGEBATCH_LOGS/errors" "$LARGEBATCH_LOGS/refusal"
+    # What an earlier start of this name has left must not be taken for this one's. Other nodes write their reports
+    # again.
+    rm -rf "$folder" "$LARGEBATCH_LOGS/endings"
     mkdir -p "$folder"
     echo "$LARGEBATCH_TOKEN" >"$folder/token"
   fi
+else
+  # The caller wrote it before this node started; network file systems may hide new files for a minute.
+  for ((waited = 0; waited < 60; waited++)); do
+    [[ $(cat "$folder/token" 2>/dev/null) != "$LARGEBATCH_TOKEN" ]] || break
+    sleep 1
+  done
+  ((waited < 60)) || fail 3 "$PWD: $folder is not the folder that the caller wrote to; the run folder must be on a file system that all nodes share, and be mounted in containers"
 fi
 mkdir -p "$folder"
-export LARGEBATCH_REFUSAL=${LARGEBATCH_REFUSAL:-$LARGEBATCH_LOGS/refusal}
 
 # --- settings of the processes; values that you have set win ---
 
@@ -210,7 +216,9 @@ if declare -F before_training >/dev/null; then
   # Before `||`, bash would ignore all failures but the last command's; this way, each of them ends the script.
   # shellcheck disable=SC2317 # the trap calls it
   refuse() {
-    echo "before_training of slurm/site.sh failed on $LARGEBATCH_NODE; see its output" >"$LARGEBATCH_REFUSAL"
+    mkdir -p "$LARGEBATCH_LOGS/endings"
+    printf '{"kind": "refused", "message": "before_training of slurm/site.sh failed on %s; see its output"}\n' \
+      "$LARGEBATCH_NODE" >"$LARGEBATCH_LOGS/endings/before_training.$LARGEBATCH_NODE.json"
     fail 2 "before_training of slurm/site.sh failed"
   }
   trap refuse EXIT
@@ -259,5 +267,5 @@ train() {
 result=0
 attend train "$@" || result=$?
 # The launcher exits with 1, whatever the exit codes of its processes.
-[[ ! -f $LARGEBATCH_REFUSAL ]] || result=2
+! grep -qs '"kind": "refused"' "$LARGEBATCH_LOGS"/endings/*.json || result=2
 exit "$result"

@@ -95,7 +95,7 @@ mkdir -p "$preflight"
 mapfile -t node_names < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
 export STRATEGY RUN_DIR=$run_dir
-export LARGEBATCH_JOB_ID=$SLURM_JOB_ID LARGEBATCH_RESTART=$restart LARGEBATCH_LOGS=$logs LARGEBATCH_REFUSAL=$logs/refusal
+export LARGEBATCH_JOB_ID=$SLURM_JOB_ID LARGEBATCH_RESTART=$restart LARGEBATCH_LOGS=$logs
 export LARGEBATCH_JOB_END_TIME=${SLURM_JOB_END_TIME:-}
 if [[ -z $LARGEBATCH_JOB_END_TIME ]]; then
   # Slurm before 23.02 does not set it in the environment. A job without a time limit has no end.
@@ -303,7 +303,7 @@ done
 
 # --resume is for the first start; later starts resume from the latest checkpoint.
 has_begun=
-! grep -qs "\"job_id\": \"$SLURM_JOB_ID\"" "$run_dir/status.json" || has_begun=1
+! grep -qs "\"job_id\": \"$SLURM_JOB_ID\"" "$run_dir"/attempts/*.json || has_begun=1
 words=()
 while (($#)); do
   case $has_begun$1 in

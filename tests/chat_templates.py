@@ -41,7 +41,8 @@ def template(name: str, marked: bool = True) -> str:
 
 def chat_tokenizer(chat_template: str | None, bos: str = "<s>", eos: str = "</s>") -> PreTrainedTokenizerFast:
     """Byte-level byte-pair encoding with a few words; texts begin with `bos`, unless special tokens are left out."""
-    vocabulary, merges = sorted(pre_tokenizers.ByteLevel.alphabet()), []
+    vocabulary = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = []
     for word in MERGED:
         for end in range(2, len(word) + 1):
             if word[:end] not in vocabulary:

@@ -118,7 +118,8 @@ def replay(collectives: Sequence[Collective]) -> None:
     """Start the same collectives again, with zeros."""
     for operator, kind, elements, dtype, root, ranks in collectives:
         group = _group_with(ranks)
-        whole, part = torch.zeros(elements, dtype=dtype), torch.zeros(elements // len(ranks), dtype=dtype)
+        whole = torch.zeros(elements, dtype=dtype)
+        part = torch.zeros(elements // len(ranks), dtype=dtype)
         if operator == "c10d::allgather_":
             distributed.all_gather(list(whole.chunk(len(ranks))), part, group)
         else:

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from largebatch.storage.catalog import entries, verify_checksums
+from largebatch.storage.catalog import entries
 from largebatch.storage.layout import read_object
-from largebatch.tools.verify.training import train
+from largebatch.tools.local_jobs.training import train
 from paths import PYDOC, ROOT
 from resuming import TINY_GPT
+from saving import checksum_problem
 
 CODES = ("EIO", "ENOSPC", "ESTALE", "EACCES")
 # Synchronous, so that calls come in the same order each time.
@@ -49,7 +50,10 @@ class FileSystem:
     """Calls of file-system functions about a folder: noted, and failing from a moment on."""
 
     def __init__(self, folder: Path, moment: Moment | None = None, code: str = "EIO", for_ever: bool = False):
-        self._folder, self._moment, self._error, self._for_ever = str(folder), moment, getattr(errno, code), for_ever
+        self._folder = str(folder)
+        self._moment = moment
+        self._error = getattr(errno, code)
+        self._for_ever = for_ever
         self._failing = False
         self.moments: dict[Moment, None] = {}
 
@@ -76,7 +80,8 @@ class FileSystem:
         return file
 
     def _of(self, file: Any, name: str) -> Callable[..., Any]:
-        function, descriptor = getattr(file, name), file.fileno()
+        function = getattr(file, name)
+        descriptor = file.fileno()
 
         def checked(*arguments: Any) -> Any:
             self._check(name, descriptor, None)
@@ -98,7 +103,8 @@ class FileSystem:
         moment = Moment(call, CHANGING.sub("#", text.removeprefix(self._folder).strip("/")), _caller())
         self.moments[moment] = None
         if moment == self._moment or self._failing:
-            self._moment, self._failing = None, self._for_ever
+            self._moment = None
+            self._failing = self._for_ever
             raise OSError(self._error, os.strerror(self._error), text)
 
 
@@ -211,7 +217,7 @@ class Scenario:
 def results_of(run_dir: Path) -> dict[str, Any]:
     """What a run that is over must have left."""
     weights = run_dir / "model/model.safetensors"
-    intact = [entry.step for entry in entries(run_dir / "checkpoints") if verify_checksums(entry.path) is None]
+    intact = [entry.step for entry in entries(run_dir / "checkpoints") if checksum_problem(entry.path) is None]
     return {
         "outcome": read_object(run_dir / "status.json").get("outcome"),
         "loss": read_object(run_dir / "summary.json").get("train_loss"),

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from largebatch.backend.accelerate_configs import rehearsal_environment
-from largebatch.tools.verify import jobs, training
-from largebatch.tools.verify.jobs import JobFailed
+from largebatch.tools.accelerate_configs import rehearsal_environment
+from largebatch.tools.local_jobs import jobs, training
+from largebatch.tools.local_jobs.jobs import JobFailed
 from paths import ROOT
 from tasks import TASKS
 

@@ -5,7 +5,8 @@ import shutil
 from paths import PYDOC, ROOT
 
 CONFIG = '''
-from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, OptimizerSection
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry
+from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import BelowOne
 

@@ -35,12 +35,15 @@ class PlainLamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            (beta1, beta2), decay = group["betas"], group["weight_decay"]
+            (beta1, beta2) = group["betas"]
+            decay = group["weight_decay"]
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
                 count, m, v = self.state[weight].get("all", (0, 0.0, 0.0))
-                count, m, v = count + 1, beta1 * m + (1 - beta1) * weight.grad, beta2 * v + (1 - beta2) * weight.grad**2
+                count = count + 1
+                m = beta1 * m + (1 - beta1) * weight.grad
+                v = beta2 * v + (1 - beta2) * weight.grad**2
                 self.state[weight]["all"] = count, m, v
                 r = m / (1 - beta1**count) / (torch.sqrt(v / (1 - beta2**count)) + group["eps"])
                 update = r + decay * weight

@@ -16,7 +16,10 @@ ACCELERATE = """
   ulimit -c >>"$RUN_DIR/limit"
   printf '%s\\n' "$LARGEBATCH_NODE" "$@" >"$RUN_DIR/words.$LARGEBATCH_NODE"
   echo "trains on $LARGEBATCH_NODE"
-  if [[ -n ${REFUSAL:-} ]]; then printf '%s' "$REFUSAL" >"$LARGEBATCH_REFUSAL"; fi
+  if [[ -n ${REFUSAL:-} ]]; then
+    mkdir -p "$LARGEBATCH_LOGS/endings"
+    printf '{"kind": "refused", "message": "%s"}' "$REFUSAL" >"$LARGEBATCH_LOGS/endings/rank_0.json"
+  fi
   exit "${TRAIN_CODE:-0}"
 """
 

@@ -1,6 +1,5 @@
 """Nodes of a pre-flight as processes of this machine, forked, so that none has to import torch."""
 
-import gc
 import os
 import random
 import socket
@@ -11,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from paths import PYDOC, ROOT
 
 DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"
@@ -50,7 +49,6 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
         seconds: How long to wait for all of them.
     """
     shared(folder).mkdir(parents=True, exist_ok=True)
-    (shared(folder) / "token").write_text(f"{TOKEN}\n")
     names = [f"n{rank + 1}" for rank in range(count)]
     port = port or free_port()
     processes = []
@@ -72,17 +70,14 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
 
 
 def _be_node(folder, rank, arguments, before, environment):
-    # A store that is garbage of the process that forked this one must not be destroyed here: it would join its thread,
-    # which is not here, but whose place one of this process may have taken.
-    gc.freeze()
     code = 99
     try:
-        (folder / f"pid_{rank}").write_text(str(os.getpid()))
         os.environ.update(environment)
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(folder / f"{name}_{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         # pytest has its own.
-        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
         if before:
             before(rank)
         code = main(arguments)
@@ -94,7 +89,7 @@ def _be_node(folder, rank, arguments, before, environment):
         os._exit(code)
 
 
-def die():
+def die(*_, **__):
     """Be gone at once."""
     os._exit(9)
 
@@ -104,15 +99,12 @@ def late(rank, seconds):
     return lambda each: time.sleep(seconds) if each == rank else None
 
 
-def too_late(folder, rank):
-    """A `before` that lets a node begin when the pre-flight has ended, and with the first node's process its store."""
+def begins_after(folder, rank, name):
+    """A `before` that lets a node begin when there is a file of this name in the shared folder."""
 
     def wait(each):
         if each == rank:
-            while not list(shared(folder).glob("ended.*")):
-                time.sleep(0.1)
-            first = (folder / "pid_0").read_text()
-            while Path(f"/proc/{first}").exists():
+            while not list(shared(folder).glob(f"{name}.*")):
                 time.sleep(0.1)
 
     return wait

@@ -24,7 +24,8 @@ class PreparingArray:
     """
 
     def __init__(self, cluster: Cluster, folder: Path, num_rows: int):
-        self.cluster, self.folder = cluster, folder
+        self.cluster = cluster
+        self.folder = folder
         self.rows = [f"{number} {LINE}" for number in range(num_rows)]
         text = folder / "text.jsonl"
         text.write_text("".join(json.dumps({"text": row}) + "\n" for row in self.rows))

@@ -7,8 +7,11 @@ from largebatch.storage.files import read_json_lines
 from paths import ROOT
 
 QUADRATIC = ROOT / "tests/noisy_quadratic/quadratic.json"
-STEP, WINDOW = 128, 512  # the branches begin after this step, and train on so many samples
-RATE, BATCH, VARIANCE = 0.02, 4, 200.0
+STEP = 128  # the branches begin after this step, and train on so many samples
+WINDOW = 512
+RATE = 0.02
+BATCH = 4
+VARIANCE = 200.0
 
 
 def expected_loss(multiple: int, before: float) -> float:
@@ -16,7 +19,8 @@ def expected_loss(multiple: int, before: float) -> float:
 
     Of steps w -= rate (w - noise): E[w^2] decays, and each adds the variance of the gradient over the batch.
     """
-    rate, batch = RATE * multiple, BATCH * multiple
+    rate = RATE * multiple
+    batch = BATCH * multiple
     decay = (1 - rate) ** 2
     left = decay ** (WINDOW // batch)
     return left * before + rate**2 * VARIANCE / batch * (1 - left) / (1 - decay) / 2

@@ -17,7 +17,8 @@ class Page(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.feed(self.source)
         # What no run has logged has no figure.
-        self.data, self.layout = [], {}
+        self.data = []
+        self.layout = {}
         if call := re.search(r'Plotly\.newPlot\(\s*"curves",\s*', self.source):
             self.data, end = json.JSONDecoder().raw_decode(self.source, call.end())
             self.layout, _ = json.JSONDecoder().raw_decode(

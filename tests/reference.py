@@ -103,7 +103,9 @@ def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, file
     config = load_config(recipe, overrides)
     torch.manual_seed(config.seed)
     model = build_model(recipe)(config)
-    options, size, block = config.optimizer, config.batch.global_batch_size, config.data.block_size
+    options = config.optimizer
+    size = config.batch.global_batch_size
+    block = config.data.block_size
     decayed = [p for n, p in model.named_parameters() if not ("ln_" in n or n.endswith("bias"))]
     exempt = [p for n, p in model.named_parameters() if "ln_" in n or n.endswith("bias")]
     groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
@@ -117,11 +119,14 @@ def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, file
                 yield tokens[place * block : (place + 1) * block + 1]
 
     sources = {name: draws(name, *about) for name, about in files.items()}
-    taken, since = dict.fromkeys(sources, 0), 0
+    taken = dict.fromkeys(sources, 0)
+    since = 0
     batches = []
     for step in range(steps):
         if step in phases:
-            parts, taken, since = phases[step], dict.fromkeys(sources, 0), step
+            parts = phases[step]
+            taken = dict.fromkeys(sources, 0)
+            since = step
         exact = {name: (step + 1 - since) * size * part for name, part in parts.items()}
         due = {name: math.floor(share) for name, share in exact.items()}
         left = (step + 1 - since) * size - sum(due.values())
@@ -162,13 +167,15 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
 
     def mean_loss(indices):
         batch = train_set.fetch(indices, 0)
-        pixels, targets = normalize_pixels(batch["pixel_values"], config.data), one_hot(batch["labels"], 10).float()
+        pixels = normalize_pixels(batch["pixel_values"], config.data)
+        targets = one_hot(batch["labels"], 10).float()
         if config.loss.mixup_alpha is not None:
             pixels, targets = mixed_in_pairs(pixels, targets, indices, config)
         smoothing = config.loss.label_smoothing
         return cross_entropy(model(pixel_values=pixels).logits, (1 - smoothing) * targets + smoothing / 10)
 
-    size, peak = config.batch.global_batch_size, config.learning_rate.base_lr
+    size = config.batch.global_batch_size
+    peak = config.learning_rate.base_lr
     total = round(config.train.duration.epochs) * (1437 // size)
     cosine = [peak * (1 + math.cos(math.pi * (step - 10) / (total - 10))) / 2 for step in range(steps)]
     rates = [peak * step / 10 if step < 10 else rate for step, rate in enumerate(cosine)]
@@ -177,7 +184,8 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
 
 def mixed_in_pairs(pixels, targets, indices, config):
     """Mixup by the definition, one pair after the other, of the whole global batch."""
-    mixed_pixels, mixed_targets = pixels.clone(), targets.clone()
+    mixed_pixels = pixels.clone()
+    mixed_targets = targets.clone()
     for first in range(0, len(indices), 2):
         random = np.random.default_rng(derive_seed(config.seed, "mixup", 0, int(indices[first])))
         weight = np.float32(random.beta(config.loss.mixup_alpha, config.loss.mixup_alpha))
@@ -191,7 +199,7 @@ def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict
     """LAMB on masked blocks, the whole global batch in one pass, its loss torch's mean over all that is predicted."""
     import tasks
 
-    masked_sources = tasks.module("masked_lm", "data").sources
+    masked_sources = tasks.sources("masked_lm")
 
     config = load_config(recipe, overrides)
     model = build_model(recipe)(config)
@@ -242,20 +250,27 @@ def draw_by_name(model, seed: int, std: float) -> None:
 
 def global_batches(num_samples: int, size_at: dict[int, int], keep_last: bool, steps: int) -> list[tuple]:
     """(epoch, start, size, samples before) of each step; `size_at` has the steps at which sizes come into force."""
-    batches, epoch, start, trained, size = [], 0, 0, 0, 0
+    batches = []
+    epoch = 0
+    start = 0
+    trained = 0
+    size = 0
     for step in range(steps):
         size = size_at.get(step, size)
         if start == num_samples or (start + size > num_samples and not keep_last):
-            epoch, start = epoch + 1, 0
+            epoch = epoch + 1
+            start = 0
         taken = min(size, num_samples - start)
         batches.append((epoch, start, taken, trained))
-        start, trained = start + taken, trained + taken
+        start = start + taken
+        trained = trained + taken
     return batches
 
 
 def _train(config, model, optimizer, mean_loss, batches, rates) -> dict:
     model.train()
-    metrics, weights = [], []
+    metrics = []
+    weights = []
     for step, ((epoch, start, size, _), learning_rate) in enumerate(zip(batches, rates, strict=True)):
         order = epoch_order(config.data.num_train_samples, config.seed, epoch)
         optimizer.zero_grad()

@@ -74,7 +74,9 @@ def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], inter
 
     # A request during a step ends the run after the next one.
     stop.STOP_VOTE_STEPS = 0
-    micro_batches, update, hashes = Step.micro_batches, Run.update, []
+    micro_batches = Step.micro_batches
+    update = Run.update
+    hashes = []
     rank = int(os.environ.get("RANK", 0))
 
     def noted(step):
@@ -95,7 +97,8 @@ def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], inter
         if interruption is not None and interruption.rank == rank and step.index == run.loop.start.step:
             _arm(interruption, run_dir)
 
-    Step.micro_batches, Run.update = noted, update_and_note
+    Step.micro_batches = noted
+    Run.update = update_and_note
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     pid_file(run_dir, rank).write_text(str(os.getpid()))
     train(recipe, *words, run_dir=run_dir)
@@ -185,7 +188,8 @@ def assert_bit_for_bit(run_dir: Path, reference: Path, weights: str = "model.saf
     assert mine == theirs
     evaluations = [read_json_lines(path / "evaluations.jsonl") for path in (run_dir, reference)]
     assert evaluations[0] == evaluations[1]
-    expected, found = samples_of(reference), samples_of(run_dir)
+    expected = samples_of(reference)
+    found = samples_of(run_dir)
     assert found.keys() == expected.keys()
     for place, contents in found.items():
         assert contents == expected[place], place

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ending_files import end_run
 from largebatch.config import as_json, load_config
 from largebatch.plan import RunPlan, resolve
 from paths import DIGITS
@@ -66,25 +67,24 @@ def write_run(
     folder: Path,
     words: tuple[str, ...] = (),
     steps: range = range(10, 201, 10),
-    outcome: str = "finished",
+    kind: str | None = "finished",
     history: list[dict[str, Any]] | None = None,
     config: Path = DIGITS,
     metrics: list[dict[str, Any]] | None = None,
 ) -> RunPlan:
-    """A run of a recipe with some overrides, logged and evaluated at `steps`."""
+    """A run of a recipe with some overrides, logged and evaluated at `steps`; None as `kind` if it has not ended."""
     recipe = load_config(config, words)
     plan = resolve(recipe, 2)
     last = steps[-1]
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(as_json(recipe)))
     (folder / "plan.json").write_text(plan.to_json())
-    status = {"outcome": outcome, "message": f"after step {last}", "resume": outcome != "finished", "step": last}
-    (folder / "status.json").write_text(json.dumps(status))
+    end_run(folder, kind, f"after step {last}", step=last)
     lines = [metric_line(plan, step) for step in steps] if metrics is None else metrics
     write_lines(folder / "metrics.jsonl", lines)
     write_lines(folder / "evaluations.jsonl", [evaluation_line(plan, step) for step in steps if step % 50 == 0])
     write_lines(folder / "history.jsonl", [started(0)] if history is None else history)
-    if outcome == "finished":
+    if kind == "finished":
         summary = {
             "steps": last,
             "planned_steps": plan.total_steps,

@@ -1,6 +1,5 @@
 """An array of jobs that train the points of a sweep on a test cluster."""
 
-import json
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 from paths import ROOT
 from slurm_cluster import Cluster
 from slurm_job import PATIENCE, Job
@@ -28,7 +28,9 @@ class SweepingArray:
     """
 
     def __init__(self, cluster: Cluster, folder: Path, words: Sequence[str], environment: Mapping[str, str]):
-        self.cluster, self.folder, self.environment = cluster, folder, environment
+        self.cluster = cluster
+        self.folder = folder
+        self.environment = environment
         self.words = [*words, f"--folder={folder}", "--slurm", "--nodes=1", "--cpus-per-task=1"]
         self.number = ""
 
@@ -79,6 +81,7 @@ class SweepingArray:
         """The output of the points' jobs."""
         return "\n".join(file.read_text() for file in (self.folder / "points").glob("*.log"))
 
-    def outcomes(self) -> set[str]:
-        """How the points have ended, or that they have not."""
-        return {json.loads((point / "status.json").read_text())["outcome"] for point in self.points}
+    def outcomes(self) -> set[str | None]:
+        """How the points have ended; None for one that has not."""
+        endings = [RunFolder(point).ending() for point in self.points]
+        return {ending and ending.kind for ending in endings}

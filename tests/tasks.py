@@ -1,9 +1,11 @@
 """The repository's tasks, by the names of their folders: modules, copies, and overrides for small runs."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from largebatch.data.preparation import Preparation
 from largebatch.task_folders import import_from
 from paths import ROOT
 
@@ -16,6 +18,15 @@ TINY = (*SMALL, "--batch.global_batch_size=24", "--batch.micro_batch_size=4")
 def module(task: str, name: str) -> ModuleType:
     """A module of a task, such as "config"."""
     return import_from(ROOT / "recipes" / task, name)
+
+
+def sources(task: str) -> Callable:
+    """The function `sources` of a task, which prepares data as far as a job may if it is not told more."""
+
+    def opened(config, preparation=None):
+        return module(task, "data").sources(config, preparation or Preparation())
+
+    return opened
 
 
 def build_model(recipe: Path):

@@ -14,9 +14,10 @@ from sklearn.metrics import roc_auc_score
 from torch.nn.functional import cross_entropy
 
 from jobs import run_job, train
+from largebatch.__main__ import main
 from largebatch.config import load_config
+from largebatch.data.preparation import Preparation
 from largebatch.task_folders import import_from
-from largebatch.tools.command_line import main
 from paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,8 @@ def recipe(tmp_path_factory) -> Path:
     """The task of tests/cookbook, with each block of the page in its place."""
     folder = shutil.copytree(ROOT / "tests/cookbook", tmp_path_factory.mktemp("recipes") / "sequences")
     for place, code in re.findall(r"^```python\n# ([^\n]+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
-        file, marker = folder / place.partition(",")[0], f"# cookbook: {place}\n"
+        file = folder / place.partition(",")[0]
+        marker = f"# cookbook: {place}\n"
         text = file.read_text() if file.exists() else marker
         assert text.count(marker) == 1, place
         indent = re.search(rf"^( *){re.escape(marker)}", text, re.MULTILINE)[1]
@@ -76,7 +78,8 @@ def test_one_process_against_plain_torch(recipe, pretrained, alone):
     run_dir, _, metrics = alone
     config = load_config(recipe)
     model = import_from(recipe.parent, "model").build_model(config)
-    final, first = load_file(run_dir / "model/model.safetensors"), load_file(pretrained)
+    final = load_file(run_dir / "model/model.safetensors")
+    first = load_file(pretrained)
     load_model(model, str(run_dir / "model/model.safetensors"))
     model.eval()
 
@@ -98,7 +101,7 @@ def test_one_process_against_plain_torch(recipe, pretrained, alone):
     of_shifted = [line["step"] for line in evaluations if "shifted/loss" in line]
     assert of_shifted == [3, 6, 9]
     assert [line["step"] for line in evaluations if "auc" in line] == [5, 9]
-    _, eval_set, shifted_set = import_from(recipe.parent, "data").sources(config)
+    _, eval_set, shifted_set = import_from(recipe.parent, "data").sources(config, Preparation())
     scores, batch = losses_of(eval_set, 22)
     expected = {
         "loss": float(scores.mean()),
@@ -134,7 +137,8 @@ def test_resumed_under_another_strategy(recipe, pretrained, alone, tmp_path):
         run_recipe(recipe, tmp_path / "run", *more, strategy=strategy, world_size=world_size)
     # The first epoch has five steps.
     assert main(["export", str(tmp_path / "run/checkpoints/step_00000004"), str(tmp_path / "frozen")]) == 0
-    frozen, first = load_file(tmp_path / "frozen/model.safetensors"), load_file(pretrained)
+    frozen = load_file(tmp_path / "frozen/model.safetensors")
+    first = load_file(pretrained)
     assert {name for name in frozen.keys() & first.keys() if torch.equal(frozen[name], first[name])} == {
         name for name in first if name.startswith(("transformer.h.0.", "transformer.wpe"))
     }
@@ -156,7 +160,8 @@ def test_resumed_under_another_strategy(recipe, pretrained, alone, tmp_path):
 
 def test_own_optimizers_step_as_the_page_says(recipe):
     torch.manual_seed(0)
-    weights, steps = torch.randn(4, 3), [torch.randn(4, 3) * 0.1 for _ in range(3)]
+    weights = torch.randn(4, 3)
+    steps = [torch.randn(4, 3) * 0.1 for _ in range(3)]
 
     def stepped(module, name, gradients, **options):
         parameter = torch.nn.Parameter(weights.clone())
@@ -172,6 +177,8 @@ def test_own_optimizers_step_as_the_page_says(recipe):
     expected = stepped(torch.optim, "AdamW", clipped, betas=(0.9, 0.99))
     assert torch.equal(stepped(own, "ClippedAdamW", steps, betas=(0.9, 0.99), clip_value=0.05), expected)
 
-    (mine, gradient), own = (weights, steps[0]), import_from(recipe.parent, "scaled")
+    mine = weights
+    gradient = steps[0]
+    own = import_from(recipe.parent, "scaled")
     expected = mine * (1 - 0.01 * 0.1) - 0.01 * 0.5 * mine.norm() / gradient.norm() * gradient
     assert torch.allclose(stepped(own, "Scaled", [gradient], trust=0.5), expected, rtol=1e-6)

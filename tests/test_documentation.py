@@ -8,18 +8,22 @@ overrides on that many processes.
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
 
 from jobs import run_job, train
-from largebatch.config import load_config
-from largebatch.tools.command_line import build_parser, main
-from largebatch.tools.verify.training import tiny_data_overrides
-from paths import BERT, PYDOC, ROOT
+from largebatch.__main__ import build_parser, main
+from largebatch.config import RecipeConfig, load_config, override_words
+from largebatch.errors import ConfigError
+from largebatch.tools.local_jobs.small_runs import tiny_data_overrides
+from paths import BERT, PYDOC, RECIPES, ROOT
 from resuming import TINY_GPT
 from run_folders import write_run
 
@@ -70,6 +74,8 @@ def repository(project, monkeypatch):
     """The current folder is a copy of the repository, in an environment with stand-ins."""
     for name in ("Makefile", "requirements.txt", "pyproject.toml", "bench", "launch"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, project / name)
+    (project / "tests").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "tests/packed_assignments.py", project / "tests")
     programs = project / ".venv/bin"
     programs.mkdir(parents=True)
     for name in STAND_INS:
@@ -286,3 +292,94 @@ def test_the_optimizer_of_contributing_is_one_like_the_others(tmp_path, monkeypa
         result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
         assert (result.returncode, result.stderr) == (0, ""), f"{command}\n{result.stdout}{result.stderr}"
     assert re.search(r"^fsdp .* agrees$", result.stdout, re.MULTILINE)
+
+
+UNITS = {"epochs", "steps", "samples", "tokens"}
+# What is known to be faster or slower only on GPUs.
+FOR_MEASUREMENTS = {".compute.cudnn_attention", ".compute.gather_in_bf16"}
+
+
+def overrides_of(words: list[str]) -> dict:
+    """The fields that a command's words override, by dotted name."""
+    found = {}
+    for word, following in pairwise([*words, ""]):
+        name, equals, text = word.partition("=")
+        if name.startswith("--") and ("." in name or name[2:] in RecipeConfig.model_fields):
+            found[name[2:]] = value_of(text if equals else following)
+    return found
+
+
+def value_of(text: str):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def overriding_blocks(document: Path) -> list[dict]:
+    """The fields that are shown as parts of a recipe's JSON, by dotted name."""
+    blocks = re.findall(r'^```json\n(".*?)^```$', document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [json.loads(f"{{{block}}}") for block in blocks]
+
+
+def names_in(value, path: str) -> Iterator[str]:
+    """The paths of all fields of a JSON value, and the words that they hold."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield f"{path}.{name}"
+            yield from names_in(each, f"{path}.{name}")
+    elif isinstance(value, list):
+        for each in value:
+            yield from names_in(each, path)
+    elif isinstance(value, str):
+        yield f"{path}={value}"
+
+
+def names_of(schema: dict, field: dict, path: str) -> Iterator[str]:
+    """The same for all fields that a schema knows, and for the words that tell kinds of sections apart."""
+    if "$ref" in field:
+        field = schema["$defs"][field["$ref"].rpartition("/")[2]]
+    for option in [*field.get("anyOf", ()), *field.get("oneOf", ()), *([field["items"]] if "items" in field else [])]:
+        yield from names_of(schema, option, path)
+    for name, each in field.get("properties", {}).items():
+        if isinstance(each.get("const"), str) and name in field.get("required", ()):
+            yield f"{path}.{name}={each['const']}"
+        if name not in UNITS:
+            yield f"{path}.{name}"
+        yield from names_of(schema, each, f"{path}.{name}")
+
+
+def test_every_field_has_a_user():
+    """In a shipped recipe, or in a command or a part of a recipe that a page shows and a test runs."""
+    known = set()
+    used = set()
+    for schema in map(json.loads, (path.read_text() for path in ROOT.glob("recipes/*/recipe.schema.json"))):
+        known |= set(names_of(schema, schema, ""))
+    for recipe in RECIPES:
+        used |= set(names_in(json.loads(recipe.read_text()), ""))
+    for document in DOCUMENTS:
+        shown = [
+            overrides_of(shlex.split(command.replace("\\\n", ""), comments=True)) for command in commands(document)
+        ]
+        for name, value in chain.from_iterable(each.items() for each in [*shown, *overriding_blocks(document)]):
+            parts = name.split(".")
+            used |= {"." + ".".join(parts[: number + 1]) for number in range(len(parts))}
+            used |= set(names_in(value, f".{name}"))
+    assert sorted(known - used - FOR_MEASUREMENTS) == []
+
+
+# That of a mixture has no epochs.
+IN_SAMPLES = ("--train.duration", '{"samples": 10000000}', "--evaluation.every=null", "--checkpoint.every=null")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shown_parts_are_those_of_a_recipe(document):
+    """Of one of the recipes, whose other fields they fit; those of an own task are in that page's test."""
+    for part in overriding_blocks(document) if document.name != "own_task.md" else ():
+        problems = []
+        for recipe in RECIPES:
+            try:
+                load_config(recipe, [*IN_SAMPLES, *override_words(part)])
+            except ConfigError as error:
+                problems.append(str(error))
+        assert len(problems) < len(RECIPES), min(problems, key=len)

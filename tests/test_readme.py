@@ -1,21 +1,19 @@
-"""What README and docs show is what the commands print, and every recipe and strategy has its row."""
+"""What README and docs show is what the commands print."""
 
 import json
 import re
 import shlex
-import sys
 
 import pytest
 
 from jobs import run_job
+from largebatch.__main__ import main
 from largebatch.task_folders import import_from
-from largebatch.tools.command_line import main
 from largebatch.tools.verify.differences import read_run
-from largebatch.tools.verify.table import HEADER
-from paths import RECIPES, ROOT, STRATEGIES
+from paths import ROOT
 
-README, RECIPE_TABLE, STRATEGY_PAGE, MEMORY_PAGE = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/recipes.md", "docs/strategies.md", "docs/memory.md")
+README, RECIPE_TABLE, STRATEGY_PAGE = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/recipes.md", "docs/strategies.md")
 )
 ON_H100S = ("--gpu", "h100", "--network", "400G/gpu")
 
@@ -35,19 +33,6 @@ def test_shown_output_is_the_real_one(command, output, monkeypatch, capsys):
     assert printed.out + printed.err == output
 
 
-def test_the_table_on_memory_has_the_numbers_of_the_plan(monkeypatch, capsys):
-    """Its last row, the most overrides."""
-    monkeypatch.chdir(ROOT)
-    row = MEMORY_PAGE.split("| --- |")[-1].split("\n\n")[0].splitlines()[-1]
-    overrides, activations, ddp, zero1, fsdp, seconds = (cell.strip(" `") for cell in row.strip("|").split("|"))
-    assert main(["plan", "llama_1b", "--world-sizes", "8", *ON_H100S, *overrides.split()]) == 0
-    printed = capsys.readouterr().out
-    assert f"activations {activations} GiB" in printed
-    for strategy, total in (("ddp", ddp), ("zero1", zero1), ("fsdp", fsdp)):
-        assert re.search(rf"^  {strategy} +\S+ +\S+ +{total} ", printed, re.MULTILINE)
-    assert re.search(rf"^  fsdp .*  {seconds}  ", printed, re.MULTILINE)
-
-
 def test_gpu_hours_are_those_of_the_plan(monkeypatch, capsys):
     """Steps, and the product, of each row; the seconds of a step of one, which takes seconds to estimate."""
     monkeypatch.chdir(ROOT)
@@ -58,7 +43,8 @@ def test_gpu_hours_are_those_of_the_plan(monkeypatch, capsys):
     for name, processes, strategy, steps, *estimates in rows:
         assert main(["plan", name, "--world-size", processes, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["total_steps"] == int(steps.replace(",", ""))
-        seconds, hours = estimates[:2], [float(each.replace(",", "")) for each in estimates[2:]]
+        seconds = estimates[:2]
+        hours = [float(each.replace(",", "")) for each in estimates[2:]]
         in_total = [float(each) * int(processes) * int(steps.replace(",", "")) / 3600 for each in seconds]
         assert hours == pytest.approx(in_total, rel=0.05)
         if name == "gpt2_124m":
@@ -66,22 +52,19 @@ def test_gpu_hours_are_those_of_the_plan(monkeypatch, capsys):
             assert re.search(rf"^  {strategy} .* {' to '.join(seconds)} ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_the_table_of_verify_has_the_columns_that_are_printed():
-    assert HEADER in README.splitlines()
-
-
 def run_the_loop_that_is_shown(run_dir):
     """With what the recipe's script has, but for its loop."""
     recipe = ROOT / "recipes/causal_lm/gpt_pydoc.json"
     tiny = ("--model.num_layers=1", "--model.hidden_size=16", "--data.block_size=16", "--train.stop_after_steps=3")
-    sys.argv = ["train.py", "--config", str(recipe), "--run-dir", str(run_dir), "--logging.trackers=[]", *tiny]
+    words = ["--config", str(recipe), "--run-dir", str(run_dir), "--logging.trackers=[]", *tiny]
     names = vars(import_from(recipe.parent, "train"))
 
     def evaluate_batch(batch):
         return {"tokens": batch["labels"].shape[1] * names["torch"].ones(len(batch["labels"]))}
 
     (code,) = (block.split("```")[0] for block in README.split("```python\n")[1:])
-    exec(code, names | {"evaluate_batch": evaluate_batch})
+    with names["from_command_line"](names["Config"], words) as (config, options):
+        exec(code, names | {"evaluate_batch": evaluate_batch, "config": config, "options": options})
 
 
 @pytest.mark.slow
@@ -89,13 +72,3 @@ def test_the_loop_that_is_shown_trains(tmp_path):
     run_job(run_the_loop_that_is_shown, tmp_path / "run")
     assert read_run(tmp_path / "run").evaluations[-1]["tokens"] == 16
     assert len(read_run(tmp_path / "run").weights) > 5
-
-
-def test_every_recipe_and_strategy_has_its_row():
-    for recipe in RECIPES:
-        assert f"\n| [`{recipe.parent.name}/{recipe.stem}`](" in RECIPE_TABLE
-        assert f"\n| `{recipe.name}` |" in (recipe.parent / "README.md").read_text()
-    configs = {path.stem for path in ROOT.glob("recipes/accelerate_configs/*.yaml")}
-    assert configs == {*STRATEGIES, "zero3_offload"}
-    for strategy in configs:
-        assert f"\n| `{strategy}` | `{strategy}.yaml` |" in README

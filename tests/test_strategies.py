@@ -103,7 +103,9 @@ def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
     """Train, and return the metrics, the weights after the first and last step (on rank 0) and the evaluations."""
     from largebatch.run import Run
 
-    weights, update, finish = [], Run.update, Run.finish
+    weights = []
+    update = Run.update
+    finish = Run.finish
 
     def record(run):
         weights.append(whole_state(run.backend))
@@ -118,7 +120,8 @@ def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
         record(run)
         finish(run)
 
-    Run.update, Run.finish = update_and_record, record_and_finish
+    Run.update = update_and_record
+    Run.finish = record_and_finish
     words = (f"--train.stop_after_steps={STEPS}", "--logging.every=1", "--logging.trackers=[]", *overrides)
     train(recipe, *words, run_dir=run_dir)
     return {
@@ -208,12 +211,13 @@ def test_the_scenarios_are_what_they_are_called():
     import tasks
     from largebatch.config import load_config
 
-    text_sources = tasks.module("causal_lm", "data").sources
+    text_sources = tasks.sources("causal_lm")
     from largebatch.data.order import TrainingOrder
     from largebatch.plan import resolve
 
     config = load_config(PYDOC, RECIPES["ragged batches"][1])
-    plan, (train_set, _) = resolve(config, 3), text_sources(config)
+    plan = resolve(config, 3)
+    (train_set, _) = text_sources(config)
     order = TrainingOrder(plan.timeline, plan.micro_batch_size, 3, plan.seed)
     ragged = [order.micro_batch(2, 0, rank) for rank in range(3)]
     assert [len(work.indices) for work in ragged] == [8, 2, 1]

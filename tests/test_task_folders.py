@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from largebatch.task_folders import folder_of, import_from, recipes_in
-from largebatch.tools.verify.training import train
+from largebatch.tools.local_jobs.training import train
 from paths import ROOT
 
 PROGRAM = """
@@ -19,6 +19,7 @@ __package__ = load_package(__file__)
 import multiprocessing
 import os
 import sys
+from types import SimpleNamespace
 
 import config  # a library of this name, not the file beside this one
 
@@ -29,8 +30,8 @@ from . import data
 from .config import Config
 
 
-def main():
-    recipe = sys.argv[2]
+def main(_config, options):
+    recipe = options.recipe
     load_config(recipe, (), Config)  # refuses the Config of another module
     assert data is import_from(os.path.dirname(recipe), "data")
     with multiprocessing.get_context(os.environ["METHOD"]).Pool(1) as pool:
@@ -38,7 +39,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(None, SimpleNamespace(recipe=sys.argv[2]))
 """
 DATA = """
 from dataclasses import dataclass
@@ -119,7 +120,9 @@ def test_the_same_classes_however_it_is_started(start, method, folder, tmp_path)
 
 
 def test_a_traceback_names_the_file(folder, tmp_path):
-    (folder / "train.py").write_text(PROGRAM.replace("    main()", "    from .data import wheel"))
+    (folder / "train.py").write_text(
+        PROGRAM.replace("    main(None, SimpleNamespace(recipe=sys.argv[2]))", "    from .data import wheel")
+    )
     run = subprocess.run(
         [sys.executable, folder / "train.py"],
         capture_output=True,
@@ -133,7 +136,7 @@ def test_a_traceback_names_the_file(folder, tmp_path):
 
 
 def test_the_same_classes_in_tools(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.syspath_prepend(tmp_path / "libraries")
     monkeypatch.setenv("METHOD", "fork")
     monkeypatch.chdir(tmp_path)

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import tasks
+from largebatch.__main__ import main
 from largebatch.config import load_config
-from largebatch.tools.command_line import main
 from largebatch.tools.verify.verification import Combination, Row, Verification
 from paths import ACCELERATE_CONFIGS, PYDOC, ROOT
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from largebatch.tools.command_line import main as largebatch
+from largebatch.__main__ import main as largebatch
 from record import ROOT
 from run_folders import HISTORY, write_run
 from saving import FakeRun

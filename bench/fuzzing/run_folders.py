@@ -14,12 +14,14 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
     (folder / "secret.json").write_text('{"password": "SECRET"}')
     run = shutil.copytree(random.choice((sound.run, sound.run, sound.checkpoints)), folder / "run")
     logs = run / "jobs/17/start_1"
-    (logs / "errors").mkdir(parents=True)
+    (logs / "endings").mkdir(parents=True)
     (logs.parent / "starts").write_text("7\n9\n")
-    error = {"rank": 0, "node": "a", "process": 1, "time": 1.0, "kind": "error", "exception": "X", "message": "m"}
-    (logs / "errors/rank_0.json").write_text(json.dumps(error | {"consequence": False}))
-    status = json.loads((run / "status.json").read_text()) if (run / "status.json").exists() else {}
-    (run / "status.json").write_text(json.dumps(status | {"job_id": "17", "restart": 1}))
+    ending = {"rank": 0, "node": "a", "time": 1.0, "kind": "error", "exception": "X", "message": "m"}
+    (logs / "endings/rank_0.json").write_text(json.dumps(ending))
+    record = run / "attempts/0001.json"
+    about = json.loads(record.read_text()) if record.exists() else {}
+    record.parent.mkdir(exist_ok=True)
+    record.write_text(json.dumps(about | {"job_id": "17", "restart": 1}))
     damage(random, run)
     report = ["report", str(run)]
     two = ["report", str(run), str(sound.run), "--out", str(folder / "two.html")]

@@ -9,10 +9,11 @@ from fuzzing.cases import Case, Sound
 from fuzzing.mutations import TEXTS
 from largebatch.backend.launch import read_launch
 from largebatch.run.command_line import user_errors
-from largebatch.run.record.folder import RunFolder
+from largebatch.run.record.folder import OwnFolder
 from largebatch.run.watch.stop import StopRequests
 from largebatch.storage.attempts import job_start
-from largebatch.variables import whole_number_or_none
+from largebatch.system.endings import OwnEnding
+from largebatch.system.variables import whole_number_or_none
 
 VARIABLES = {
     "RANK": "0",
@@ -31,7 +32,6 @@ VARIABLES = {
     "LARGEBATCH_BEGAN": "1795000000",
     "LARGEBATCH_JOB_END_TIME": "1795009999",
     "LARGEBATCH_LOGS": "run/jobs/17/start_1",
-    "LARGEBATCH_REFUSAL": "run/jobs/17/start_1/refusal",
     "LARGEBATCH_NODES": "2-4",
     "LARGEBATCH_PROCESSES_PER_NODE": "4",
     "LARGEBATCH_ENV": "",
@@ -47,12 +47,12 @@ VARIABLES = {
 def launched(words: Sequence[str]) -> None:
     """What each process of a job reads of its environment before it joins the others."""
     try:
-        with user_errors():
+        with user_errors(OwnEnding()):
             read_launch()
-            folder = RunFolder(Path(words[0]))
+            folder = OwnFolder(Path(words[0]))
             folder.check_usable()
             folder.hold()
-            StopRequests(folder.stop_files, 60.0).requested()
+            StopRequests(folder.obeyed_stop_files, 60.0).requested()
             job_start()
     except SystemExit:
         # The first process of a machine says why, for all of them.

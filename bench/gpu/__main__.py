@@ -109,7 +109,7 @@ def main() -> None:
 
     # torch and Accelerate are imported only now that the environment is set.
     from gpu.rows import Part
-    from largebatch.tools.verify import jobs
+    from largebatch.tools.local_jobs import jobs
 
     tasks = sorted(path.parent for path in (ROOT / "recipes").glob("*/config.py"))
     jobs.preload_tasks(tasks, "sklearn.datasets", "pydoc_data.topics")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from largebatch.run.record.record import Record
-from largebatch.tools.verify.training import train
+from largebatch.tools.local_jobs.training import train
 
 
 def fail_if_not_compiled() -> None:
@@ -19,6 +19,6 @@ def fail_if_not_compiled() -> None:
 
 
 def train_compiled(*arguments: Any, **options: Any) -> Any:
-    """Train as `largebatch.tools.verify.training.train` does, compiled or not at all."""
+    """Train as `largebatch.tools.local_jobs.training.train` does, compiled or not at all."""
     fail_if_not_compiled()
     return train(*arguments, **options)

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from gpu import copies
 from gpu.compiled import train_compiled
 from gpu.machine import Gpus
 from gpu.rows import ROOT, SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row
 from gpu.waits import waits_of_a_recipe
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.storage.files import read_json_lines
-from largebatch.tools.verify.training import train
+from largebatch.tools.local_jobs.training import train
 from record import Figure
 
 TITLE = "Small recipes on a GPU, beside the CPU"
@@ -34,7 +35,8 @@ precision in one process on the CPU, without `torch.compile` and activation chec
 difference of a step's loss. The sample has every pair of recipe, strategy and settings. A *rerun* is the largest
 difference between two runs of the same settings; zero means equal losses. With `compute.deterministic`, it is counted
 how many losses and weights differ in any bit. *Host waits* are the calls per step that make
-the host wait for the GPU between two logged steps, as `torch.cuda.set_sync_debug_mode` reports them."""
+the host wait for the GPU between two logged steps, as `torch.cuda.set_sync_debug_mode` reports them. *Behind a busy
+GPU*, micro-batches and checkpoints are copied while kernels that only take time hold the streams up."""
 
 STEPS = 6
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
@@ -207,6 +209,9 @@ class Runs:
             *product(["gpt_pydoc"], [*WITHOUT_WAITS[1:], "zero1"]),
         ]:
             yield Row(f"host waits, {recipe}, {strategy}", partial(self._count_waits, recipe, strategy))
+        late = Setting("gpt_pydoc", SINGLE, "fp32", compiled=False, recomputed="none", resumed=False)
+        words = [*words_of(late, self._is_small, 1), f"--train.stop_after_steps={STEPS}"]
+        yield from copies.rows(self._launcher, not self._is_small, recipe_file(late.recipe), words)
         for recipe in DETERMINISTIC:
             yield Row(exact_name(recipe), partial(self._train_exactly, recipe))
         for setting in first.values():
@@ -276,6 +281,8 @@ class Runs:
         return int(config.batch.micro_batch_size) * processes
 
     def _count_waits(self, recipe: str, strategy: str, deadline: Deadline) -> list[Result]:
+        if self._is_small:
+            raise NotMeasured("this machine has no GPU")
         setting = Setting(recipe, strategy, "bf16", compiled=False, recomputed="none", resumed=False)
         words = [*words_of(setting, self._is_small, self._launcher.world_size), "--logging.every=100"]
         with tempfile.TemporaryDirectory() as folder:

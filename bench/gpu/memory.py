@@ -13,8 +13,8 @@ import torch
 from gpu.jobs import JOBS, Enough, config_of, train_job
 from gpu.machine import Gpus
 from gpu.rows import Deadline, Launcher, Part, Result, Row
+from largebatch.__main__ import main
 from largebatch.run import Step
-from largebatch.tools.command_line import main
 from record import Figure, resident
 
 TITLE = "Peak memory on a GPU, beside the plan"

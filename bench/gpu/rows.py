@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from largebatch.tools.verify.jobs import JobFailed, run_job
+from largebatch.tools.local_jobs.jobs import JobFailed, run_job
 from launches import accelerate_config, job_options
 from record import ROOT, Comparison, Figure, Record, tables
 

@@ -14,10 +14,10 @@ from gpu.jobs import JOBS, Enough, config_of, train_job
 from gpu.models import BERT_LAMB, GPT2, RESNET_LARS, Batch, batch_of, build, fixed, join
 from gpu.rows import Result
 from gpu.turns import GIB, Variant, device, in_turns, timed
-from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.optim import build_optimizer
 from largebatch.optim.layerwise import LayerPart
 from largebatch.plan import resolve
+from largebatch.run.checkpoint.save import CheckpointWriter
 from record import Figure
 
 
@@ -71,7 +71,7 @@ def _optimizer_step(recipe: str, title: str, is_small: bool) -> list[Result]:
     named = {name: each for name, each in model.named_parameters() if each.requires_grad}
     # As the strategies do, in a process that has every layer whole.
     parts = {each: [LayerPart(name, 0, 0, each.numel())] for name, each in named.items()}
-    optimizer.locate(parts, [*named], None)
+    optimizer.set_layer_parts(parts, [*named], None)
     for parameter in named.values():
         parameter.grad = torch.randn_like(parameter) * 1e-3
     for group in optimizer.param_groups:

@@ -16,8 +16,8 @@ from gpu.jobs import JOBS, NUM_SAMPLES, Job, config_of, train_job, units_of_step
 from gpu.kernels import KernelClock, longest_kernels
 from gpu.machine import Gpus
 from gpu.rows import SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row, not_measured
-from largebatch.estimate.flops import multiplied_parameters, token_flops
-from largebatch.estimate.hardware import find_gpu
+from largebatch.model.flops import multiplied_parameters, token_flops
+from largebatch.system.hardware import find_gpu
 from largebatch.task_folders import import_from
 from paired import Contender, contender, start_job, take_turns
 from record import OURS, Comparison, Figure
@@ -29,7 +29,7 @@ scaled dot-product attention and fused optimizers. `bare` is a compiled loop wit
 Transformers' `Trainer` (`bench/peers/throughput`), and `ours` is the shipped `train.py` with `--compute.compile=on`.
 Both of a pair stay alive and take turns of some steps. The targets are at most 1.01 times the bare loop on DDP, 1.03
 times on FSDP2 and ZeRO, and the throughputs below on an H200. MFU is by the formula and the data sheets of
-`largebatch.estimate.flops`. The longest kernels of a step are of turns of their own, under torch's profiler."""
+`largebatch.model.flops`. The longest kernels of a step are of turns of their own, under torch's profiler."""
 
 BARE = "bare"
 TRAINER = "trainer"
@@ -168,7 +168,7 @@ def throughput(job: Job, comparison: Comparison, gpus: Gpus) -> list[Result]:
     results: list[Result] = [Figure(what, f"{job.unit}/s", samples, at_least=None if is_small else job.at_least)]
     if config.data.tokens_per_sample is not None:
         mfu = utilization(job, is_small, gpus.name, units / comparison.median(OURS))
-        unknown = f"largebatch.estimate.hardware has no data sheet of {gpus.name or 'a CPU'}"
+        unknown = f"largebatch.system.hardware has no data sheet of {gpus.name or 'a CPU'}"
         what += ": MFU"
         results += not_measured(what, unknown) if mfu is None else [Figure(what, "", [mfu])]
     return results

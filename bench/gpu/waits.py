@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from largebatch.run import Run, Step
-from largebatch.tools.verify.training import train
+from largebatch.tools.local_jobs.training import train
 
 # The first step and the last are logged, and engines settle in the second.
 NUM_STEPS = 6

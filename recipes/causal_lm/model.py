@@ -19,7 +19,8 @@ LLAMA_31_CONTEXT = 131072
 
 def build_model(config: Config) -> GPT2LMHeadModel | LlamaForCausalLM:
     """A GPT-2 or a Llama with random weights, which returns losses if it is given targets."""
-    section, size = config.model, config.data.block_size
+    section = config.model
+    size = config.data.block_size
     model = build_llama(section, size) if isinstance(section, Llama) else build_gpt2(section, size)
     # Compute the cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
     return_token_losses(model)

@@ -21,15 +21,14 @@ import torch
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.optim import build_optimizer
-from largebatch.run import Run, Value, parse_command_line, user_errors
+from largebatch.run import Run, RunOptions, Value, from_command_line
 
 from .config import Config
 from .data import sources
 from .model import build_model
 
 
-def main() -> None:
-    config, options = parse_command_line(Config)
+def main(config: Config, options: RunOptions) -> None:
     run = Run(config, options)
     train_set, eval_set = run.load(sources)
 
@@ -60,5 +59,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with user_errors():
-        main()
+    with from_command_line(Config) as (config, options):
+        main(config, options)

@@ -11,6 +11,7 @@ from largebatch.config.data import DigitsData
 from largebatch.data.crops import Crop, Pixels, crop_box, random_box
 from largebatch.data.images import HubImageSource, Rows, TensorImages, digits, open_images
 from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, SampleSource
 
 from .config import Config, ViewedImages, Views
@@ -18,7 +19,7 @@ from .config import Config, ViewedImages, Views
 NUM_VIEWS = 2
 
 
-def sources(config: Config) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
     """The training images in two views, and the evaluation images.
 
     Batches for training are {"pixel_values": uint8 (batch, views, channels, height, width), "labels": int64 (batch,)};
@@ -30,7 +31,7 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     if isinstance(config.data, DigitsData):
         images, held_out = digits(config.data)
         return DigitViews(images, config.views, config.seed), held_out
-    train, evaluation = open_images(config.data)
+    train, evaluation = open_images(config.data, preparation)
     return (
         HubImageViews(train, config.data, config.views, config.seed),
         HubImageSource(evaluation, config.data, augmentation_seed=None),
@@ -81,13 +82,13 @@ class HubImageViews(HubImageSource):
 def random_views(image: Image.Image, size: int, views: Views, seed: int, epoch: int, index: int) -> Pixels:
     """The views of sample `index` in `epoch`: uint8, shape (views, 3, size, size)."""
     # Decoded once, and whole: a view must not depend on the scale at which another one decodes the image.
-    whole = image.convert("RGB")
+    image.load()
     seeds = [derive_seed(seed, "view", epoch, index, number) for number in range(NUM_VIEWS)]
-    return np.stack([random_view(whole, size, views, np.random.default_rng(each)) for each in seeds])
+    return np.stack([random_view(image, size, views, np.random.default_rng(each)) for each in seeds])
 
 
 def random_view(image: Image.Image, size: int, views: Views, random: np.random.Generator) -> Pixels:
-    """One view of a decoded RGB image, uint8 of shape (3, size, size): a resized crop, which may be flipped, distorted
+    """One view of a decoded image, uint8 of shape (3, size, size): a resized crop, which may be flipped, distorted
     in color and blurred."""
     pixels = crop_box(image, random_box(image, views.min_area, random), size)
     view = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))

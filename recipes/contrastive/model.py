@@ -17,7 +17,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.backbone = backbone
         activation = {"relu": nn.ReLU, "gelu": nn.GELU}[projection.activation]()
-        hidden, outputs = projection.hidden_size, projection.output_size
+        hidden = projection.hidden_size
+        outputs = projection.output_size
         self.head = nn.Sequential(nn.Linear(width, hidden), activation, nn.Linear(hidden, outputs))
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,5 +52,6 @@ def build_model(config: Config) -> Encoder:
 
 def example_batch(config: Config) -> dict[str, torch.Tensor]:
     """A micro-batch of the arguments with which training calls the model: all views at once."""
-    side, num_images = config.data.image_size, NUM_VIEWS * config.batch.micro_batch_size
+    side = config.data.image_size
+    num_images = NUM_VIEWS * config.batch.micro_batch_size
     return {"pixel_values": torch.zeros(num_images, config.data.num_channels, side, side)}

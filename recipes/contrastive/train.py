@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, normalize
 from largebatch.data.images import normalize_pixels
 from largebatch.data.source import Batch
 from largebatch.optim import build_optimizer
-from largebatch.run import Run, Value, parse_command_line, user_errors
+from largebatch.run import Run, RunOptions, Value, from_command_line
 
 from .config import Config
 from .data import NUM_VIEWS, sources
@@ -36,8 +36,7 @@ def nt_xent(features: torch.Tensor, temperature: float) -> torch.Tensor:
     return cross_entropy(similarities, other_view, reduction="none").view(NUM_VIEWS, -1).mean(dim=0)
 
 
-def main() -> None:
-    config, options = parse_command_line(Config)
+def main(config: Config, options: RunOptions) -> None:
     run = Run(config, options)
     train_set, eval_set = run.load(sources)
 
@@ -84,5 +83,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with user_errors():
-        main()
+    with from_command_line(Config) as (config, options):
+        main(config, options)

@@ -4,13 +4,14 @@ import torch
 
 from largebatch.config.data import DigitsData, HubImages
 from largebatch.data.images import HubImageSource, digits, normalize_pixels, open_images
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, SampleSource
 
 from .config import Config
 from .mixup import MixedPairs, mix
 
 
-def sources(config: Config) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation images.
 
     Batches are {"pixel_values": uint8 (batch, channels, height, width), "labels": int64 (batch,)} and, if training
@@ -20,21 +21,18 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
     Raises:
         DataError: The data cannot be loaded.
     """
-    train, evaluation = _plain_sources(config)
+    train: SampleSource
+    evaluation: SampleSource
+    if isinstance(config.data, DigitsData):
+        train, evaluation = digits(config.data)
+    else:
+        images, held_out = open_images(config.data, preparation)
+        seed = None if config.data.train_augmentation == "none" else config.seed
+        train = HubImageSource(images, config.data, seed)
+        evaluation = HubImageSource(held_out, config.data, None)
     if config.loss.mixup_alpha is not None:
         train = MixedPairs(train, config.loss.mixup_alpha, config.seed)
     return train, evaluation
-
-
-def _plain_sources(config: Config) -> tuple[SampleSource, SampleSource]:
-    if isinstance(config.data, DigitsData):
-        return digits(config.data)
-    train, evaluation = open_images(config.data)
-    augment = config.data.train_augmentation != "none"
-    return (
-        HubImageSource(train, config.data, augmentation_seed=config.seed if augment else None),
-        HubImageSource(evaluation, config.data, augmentation_seed=None),
-    )
 
 
 def model_input(batch: Batch, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32) -> torch.Tensor:

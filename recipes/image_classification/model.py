@@ -13,7 +13,8 @@ from .small_image_resnet import SmallImageResNet
 
 def build_model(config: Config) -> ResNetForImageClassification | ViTForImageClassification:
     """The model that the config describes, with its initial weights."""
-    section, data = config.model, config.data
+    section = config.model
+    data = config.data
     return build_vit(section, data) if isinstance(section, Vit) else build_resnet(section, data)
 
 

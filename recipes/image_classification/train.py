@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from largebatch.data.source import Batch
 from largebatch.optim import build_optimizer
-from largebatch.run import Run, Value, parse_command_line, user_errors
+from largebatch.run import Run, RunOptions, Value, from_command_line
 
 from .config import Config
 from .data import model_input, sources
@@ -30,8 +30,7 @@ from .mixup import mixed_cross_entropy
 from .model import build_model
 
 
-def main() -> None:
-    config, options = parse_command_line(Config)
+def main(config: Config, options: RunOptions) -> None:
     run = Run(config, options)
     train_set, eval_set = run.load(sources)
 
@@ -44,7 +43,8 @@ def main() -> None:
         return logits.to(run.dtype)
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
-        logits, labels = logits_of(batch), batch["labels"]
+        logits = logits_of(batch)
+        labels = batch["labels"]
         return {
             "loss": cross_entropy(logits, labels, reduction="none"),
             "accuracy": (logits.argmax(dim=-1) == labels).float(),
@@ -61,5 +61,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with user_errors():
-        main()
+    with from_command_line(Config) as (config, options):
+        main(config, options)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from largebatch.config.data import PydocData
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.text import IGNORE_INDEX, count_targets, pydoc_samples, tokenized_samples
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
@@ -21,10 +22,11 @@ from largebatch.errors import DataError
 
 from .config import Config, MaskedHubText, MaskedMegatronText, MaskedPydoc
 
-MASKED, REPLACED = 0.8, 0.1  # fractions of the predicted tokens; the rest stay unchanged
+MASKED = 0.8  # fractions of the predicted tokens; the rest stay unchanged
+REPLACED = 0.1
 
 
-def sources(config: Config) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation samples.
 
     Batches are {"input_ids": int64 (batch, block_size), "labels": int64 (batch, block_size)}. Labels are the tokens at
@@ -34,11 +36,11 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
         DataError: The data or its tokenizer cannot be loaded, the tokenizer has no mask, the model has too few
             embeddings, or a split has fewer samples than the recipe says.
     """
-    return open_mixed(config.data, config.seed, partial(_open, config))
+    return open_mixed(config.data, config.seed, partial(_open, config, preparation))
 
 
 def _open(
-    config: Config, data: MaskedPydoc | MaskedHubText | MaskedMegatronText, seed: int
+    config: Config, preparation: Preparation, data: MaskedPydoc | MaskedHubText | MaskedMegatronText, seed: int
 ) -> tuple[SampleSource, SampleSource]:
     name = "bytes" if isinstance(data, PydocData) else data.tokenizer
     tokenizer = load_tokenizer(name)
@@ -50,7 +52,9 @@ def _open(
         )
     whose = "bytes with a mask" if name == "bytes" else repr(name)
     check_vocabulary(config.model.vocab_size, max(tokenizer.vocab_size, mask + 1), whose)
-    train, evaluation = pydoc_samples(data) if isinstance(data, PydocData) else tokenized_samples(data, tokenizer)
+    train, evaluation = (
+        pydoc_samples(data) if isinstance(data, PydocData) else tokenized_samples(data, tokenizer, preparation)
+    )
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), [*tokenizer.special_tokens, mask])
     how = (data.tokens_per_sample, mask, ordinary, seed)
     return MaskedBlocks(train, *how), MaskedBlocks(evaluation, *how)
@@ -102,7 +106,8 @@ class MaskedBlocks:
                 "be predicted; remove empty documents from the data, or write a smaller data.mask_fraction"
             )
         targets = random.choice(candidates, self.num_targets, replace=False)
-        inputs, labels = tokens.copy(), np.full_like(tokens, IGNORE_INDEX)
+        inputs = tokens.copy()
+        labels = np.full_like(tokens, IGNORE_INDEX)
         labels[targets] = tokens[targets]
         masking_draw = random.random(self.num_targets)
         drawn = random.choice(self.ordinary, self.num_targets)

@@ -25,7 +25,8 @@ def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) ->
     Every process writes every answer, one at a time: all make the same passes, which sharded strategies need, and none
     holds more logits than in an evaluation.
     """
-    evaluation, tokenizer = run.config.evaluation, load_tokenizer(getattr(run.config.data, "tokenizer", "bytes"))
+    evaluation = run.config.evaluation
+    tokenizer = load_tokenizer(getattr(run.config.data, "tokenizer", "bytes"))
     special = set(tokenizer.special_tokens)
     if isinstance(tokenizer, PretrainedTokenizer):
         special |= set(tokenizer.tokenizer.get_added_vocab().values())

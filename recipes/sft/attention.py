@@ -20,7 +20,8 @@ from .model import small_twin
 LENGTHS = (7, 5, 1, 9)
 # Largest differences, relative to the largest logit. Changing other tokens may change only the rounding, in mixtures of
 # experts; a pair alone is computed in tensors of different shapes, which round differently in every layer.
-OF_OTHER_TOKENS, OF_BEING_ALONE = 1e-6, 1e-4
+OF_OTHER_TOKENS = 1e-6
+OF_BEING_ALONE = 1e-4
 
 
 def check_causal(model: PreTrainedModel) -> None:

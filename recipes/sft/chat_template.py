@@ -106,7 +106,8 @@ class ChatTemplate:
         text, spans = self._find(conversation, numbers)
         found = "\n".join(text[start:end] for start, end in spans)
         for number, message in enumerate(conversation):
-            content, call = _content(number), _call(number)
+            content = _content(number)
+            call = _call(number)
             if number not in numbers:
                 if content in found:
                     raise _inexact(number, f"marks {{}}, of the {message['role']}, as predicted", REMEDY)
@@ -118,7 +119,8 @@ class ChatTemplate:
 
     def _check_end(self, text: str, spans: list[Span], conversation: Conversation) -> None:
         """The model must learn to stop: marks that leave out what ends a turn are wrong."""
-        last, (_, end) = len(conversation) - 1, spans[-1]
+        last = len(conversation) - 1
+        (_, end) = spans[-1]
         is_marked = self.has_marks and conversation[last]["role"] == "assistant"
         if is_marked and text[:end].rstrip().endswith(_content(last)) and text[end:].strip():
             raise _inexact(last, "has marks that leave out what ends {}, so the model would not learn to stop", REMEDY)

@@ -50,7 +50,9 @@ class ChatEncoder:
             try:
                 tokens, bounds = self._encode(conversation_of(row[0], self.layout), tools_of(row[1]))
             except UnusableConversation as reason:
-                tokens, bounds, problem = [], [], f"unusable messages: {reason}"
+                tokens = []
+                bounds = []
+                problem = f"unusable messages: {reason}"
             except InexactTemplate as reason:
                 raise DataError(f"data.format: {reason}; it was found in {_short(row[0])}") from reason
             encoded["input_ids"].append(tokens)
@@ -98,7 +100,8 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
         raise UnusableConversation(
             f"{where} is {_short(value)}; write an object with {layout.role} and {layout.content}"
         )
-    named, content = value.get(layout.role), value.get(layout.content)
+    named = value.get(layout.role)
+    content = value.get(layout.content)
     role = layout.roles.get(named, named) if isinstance(named, str) else named
     if role not in get_args(Role):
         known = f"write one of {', '.join(get_args(Role))}, or what it means in data.messages.roles"

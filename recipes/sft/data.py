@@ -19,7 +19,7 @@ from datasets.fingerprint import Hasher
 from largebatch.data.hub import column, open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
-from largebatch.data.preparation import check_may_prepare, num_workers_for
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
 from largebatch.errors import DataError
@@ -31,7 +31,7 @@ from .model import configuration
 from .pairs import Pairs, PairSamples
 
 
-def sources(config: Config) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation samples.
 
     Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}. Labels are the inputs one token
@@ -42,19 +42,23 @@ def sources(config: Config) -> tuple[SampleSource, SampleSource]:
         DataError: The data or its tokenizer cannot be loaded or do not fit the model, there are unusable pairs, or
             fewer samples than the recipe says.
     """
-    return open_mixed(config.data, config.seed, partial(_open, config))
+    return open_mixed(config.data, config.seed, partial(_open, config, preparation))
 
 
-def _open(config: Config, data: AdditionData | HubPairs, _seed: int) -> tuple[SampleSource, SampleSource]:
+def _open(
+    config: Config, preparation: Preparation, data: AdditionData | HubPairs, _seed: int
+) -> tuple[SampleSource, SampleSource]:
     if isinstance(data, AdditionData):
-        splits, tokenizer, skip_invalid = addition(), load_tokenizer("bytes"), False
+        splits = addition()
+        tokenizer = load_tokenizer("bytes")
         encoder: PairEncoder | ChatEncoder = PairEncoder("{prompt}", "{answer}", tokenizer)
-        num_workers = 0
     else:
-        splits, tokenizer, skip_invalid = open_splits(data), load_tokenizer(data.tokenizer), data.on_invalid == "skip"
-        encoder, num_workers = encoder_of(data, splits, tokenizer), num_workers_for(data)
+        splits = open_splits(data, preparation)
+        tokenizer = load_tokenizer(data.tokenizer)
+        encoder = encoder_of(data, splits, tokenizer)
+    skip_invalid = isinstance(data, HubPairs) and data.on_invalid == "skip"
     train, evaluation = (
-        Pairs(tokenize(data, split, encoder, num_workers), data.block_size, name, skip_invalid, encoder.noun)
+        Pairs(tokenize(data, split, encoder, preparation), data.block_size, name, skip_invalid, encoder.noun)
         for split, name in zip(splits, ("training", "evaluation"), strict=True)
     )
     longest = int(max(train.lengths.max(), evaluation.lengths.max()))
@@ -88,14 +92,16 @@ def _check_fits_the_model(config: Config, tokenizer: Tokenizer, noun: str, longe
 
 # --- sums ---------------------------------------------------------------------------------------------------------
 
-NUM_SUMS, NUM_HELD_OUT = 10_000, 1_000
+NUM_SUMS = 10_000
+NUM_HELD_OUT = 1_000
 
 
 def addition() -> tuple[datasets.Dataset, datasets.Dataset]:
     """The sums of `AdditionData` as text, for training and for evaluation."""
     places = Permutation(NUM_SUMS, key=0)(np.arange(NUM_SUMS)).tolist()
     sums = [{"prompt": f"{place // 100}+{place % 100}=", "answer": f"{place // 100 + place % 100}"} for place in places]
-    train, evaluation = sums[:-NUM_HELD_OUT], sums[-NUM_HELD_OUT:]
+    train = sums[:-NUM_HELD_OUT]
+    evaluation = sums[-NUM_HELD_OUT:]
     return datasets.Dataset.from_list(train), datasets.Dataset.from_list(evaluation)
 
 
@@ -156,7 +162,8 @@ class PairEncoder:
         for template in (self.prompt, self.answer):
             if not any(str(row[name]).strip() for name in columns_of(template)):
                 return "", ""
-        prompt, answer = self.prompt.format(**row), self.answer.format(**row)
+        prompt = self.prompt.format(**row)
+        answer = self.answer.format(**row)
         if self.template is None:
             return prompt, answer
         conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
@@ -200,7 +207,10 @@ def columns_of(template: str) -> set[str]:
 
 
 def tokenize(
-    data: AdditionData | HubPairs, dataset: datasets.Dataset, encoder: PairEncoder | ChatEncoder, num_workers: int
+    data: AdditionData | HubPairs,
+    dataset: datasets.Dataset,
+    encoder: PairEncoder | ChatEncoder,
+    preparation: Preparation,
 ) -> datasets.Dataset:
     """The rows' tokens, as `Pairs` takes them; `datasets` keeps the result in its cache on disk.
 
@@ -209,11 +219,14 @@ def tokenize(
     """
     fingerprint = Hasher.hash([dataset._fingerprint, Hasher.hash(encoder)])
     cache = None
+    num_workers = 0
     if isinstance(data, HubPairs):
+        num_workers = preparation.workers_for(data)
         cache = Path(dataset.cache_files[0]["filename"]).with_name(f"tokens_{fingerprint}.arrow")
         if not _is_whole(cache):
-            check_may_prepare(data, dataset.data.nbytes)
-    number, text = datasets.Value("int32"), datasets.Value("string")
+            preparation.check(data, dataset.data.nbytes)
+    number = datasets.Value("int32")
+    text = datasets.Value("string")
     return dataset.map(
         encoder,
         batched=True,

@@ -8,9 +8,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from largebatch.errors import UserError, reason_of
-from largebatch.local_folder import local_folder
 from largebatch.model.parts import store_frozen_in_bf16
 from largebatch.model.token_losses import return_token_losses
+from largebatch.system.local_folder import local_folder
 
 from .config import AutoCausalLM, Config, Lora
 
@@ -70,8 +70,10 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     Raises:
         UserError: The model cannot be loaded, weights are missing, an adapter has no layer, or `peft` is missing.
     """
-    config, missing = configuration(model), []
-    dtype, is_without_weights = torch.get_default_dtype(), nn.LayerNorm(1).weight.is_meta
+    config = configuration(model)
+    missing = []
+    dtype = torch.get_default_dtype()
+    is_without_weights = nn.LayerNorm(1).weight.is_meta
     try:
         if model.path is None or is_without_weights:
             loaded = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -116,7 +118,8 @@ def small_twin(model: PreTrainedModel) -> PreTrainedModel | None:
     }
     layers = max([2, *(1 + value.index(each) for value in lists.values() for each in value)])
     text.num_hidden_layers = min(layers, text.num_hidden_layers)
-    text.vocab_size, text.pad_token_id = min(text.vocab_size, 512), None
+    text.vocab_size = min(text.vocab_size, 512)
+    text.pad_token_id = None
     if isinstance(getattr(text, "intermediate_size", None), int):
         text.intermediate_size = min(text.intermediate_size, 64)
     for name, value in lists.items():

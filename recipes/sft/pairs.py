@@ -37,7 +37,8 @@ class Pairs:
         self.noun = noun
         self.dataset = dataset.with_format("arrow")
         num_tokens = np.asarray(dataset["num_tokens"][:], dtype=np.int64)
-        is_empty, is_long = num_tokens == 0, num_tokens - 1 > block_size
+        is_empty = num_tokens == 0
+        is_long = num_tokens - 1 > block_size
         self.rows = np.flatnonzero(~is_empty & ~is_long)
         """Place of each pair in the data set."""
         self.lengths = num_tokens[self.rows] - 1
@@ -73,7 +74,8 @@ class Pairs:
         rows = self.dataset[self.rows[numbers]].to_pydict()
         pairs = []
         for tokens, bounds in zip(rows["input_ids"], rows["predicted"], strict=True):
-            inputs, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
+            inputs = torch.tensor(tokens[:-1])
+            targets = torch.tensor(tokens[1:])
             labels = torch.full_like(targets, IGNORE_INDEX)
             for start, end in zip(bounds[::2], bounds[1::2], strict=True):
                 # A label stands where the token before it is read.
@@ -89,7 +91,8 @@ def starts_of_packs(lengths: NDArray[np.int64], block_size: int) -> NDArray[np.i
     A pack has as many consecutive pairs as `block_size` tokens hold; no pair is longer. Packs depend only on the
     lengths, so they are the same on any number of processes, and the first packs have the first pairs.
     """
-    starts, room = [], 0
+    starts = []
+    room = 0
     for number, length in enumerate(lengths.tolist()):
         if length > room:
             starts.append(number)

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.optim import build_optimizer
-from largebatch.run import Run, Value, parse_command_line, user_errors
+from largebatch.run import Run, RunOptions, Value, from_command_line
 
 from .answers import write_answers
 from .attention import check_causal, check_packing
@@ -27,8 +27,7 @@ from .data import sources
 from .model import build_model
 
 
-def main() -> None:
-    config, options = parse_command_line(Config)
+def main(config: Config, options: RunOptions) -> None:
     run = Run(config, options)
     train_set, eval_set = run.load(sources)
 
@@ -48,7 +47,8 @@ def main() -> None:
 
     def evaluate_batch(batch: Batch) -> dict[str, Value]:
         # Logits here, because the exact match needs the likeliest tokens.
-        logits, labels = model(input_ids=batch["input_ids"]).logits.to(run.dtype), batch["labels"]
+        logits = model(input_ids=batch["input_ids"]).logits.to(run.dtype)
+        labels = batch["labels"]
         losses = cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
         targets = labels != IGNORE_INDEX
         wrong = (logits.argmax(dim=-1) != labels) & targets
@@ -72,5 +72,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with user_errors():
-        main()
+    with from_command_line(Config) as (config, options):
+        main(config, options)

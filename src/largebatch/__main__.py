@@ -1,8 +1,98 @@
-"""`python -m largebatch`, the same as the `largebatch` command."""
+"""The `largebatch` command line, also `python -m largebatch`: the parser of all commands, and how they end."""
 
+import argparse
+import io
+import os
+import signal
 import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
 
-from largebatch.tools.command_line import main
+from largebatch import __version__
+from largebatch.errors import UserError, reason_of
+from largebatch.tools.options import EXIT_CODES
+from largebatch.words import printable
+
+COMMANDS = {
+    "plan": ("plan", "explain the plan of a recipe for a number of processes"),
+    "verify": ("verify", "check that a recipe trains the same on every strategy, world size and micro-batch size"),
+    "checkpoints": ("checkpoints", "list the checkpoints of a run"),
+    "sweep": ("sweep", "train a recipe at several values of its fields, and compare the results"),
+    "critical-batch": ("sweep.critical_batch", "find the largest batch that costs no loss at a step of a run"),
+    "advise": ("advise", "estimate what a larger batch and more GPUs gain and cost, from the critical batch"),
+    "report": ("report", "write one HTML file about a run, or about several to compare them"),
+    "export": ("export", "write a checkpoint's weights for transformers' from_pretrained"),
+    "prepare": ("prepare", "download, decode and tokenize a recipe's data before a job needs it"),
+    "preflight": ("preflight", "check the nodes of a job before it trains on them"),
+    "lint": ("slurm.lint", "find mistakes in recipes, batch scripts and configs, before a job waits in the queue"),
+    "submit": ("slurm.submit", "plan and check a recipe's Slurm job, submit it, and say how to follow it"),
+    "new": ("new", "copy a recipe to start a repository of your own"),
+    "effective-batch": ("effective_batch", "find the effective batch of a script for another framework"),
+    "schema": ("schema", "write the JSON Schema of a task's recipes"),
+    "snapshot": ("slurm.snapshot", "copy what a job runs, so that later edits do not change it"),
+    "job-begins": ("job", "say whether a start of a job should train (slurm/launch.sh runs it)"),
+    "job-ended": ("job", "say whether a job should be started again (slurm/launch.sh runs it)"),
+}
+"""The module below `tools` of each command, whose `add_parser` declares it, and its line in `--help`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 done, 1 a check failed, 2 the input cannot be used."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # File names may have bytes that are not text.
+        sys.stdout.reconfigure(errors="surrogateescape")
+    parser = build_parser(next((word for word in arguments if not word.startswith("-")), ""))
+    try:
+        options, unknown = parser.parse_known_args(arguments)
+        if unknown and not options.takes_overrides:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        options.overrides = unknown
+        code: int = options.run(options)
+        # Here, where a failure can still be handled, rather than when Python ends.
+        sys.stdout.flush()
+    except UserError as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader has seen enough, as `head` does. Python writes what is left when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        # Such as a folder of somebody else, a name that is too long, or a full disk.
+        message = f"error: {reason_of(error)}; check that the path is right and that you may use it"
+        print(printable(message), file=sys.stderr)
+        return UserError.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of one command, whose module alone is imported; of none, that of the list of commands."""
+    parser = _Parser(
+        prog="largebatch",
+        description="Plan large-batch training recipes, and verify that they train the same everywhere.",
+        epilog=f"{EXIT_CODES} largebatch COMMAND --help has examples.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"largebatch {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    if command in COMMANDS:
+        module, _ = COMMANDS[command]
+        import_module(f"largebatch.tools.{module}").add_parser(commands)
+    else:
+        for name, (_, help) in COMMANDS.items():
+            commands.add_parser(name, help=help)
+    return parser
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,18 +1,19 @@
-"""Errors that a user can fix, and what their messages need.
+"""Errors that a user can fix.
 
 Each message names what was given, why it is wrong and what to write instead. Recipes and the command line print only
 the message, and exit with the class's `exit_code`; any other exception is a bug in largebatch and keeps its traceback.
 """
 
-import difflib
 import errno
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from largebatch.words import bulleted, counted
 
 # Failures of the file system that last until somebody changes something. Any other may pass: the disk has room again,
 # the server is back.
-LASTING = {
+PERMANENT_ERRNOS = {
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
@@ -32,35 +33,6 @@ MAX_REASON_CHARACTERS = 300  # of another library's message; some of them contai
 def reason_of(error: BaseException) -> str:
     """The message of another library's exception in one line, and its type."""
     return f"{textwrap.shorten(str(error), MAX_REASON_CHARACTERS, placeholder=' …')} ({type(error).__name__})"
-
-
-def printable(text: str) -> str:
-    """A text with all characters that a terminal would obey, such as colors, as escapes that it shows."""
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-
-
-def counted(number: float, one: str, many: str | None = None, form: str = ",") -> str:
-    """ "1 step", "2,000 steps", "0.5 epochs".
-
-    Args:
-        number: The number; the noun is singular if it is formatted as 1.
-        one: The noun in the singular.
-        many: The noun in the plural; None means the singular with an s.
-        form: The format of the number.
-    """
-    shown = format(number, form)
-    return f"{shown} {one if shown == '1' else many or one + 's'}"
-
-
-def bulleted(lines: Iterable[str]) -> str:
-    """Lines of their own, to be appended to what introduces them."""
-    return "".join(f"\n  - {line}" for line in lines)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ ", did you mean gpt2_124m?", to be appended to what is wrong; empty if no known name is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {close[0]}?" if close else ""
 
 
 class UserError(ValueError):
@@ -85,7 +57,8 @@ class ConfigError(UserError):
     def __init__(self, problems: str | Sequence[str], source: str | None = None):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         self.source = source
-        count, where = counted(len(self.problems), "problem"), f" in {source}" if source else ""
+        count = counted(len(self.problems), "problem")
+        where = f" in {source}" if source else ""
         super().__init__(f"{count}{where}:{bulleted(self.problems)}")
 
 
@@ -113,9 +86,9 @@ class StorageError(UserError):
     exit_code = 74
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether a file that could not be read may be readable later. One that is missing will not come back."""
-    return isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, *LASTING)
+    return isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, *PERMANENT_ERRNOS)
 
 
 @contextmanager
@@ -133,7 +106,7 @@ def file_errors(what: str, remedy: str | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if remedy is not None and error.errno in LASTING:
+        if remedy is not None and error.errno in PERMANENT_ERRNOS:
             raise UserError(f"{what}: {error}; {remedy}") from error
         raise StorageError(f"{what}: {error}; the same command tries again") from error
 

@@ -15,7 +15,7 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from largebatch.failures import keep_exception
+from largebatch.system.endings import OwnEnding
 
 SCHEMA = "recipe.schema.json"
 """A task folder's JSON Schema, next to its recipes."""
@@ -26,7 +26,7 @@ def load_package(script: str) -> str:
 
     Python runs a script outside of any package. After this line it imports the modules of its folder under the names
     that every other program uses, and so does a process of `multiprocessing` that imports the script again. An
-    exception that ends the script, even one of its imports, leaves evidence for `largebatch job-ended`.
+    exception that ends the script, even one of its imports, is known to `largebatch job-ended`.
 
     Returns:
         The package's name.
@@ -42,7 +42,7 @@ def load_package(script: str) -> str:
     if getattr(main, "__file__", None) == script:
         # After `python -m`, it names another package. Without it, spawned processes find the script by its path.
         main.__spec__ = None
-        sys.excepthook = _keep_and_print
+        sys.excepthook = _end_and_print
     return _load(folder)
 
 
@@ -61,10 +61,10 @@ def recipes_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*/*.json") if path.name != SCHEMA)
 
 
-def _keep_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Leave evidence of what a script's own imports raise, too: they run outside of `user_errors`."""
+def _end_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write the ending by what a script's own imports raise, too: they run outside of `from_command_line`."""
     if isinstance(error, Exception):
-        keep_exception(error)
+        OwnEnding().fail(error)
     sys.__excepthook__(kind, error, trace)
 
 

@@ -36,7 +36,7 @@ def copies_after_the_blocks(folder, *words):
         load_config(LLAMA, (*MODEL, f"--model.intermediate_size={WIDTH}", "--precision=bf16", *words)),
         RunOptions(folder),
     )
-    train_set, _ = run.load(tasks.module("causal_lm", "data").sources)
+    train_set, _ = run.load(tasks.sources("causal_lm"))
     model = run.build(tasks.build_model(LLAMA))
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     alive = []

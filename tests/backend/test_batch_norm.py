@@ -122,7 +122,8 @@ def test_layers_normalize_all_inputs_together():
         layer, parts, weights = layer_and_parts(kind, 3)
         expected = forward_and_backward(layer, torch.cat(parts), torch.cat(weights))
         for name, values in expected.items():
-            mine, about = [layers[kind][name] for layers, _ in results], f"{kind}: {name}"
+            mine = [layers[kind][name] for layers, _ in results]
+            about = f"{kind}: {name}"
             if name.startswith("gradient of"):
                 np.testing.assert_allclose(sum(mine), values, rtol=1e-12, err_msg=about)
             elif name.startswith("buffer"):
@@ -192,7 +193,8 @@ def test_same_as_one_process_with_the_product_as_micro_batch(strategy, world_siz
     assert_same(result, alone(8), STEPS)
     assert any(name.endswith("running_var") for name in alone(8)["weights"][-1])
     assert result["weights"][-1].keys() == alone(8)["weights"][-1].keys()
-    (mine,), (theirs,) = result["evaluations"], alone(8)["evaluations"]
+    (mine,) = result["evaluations"]
+    (theirs,) = alone(8)["evaluations"]
     assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 

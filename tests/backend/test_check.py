@@ -22,7 +22,8 @@ def mutate(change: str) -> None:
 
     prepare = Backend.prepare
     if change == "DeepSpeed":
-        fill_from_plan, initialize = zero.fill_from_plan, deepspeed.initialize
+        fill_from_plan = zero.fill_from_plan
+        initialize = deepspeed.initialize
         changed = {
             "gradient_clipping": 0.5,
             "train_micro_batch_size_per_gpu": 4,

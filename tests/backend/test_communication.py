@@ -16,14 +16,14 @@ from paths import PYDOC
     ("words", "sums"), [((), 0), (("--data.samples=documents", "--data.num_train_samples=2000"), 3)]
 )
 def test_equal_samples_need_no_communication_of_weights(words, sums):
-    text_sources = tasks.module("causal_lm", "data").sources
+    text_sources = tasks.sources("causal_lm")
     counts = []
     config = load_config(PYDOC, (*words, "--train.stop_after_steps=3"))
     backend = SimpleNamespace(
         plan=resolve(config, 2),
         rank=1,
         device=torch.device("cpu"),
-        sum_over_processes=lambda count: counts.append(count) or (lambda: count),
+        processes=SimpleNamespace(sum_over_processes=lambda count: counts.append(count) or (lambda: count)),
     )
     feed = training_feed(backend, text_sources(config)[0], 0, 0, iter)
     for number, step in enumerate(feed, 1):

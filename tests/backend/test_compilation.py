@@ -141,7 +141,9 @@ def test_what_is_compiled(monkeypatch):
 def train_where_one_fails(run_dir: Path, part: str) -> dict:
     """Train; what is written, and how often graphs had been called before each update. Rank 1 has no compiler for the
     "forward" or "backward" graphs."""
-    calls, before_updates, update = [], [], Loop.update
+    calls = []
+    before_updates = []
+    update = Loop.update
 
     def compile_graph(of: str, graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]):
         if of == part and os.environ["RANK"] == "1":

@@ -8,7 +8,8 @@ from tasks import TINY
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS, WATCHED_FROM = 4, 2
+NUM_STEPS = 4
+WATCHED_FROM = 2
 
 
 def waits_of_a_run(run_dir):
@@ -18,7 +19,9 @@ def waits_of_a_run(run_dir):
     from jobs import train
     from largebatch.run import Run
 
-    waits, update, counts = [], Run.update, []
+    waits = []
+    update = Run.update
+    counts = []
     CPU_Accelerator.synchronize = lambda *_: waits.append(1)
 
     def update_and_count(run, step):

@@ -64,7 +64,8 @@ def refusal(of_rank_0, of_rank_1):
 
 
 def processes_and_a_stranger(folder):
-    launch, config = read_launch(), load_config(MAPS)
+    launch = read_launch()
+    config = load_config(MAPS)
     os.environ["LARGEBATCH_TOKEN"] = f"start {os.environ['RANK']}"
     with pytest.raises(LaunchError) as caught:
         start(launch, resolve(config, launch.world_size))

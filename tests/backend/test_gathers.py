@@ -114,7 +114,8 @@ def test_token_losses_of_a_gathered_weight_are_those_of_a_weight_in_fp32():
     """Also where the gradient of each loss differs, so that chunks are computed again."""
     generator = torch.Generator().manual_seed(0)
     inputs, weight = (torch.randn(shape, 8, generator=generator) for shape in (6, 11))
-    numbers, targets = weight.bfloat16(), torch.arange(6)
+    numbers = weight.bfloat16()
+    targets = torch.arange(6)
     results = []
     for given in (nn.Parameter(GatheredWeight(numbers, "head.weight")), nn.Parameter(numbers.float())):
         with torch.autocast("cpu", torch.bfloat16):
@@ -127,13 +128,15 @@ def test_token_losses_of_a_gathered_weight_are_those_of_a_weight_in_fp32():
 
 
 def test_a_weight_that_a_layer_computes_is_gathered_in_fp32():
-    plain, normalized = nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    plain = nn.Linear(4, 4)
+    normalized = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     plan = SimpleNamespace(precision="bf16", compute=Compute())
     assert weights_in_bf16(nn.Sequential(plain, normalized), plan) == {plain.weight}
 
 
 def test_an_output_layer_whose_weight_others_may_use_is_gathered_in_fp32():
-    plan, words = SimpleNamespace(precision="bf16", compute=Compute()), SMALL_LLAMA
+    plan = SimpleNamespace(precision="bf16", compute=Compute())
+    words = SMALL_LLAMA
     untied, tied = (load_config(LLAMA, [*words, f"--model.tie_embeddings={tied}"]) for tied in ("false", "true"))
     build_model = tasks.build_model(LLAMA)
     in_bf16 = [weights_in_bf16(model, plan) for model in map(build_model, (untied, tied))]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jobs import launch_environment
-from largebatch.tools.verify.jobs import local_store, meeting_place
+from largebatch.tools.local_jobs.jobs import local_store, meeting_place
 from paths import DIGITS, ROOT
 
 PROGRAM = """

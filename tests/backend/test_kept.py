@@ -12,10 +12,10 @@ from jobs import run_job
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import read_launch
 from largebatch.backend.start import start
-from largebatch.checkpoint.load import load
 from largebatch.config import load_config
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.plan import resolve
+from largebatch.run.checkpoint.load import load
 from paths import DIGITS
 
 alone = SimpleNamespace(gather_objects=lambda value: [value], raise_on_all_ranks=nullcontext)
@@ -98,7 +98,7 @@ def use_on_the_second_process():
         state.load_state_dict = lambda saved: saved["unseen"]
     manifest = SimpleNamespace(parameters={}, vectors={}, kept={"own": {}})
     said = []
-    for use in (lambda: backend.kept.check(backend), lambda: load(backend, None, manifest)):
+    for use in (lambda: backend.kept.check(backend.processes), lambda: load(backend, None, manifest)):
         with pytest.raises(UserError) as caught:
             use()
         said.append(str(caught.value).removeprefix("on rank 1: ").partition(";")[0])

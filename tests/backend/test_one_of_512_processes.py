@@ -20,7 +20,7 @@ def held_by(rank, recipe):
     from largebatch.backend.fsdp_units import shape_of
     from largebatch.backend.state import pieces_of
     from largebatch.config import load_config
-    from largebatch.estimate.memory import model_states, optimizer_states
+    from largebatch.estimate.memory import model_states
     from largebatch.estimate.model_shape import Strategy
     from largebatch.estimate.recipe_model import recipe_model
     from largebatch.plan import resolve
@@ -29,7 +29,7 @@ def held_by(rank, recipe):
     plan = resolve(config, WORLD_SIZE)
     model, _ = recipe_model(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    planned = model_states(shape_of(model, plan), Strategy("fsdp"), WORLD_SIZE, optimizer_states(plan), 1).weights
+    planned = model_states(shape_of(model, plan), Strategy("fsdp"), WORLD_SIZE, plan.states_of, 1).weights
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD_SIZE)
     mesh = distributed.init_device_mesh("cpu", (WORLD_SIZE,))
     for module in model.modules():
@@ -48,7 +48,8 @@ def test_its_rows_of_every_parameter(rank, recipe):
     for name, (rows, *others) in shapes.items():
         # Rows are dealt out in equal parts from the first process on, until there are none left.
         part = -(-rows // WORLD_SIZE)
-        first, end = min(rank * part, rows) * prod(others), min((rank + 1) * part, rows) * prod(others)
+        first = min(rank * part, rows) * prod(others)
+        end = min((rank + 1) * part, rows) * prod(others)
         assert ranges.get(name) == (((first, end), (first, end)) if first < end else None), name
         held += end - first
     # The first process is one of the fullest.

@@ -38,7 +38,7 @@ def test_too_low_a_limit_is_refused_before_processes_connect(world_size, fits, m
         module._allow_open_files(world_size)
 
 
-def settings_of_a_run(folder, hang_seconds, deterministic, cudnn):
+def settings_of_a_run(folder, hang_seconds, deterministic, samples):
     """The timeouts of the process groups, and the settings of the process."""
     import torch
     from torch import distributed
@@ -46,9 +46,9 @@ def settings_of_a_run(folder, hang_seconds, deterministic, cudnn):
     from largebatch.config import load_config
     from largebatch.run import Run, RunOptions
 
-    words = [f"--faults.hang_seconds={hang_seconds}", f"--compute.deterministic={deterministic}", *cudnn]
+    words = [f"--faults.hang_seconds={hang_seconds}", f"--compute.deterministic={deterministic}", *samples]
     run = Run(load_config(PYDOC, words), RunOptions(folder))
-    groups = [distributed.group.WORLD, run.backend._host_group]
+    groups = [distributed.group.WORLD, run.backend.processes._host_group]
     names = (
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
         "TORCH_FR_BUFFER_SIZE",
@@ -64,15 +64,8 @@ def settings_of_a_run(folder, hang_seconds, deterministic, cudnn):
     )
 
 
+# Samples of different lengths, for which cuDNN's attention may not be used.
 DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
-# What a recipe says of cuDNN's attention and of the lengths of its samples, and whether it may be used; the other
-# settings have nothing to do with it.
-CUDNN = {
-    ("ddp", "false"): ((), True),
-    ("zero1", "false"): (("--compute.cudnn_attention=off",), False),
-    ("ddp", "true"): (DOCUMENTS, False),
-    ("zero1", "true"): ((*DOCUMENTS, "--compute.cudnn_attention=on"), True),
-}
 
 
 @pytest.mark.slow
@@ -86,11 +79,11 @@ CUDNN = {
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
 def test_settings(strategy, hang_seconds, deterministic, timeout, settings, tmp_path):
     """Without a limit NCCL's own would be 10 minutes."""
-    cudnn, may_use_cudnn = CUDNN[strategy, deterministic]
+    samples = DOCUMENTS if deterministic == "true" else ()
     for timeouts, environment, is_deterministic, uses_cudnn in run_job(
-        settings_of_a_run, tmp_path / "run", hang_seconds, deterministic, cudnn, strategy=strategy
+        settings_of_a_run, tmp_path / "run", hang_seconds, deterministic, samples, strategy=strategy
     ):
-        assert uses_cudnn == may_use_cudnn
+        assert uses_cudnn == (not samples)
         assert timeouts == [timeout, timedelta(days=2)]
         assert environment == settings
         assert is_deterministic == (deterministic == "true")

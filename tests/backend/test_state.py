@@ -24,7 +24,7 @@ def ranges_of_a_process(run_dir):
     from largebatch.run import Run, RunOptions
 
     run = Run(load_config(PYDOC, SMALL), RunOptions(run_dir))
-    train_set, _ = run.load(tasks.module("causal_lm", "data").sources)
+    train_set, _ = run.load(tasks.sources("causal_lm"))
     model = run.build(tasks.build_model(PYDOC))
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     step = next(run.steps(train_set))
@@ -41,7 +41,9 @@ def ranges_of_a_process(run_dir):
 @pytest.mark.parametrize(("strategy", "world_size"), [("hsdp", 4), ("fsdp", 2), ("ddp", 4)])
 def test_each_element_is_written_once_and_the_writing_is_shared(strategy, world_size, tmp_path):
     results = run_job(ranges_of_a_process, tmp_path / "run", strategy=strategy, world_size=world_size)
-    sizes, written, shares = results[0][0], defaultdict(list), []
+    sizes = results[0][0]
+    written = defaultdict(list)
+    shares = []
     for _, held, summed in results:
         assert summed == (2 if strategy == "hsdp" else world_size)
         assert all(first <= begin <= end <= last or begin == end for _, first, last, (begin, end) in held)

@@ -71,11 +71,12 @@ def steps_of_a_run(run_dir, recipe, words):
     from largebatch.run import Run, RunOptions
 
     run = Run(load_config(recipe, words, tasks.module("causal_lm", "config").Config), RunOptions(run_dir))
-    train_set, _ = run.load(tasks.module("causal_lm", "data").sources)
+    train_set, _ = run.load(tasks.sources("causal_lm"))
     model = run.build(tasks.build_model(recipe))
     shape = shape_of(model, run.plan)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
-    steps, sent = run.steps(train_set), {}
+    steps = run.steps(train_set)
+    sent = {}
 
     def take_step():
         step = next(steps)

@@ -38,7 +38,7 @@ def operations_of_an_update(run_dir, *words: str) -> tuple[int, Counter]:
 
     config = load_config(PYDOC, [*SMALL, *words], tasks.module("causal_lm", "config").Config)
     run = Run(config, RunOptions(run_dir))
-    train_set, _ = run.load(tasks.module("causal_lm", "data").sources)
+    train_set, _ = run.load(tasks.sources("causal_lm"))
     model = tasks.build_model(PYDOC)(config)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     clip_and_step = run.backend.clip_and_step

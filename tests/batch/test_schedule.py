@@ -41,8 +41,12 @@ def test_goyal_at_8k(step, lr):
 TABLES = {
     "constant": (1.0, Schedule(10, warmup=2), [0, 0.5, 1, 1, 1, 1, 1, 1, 1, 1]),
     "no warmup": (2.0, Schedule(3), [2, 2, 2]),
-    "linear": (1.0, Schedule(8, warmup=4, decay="linear", decay_start=4), [0, 0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]),
-    "linear to a tenth": (1.0, Schedule(4, decay="linear", final_fraction=0.1), [1, 0.775, 0.55, 0.325]),
+    "straight line": (
+        1.0,
+        Schedule(8, warmup=4, decay="polynomial", decay_start=4),
+        [0, 0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25],
+    ),
+    "straight line to a tenth": (1.0, Schedule(4, decay="polynomial", final_fraction=0.1), [1, 0.775, 0.55, 0.325]),
     "polynomial": (1.6, Schedule(4, decay="polynomial", power=2.0), [1.6, 0.9, 0.4, 0.1]),
     "polynomial to a fifth": (1.0, Schedule(2, decay="polynomial", power=3.0, final_fraction=0.2), [1, 0.3]),
     "cosine": (2.0, Schedule(4, decay="cosine"), [2, 1 + 2**-0.5, 1, 1 - 2**-0.5]),
@@ -73,7 +77,7 @@ def test_hand_computed_table(name):
 
 @pytest.mark.parametrize(
     ("decay", "scheduler_of"),
-    [("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)],
+    [("polynomial", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)],
 )
 def test_agrees_with_transformers(decay, scheduler_of):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)

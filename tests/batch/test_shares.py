@@ -27,7 +27,8 @@ def test_shares_are_exact_to_less_than_a_sample_up_to_10_to_the_9_steps(seed):
         tuple("abcdefgh"[: len(weights)]), (1,) * len(weights), (MixturePhase(0, tuple(weights.tolist())),)
     )
     for step in (*range(50), *random.integers(50, 10**9, 300).tolist()):
-        drawn, after = mixture.drawn(step * batch), mixture.drawn((step + 1) * batch)
+        drawn = mixture.counts_after(step * batch)
+        after = mixture.counts_after((step + 1) * batch)
         assert drawn == tuple(largest_remainders(step * batch, weights))
         assert sum(drawn) == step * batch
         assert all(each >= 0 for each in np.subtract(after, drawn))
@@ -38,7 +39,7 @@ def test_shares_are_exact_to_less_than_a_sample_up_to_10_to_the_9_steps(seed):
 def test_phases_go_on_from_where_the_one_before_ended():
     phases = (MixturePhase(0, (1, 0, 2)), MixturePhase(30, (0, 1, 1)), MixturePhase(50, (1, 1, 1)))
     mixture = Mixture(("a", "b", "c"), (5, 5, 10), phases)
-    assert [mixture.drawn(samples) for samples in (0, 3, 30, 40, 50, 56)] == [
+    assert [mixture.counts_after(samples) for samples in (0, 3, 30, 40, 50, 56)] == [
         (0, 0, 0),
         (1, 0, 2),
         (10, 0, 20),

@@ -21,7 +21,7 @@ from gpu.rows import GRACE, Launcher, NotMeasured, Part, Row
 from largebatch.config import load_config
 from largebatch.estimate.step_time import EXPOSED_SHARE
 from largebatch.plan import resolve
-from largebatch.tools.verify.jobs import JobFailed
+from largebatch.tools.local_jobs.jobs import JobFailed
 from paths import ROOT
 from planted import ALL
 from planting import plant

@@ -1,7 +1,6 @@
 """A submitted job, as a test looks at it."""
 
 import itertools
-import json
 import os
 import signal
 import time
@@ -9,9 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.run_folder import RunFolder
+from largebatch.system.endings import Ending
 from slurm_cluster import Cluster
 
 # Seconds to wait for anything. Machines differ, and a limit costs nothing where all is well.
@@ -68,9 +69,8 @@ class Job:
         return self.log.count(f" job {self.id}, start ")
 
     @property
-    def status(self) -> dict[str, Any]:
-        file = self.run_dir / "status.json"
-        return json.loads(file.read_text()) if file.exists() else {}
+    def ending(self) -> Ending | None:
+        return RunFolder(self.run_dir).ending()
 
     def wait_until(self, condition: Callable[["Job"], bool], seconds: float = PATIENCE) -> None:
         """Wait for something that comes while the job lives."""

@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 from largebatch.storage.attempts import claim, job_start
-from largebatch.storage.files import read_json_lines, replace_json_file
-from largebatch.storage.layout import read_object
+from largebatch.storage.files import read_json_lines
+from largebatch.storage.run_folder import RunFolder
+from largebatch.system.endings import OwnEnding, StopReason
+from largebatch.system.failures import Kind
 
 MARGIN_SECONDS = 150
 """How long before the end of the job's time the training stops."""
@@ -33,25 +35,23 @@ def program(words: str = "") -> str:
 
 def train(run_dir: Path, last_step: float, hold: Path | None) -> int:
     """Take steps until the last one, or a request to stop; the exit code."""
-    job, attempt = job_start(), claim(run_dir / "attempts", {})
-    requests: list[str] = []
+    job = job_start()
+    attempt = claim(run_dir / "attempts", {})
+    requests: list[tuple[StopReason, str]] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, _: requests.append(signal.Signals(number).name))
+        reason = StopReason[number.name]
+        signal.signal(number, lambda *_, reason=reason: requests.append((reason, reason)))
     stop_files = {
-        run_dir / "stop": "the stop file",
-        run_dir / f"stop.{job['job_id']}": f"the batch script of job {job['job_id']}",
+        run_dir / "stop": (StopReason.STOP_FILE, "the stop file"),
+        run_dir / f"stop.{job['job_id']}": (StopReason.BATCH_SCRIPT, f"the batch script of job {job['job_id']}"),
     }
     # Nodes that are not started by Slurm have no time limit.
     stop_at = float(os.environ.get("LARGEBATCH_JOB_END_TIME") or math.inf) - MARGIN_SECONDS
     lines = read_json_lines(run_dir / "metrics.jsonl")
     step = lines[-1]["step"] if lines else 0
 
-    def publish(outcome: str, message: str) -> None:
-        attempt.check()
-        about = {"outcome": outcome, "message": message, "step": step, "attempt": attempt.number, "time": time.time()}
-        replace_json_file(run_dir / "status.json", about | job)
-
-    publish("running", f"from step {step}")
+    ending = OwnEnding()
+    ending.begin(attempt.endings_dir, lambda: {"step": step}, lambda _: None)
     with (run_dir / "metrics.jsonl").open("a", buffering=1) as metrics:
         while step < last_step and not requests:
             time.sleep(SECONDS_PER_STEP)
@@ -61,11 +61,13 @@ def train(run_dir: Path, last_step: float, hold: Path | None) -> int:
                 metrics.write(json.dumps({"step": step}) + "\n")
             requests += [reason for file, reason in stop_files.items() if file.exists()]
             if time.time() >= stop_at:
-                requests.append("the end of the job's time limit")
+                requests.append((StopReason.TIME_LIMIT, "the end of the job's time limit"))
+    attempt.check()
     if requests:
-        publish("stopped", f"by {requests[0]}, after step {step}")
+        reason, who = requests[0]
+        ending.write(Kind.STOPPED, f"by {who}, after step {step}", reason=reason)
     else:
-        publish("finished", "")
+        ending.write(Kind.FINISHED, "")
     (run_dir / "stop").unlink(missing_ok=True)
     return 1 if requests else 0
 
@@ -75,11 +77,13 @@ def follow(run_dir: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     job = job_start()
+    run = RunFolder(run_dir)
     while True:
-        status = read_object(run_dir / "status.json")
-        is_newer = status.get("job_id") == job["job_id"] and status["restart"] > job["restart"]
-        if is_newer or (status.items() >= job.items() and status["outcome"] != "running"):
-            return 0 if status["outcome"] == "finished" else 1
+        latest = (run.attempts() or [{}])[-1]
+        is_newer = latest.get("job_id") == job["job_id"] and latest["restart"] > job["restart"]
+        ending = run.ending() if is_newer or latest.items() >= job.items() else None
+        if is_newer or ending is not None:
+            return 0 if ending is not None and ending.kind == Kind.FINISHED else 1
         time.sleep(0.1)
 
 

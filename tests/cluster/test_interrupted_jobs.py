@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stand_in
-from largebatch.checkpoint.export import export
+from largebatch.run.checkpoint.export import export
 from largebatch.storage.files import read_json_lines
 from stand_in import MARGIN_SECONDS
 from tiny_jobs import (
@@ -99,7 +99,7 @@ def test_after_a_failure_fewer_nodes_go_on(submit, cluster, tmp_path):
         os.kill(job.rank(1), signal.SIGKILL)
     assert job.wait_for_end() == "COMPLETED", job.log
     assert "on 1 nodes x 1 processes" in job.log
-    assert (job.status["outcome"], job.status["step"], job.starts) == ("finished", last, 2)
+    assert (job.ending.kind, job.ending.step, job.starts) == ("finished", last, 2)
     assert_logged_once(job)
     job.assert_no_survivors()
 
@@ -155,7 +155,7 @@ def test_a_training_that_is_killed_ends_bit_for_bit(submit, uninterrupted, tmp_p
 
     job.wait_for_training(start=3)
     stop_for_good(job)
-    step = job.status["step"]
+    step = job.ending.step
     export(job.run_dir, job.run_dir / "model", None)
     words = (*ENDLESS, f"--train.stop_after_steps={step}")
     assert_same_weights(job.run_dir, uninterrupted(words, 2), 0)
@@ -172,5 +172,5 @@ def test_a_training_that_is_killed_ends_bit_for_bit(submit, uninterrupted, tmp_p
     numbers = [line["number"] for line in shown]
     assert numbers == sorted(set(numbers))
     # A process that is killed may not have handed over its last second.
-    assert {line["step"] for line in shown} <= {1, *range(20, job.status["step"] + 1, 20)}
-    assert shown[-1]["step"] == job.status["step"] // 20 * 20
+    assert {line["step"] for line in shown} <= {1, *range(20, job.ending.step + 1, 20)}
+    assert shown[-1]["step"] == job.ending.step // 20 * 20

@@ -98,7 +98,8 @@ def start_ssh(cluster: Cluster, folder: Path, *hosts: str) -> str:
     sshd = shutil.which("sshd", path=SBIN)
     if sshd is None:
         pytest.skip("sshd not found; apt-get install openssh-server")
-    key, config = folder / "key", folder / "sshd_config"
+    key = folder / "key"
+    config = folder / "sshd_config"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     config.write_text(f"HostKey {key}\nAuthorizedKeysFile {key}.pub\nStrictModes no\n")
     for host in hosts:
@@ -131,7 +132,7 @@ def test_sites_of_other_kinds(submit, tmp_path):
     )
     assert contained.wait_for_end() == "COMPLETED", contained.log
     assert "other folders are absent" in contained.log
-    assert contained.status["outcome"] == "finished"
+    assert contained.ending.kind == "finished"
 
     # There are no such GPUs, and the pre-flight could do nothing about it but say so: it is reached with what was set.
     assert job.wait_for_end() == "FAILED"

@@ -34,7 +34,7 @@ def assert_same_weights(mine: Path, theirs: Path, tolerance: float) -> None:
 def assert_logged_once(job: Job) -> None:
     """Every step that the stand-in took, whatever happened to it."""
     steps = [line["step"] for line in read_json_lines(job.run_dir / "metrics.jsonl")]
-    assert steps == list(range(1, job.status["step"] + 1))
+    assert steps == list(range(1, job.ending.step + 1))
 
 
 def stop_for_good(job: Job) -> None:

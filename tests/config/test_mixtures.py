@@ -44,7 +44,9 @@ def test_a_wrong_sum_hides_no_other_problem():
     words = ['--train.duration={"epochs": 2}', "--batch.micro_batch_size=5"]
     with pytest.raises(ConfigError) as caught:
         load(words=words, num_train_samples=1_000_000, num_eval_samples=5)
-    sums, micro_batches, duration = ("add up to", "is not a multiple of", "is given in epochs")
+    sums = "add up to"
+    micro_batches = "is not a multiple of"
+    duration = "is given in epochs"
     told = [text for problem in caught.value.problems for text in (sums, micro_batches, duration) if text in problem]
     assert sorted(told) == sorted([sums, sums, micro_batches, duration])
 
@@ -183,7 +185,8 @@ def test_pairs_may_have_templates_by_source_alone():
     sources = [FIRST | {"prompt": "{q}", "answer": "{a}"}, SECOND | {"prompt": "{task}", "answer": "{code}"}]
 
     def load_pairs(sources):
-        recipe, content = ROOT / "recipes/sft/sft_qwen_gsm8k.json", json.dumps(data | {"sources": sources})
+        recipe = ROOT / "recipes/sft/sft_qwen_gsm8k.json"
+        content = json.dumps(data | {"sources": sources})
         return load_config(recipe, ["--data", content, *words, "--checkpoint.every=null"])
 
     assert [each.prompt for each in load_pairs(sources).data.sections()] == ["{q}", "{task}"]

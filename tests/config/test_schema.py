@@ -7,8 +7,8 @@ import runpy
 import jsonschema
 import pytest
 
+from largebatch.__main__ import main
 from largebatch.task_folders import SCHEMA
-from largebatch.tools.command_line import main
 from largebatch.tools.schema import recipe_schema
 from paths import PYDOC, RECIPES, ROOT
 from tasks import TASKS, copy

@@ -8,7 +8,8 @@ from typing import Literal
 from largebatch.config import RecipeConfig
 from largebatch.config.data import Data
 from largebatch.config.models import Model
-from largebatch.config.optimizers import ENLARGED_ROUNDING, ROUNDING, OptimizerEntry, OptimizerSection, adam_moments
+from largebatch.config.optimizers import ENLARGED_ROUNDING, ROUNDING, OptimizerEntry, adam_moments, adapt_if_decayed
+from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import BelowOne, PositiveFloat, PositiveInt
 

@@ -10,13 +10,17 @@ VOCABULARY = 16
 
 class Counting:
     def __init__(self, config, num_samples, name, shift=0):
-        self.config, self.num_samples, self.name, self.shift = config, num_samples, name, shift
+        self.config = config
+        self.num_samples = num_samples
+        self.name = name
+        self.shift = shift
 
     def __len__(self):
         return self.num_samples
 
     def fetch(self, indices, epoch):  # noqa: ARG002 - the same in each epoch
-        rows, labels = [], []
+        rows = []
+        labels = []
         for index in indices.tolist():
             random = np.random.default_rng(derive_seed(self.config.seed, self.name, index))
             steps = np.arange(self.config.data.length) * random.integers(1 + self.shift, 3 + self.shift)

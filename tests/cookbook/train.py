@@ -12,7 +12,7 @@ from safetensors.torch import load_model
 from torch.nn.functional import cross_entropy
 
 from largebatch.optim import build_optimizer
-from largebatch.run import Run, parse_command_line, user_errors
+from largebatch.run import Run, from_command_line
 
 from .config import Config
 from .data import sources
@@ -21,8 +21,7 @@ from .model import build_model
 # cookbook: train.py
 
 
-def main():
-    config, options = parse_command_line(Config)
+def main(config, options):
     run = Run(config, options)
     # cookbook: train.py, the data
     model = run.build(build_model)
@@ -50,5 +49,5 @@ def main():
 
 
 if __name__ == "__main__":
-    with user_errors():
-        main()
+    with from_command_line(Config) as (config, options):
+        main(config, options)

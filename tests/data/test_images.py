@@ -1,24 +1,30 @@
 """Images: digits, and encoded images through `datasets` from local files."""
 
+import base64
 import errno
+import math
 import os
+from datetime import UTC, datetime
+from decimal import Decimal
 
 import datasets
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
+from pyarrow.parquet import write_table
 from sklearn.datasets import load_digits
 
 import tasks
 from largebatch.config import load_config
 from largebatch.data.images import normalize_pixels
 from largebatch.errors import DataError, StorageError, UserError
-from largebatch.failures import kind_of
+from largebatch.system.failures import kind_of
 from paths import DIGITS, IMAGENET
 from pictures import gradient_image, jpeg, png, write_parquet
 
-image_sources = tasks.module("image_classification", "data").sources
+image_sources = tasks.sources("image_classification")
 model_input = tasks.module("image_classification", "data").model_input
 
 
@@ -62,15 +68,6 @@ def test_digits_are_all_there_once_enlarged():
     assert np.array_equal(batch["pixel_values"][0, 0, ::4, ::4].numpy(), np.round(original * 255 / 16))
     held_out = evaluation.fetch(np.arange(360), None)["labels"]
     assert torch.equal(held_out, torch.from_numpy(load_digits().target[::5]))
-
-
-def test_normalized_digits_have_mean_0_and_deviation_1():
-    config = load_config(DIGITS)
-    train, evaluation = image_sources(config)
-    pixels = [train.fetch(np.arange(1437), 0)["pixel_values"], evaluation.fetch(np.arange(360), None)["pixel_values"]]
-    values = normalize_pixels(torch.cat(pixels), config.data)
-    assert values.mean().item() == pytest.approx(0, abs=2e-3)
-    assert values.std().item() == pytest.approx(1, abs=2e-3)
 
 
 def test_hub_images_come_in_the_order_asked_for(parquet):
@@ -117,6 +114,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_p
         (["--data.data_files=null", "--data.path=./nowhere"], "data.path: there is no folder './nowhere'"),
         (["--data.image_column=picture"], "data.image_column: no column 'picture'; the data has image, label"),
         (["--data.label_column=y"], "data.label_column: no column 'y'"),
+        (["--data.label_column=image"], "data.label_column: the column 'image' has struct"),
         (["--data.path=parkuet"], "data.path: 'parkuet' could not be loaded"),
     ],
 )
@@ -126,10 +124,57 @@ def test_data_that_cannot_be_opened(parquet, overrides, words):
     assert words in str(caught.value)
 
 
-def test_labels_out_of_range(parquet):
-    train, _ = image_sources(hub_config(parquet, "--data.num_classes=2"))
-    with pytest.raises(DataError, match="num_classes: 2, but the data has label 2"):
-        train.fetch(np.array([2]), 0)
+PICTURE = png(np.full((8, 8, 3), 9, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"label": ["cat", "dog"]}, "data.label_column: the column 'label' has string; write one class"),
+        ({"label": ["0", "1"]}, "data.label_column: the column 'label' has string"),
+        ({"label": [[0, 1], [1]]}, "data.label_column: the column 'label' has list"),
+        ({"label": [Decimal(0), Decimal(1)]}, "data.label_column: the column 'label' has decimal128"),
+        ({"label": [{"class": 0}, {"class": 1}]}, "data.label_column: the column 'label' has struct"),
+        ({"label": [datetime(2026, 1, 1, tzinfo=UTC)] * 2}, "data.label_column: the column 'label' has timestamp"),
+        ({"label": [0, None]}, "data.label_column: sample 1 of 'train' has the label null"),
+        ({"label": [0.0, math.nan]}, "sample 1 of 'train' has the label null"),
+        ({"label": [1.0, 0.7]}, "sample 1 of 'train' has the label 0.7"),
+        ({"label": [-1, 0]}, "sample 0 of 'train' has the label -1"),
+        ({"label": [0, 3]}, "sample 1 of 'train' has the label 3; .* correct data.num_classes 3"),
+        ({"image": [PICTURE, None]}, "data.image_column: sample 1 of 'train' has no image"),
+        ({"image": [{"bytes": PICTURE, "path": None}, {"bytes": None, "path": None}]}, "sample 1 of 'train' has no"),
+        ({"image": [{"data": PICTURE, "mode": 16}] * 2}, "sample 0 of 'train' has no image"),
+        (
+            {"image": [base64.b64encode(PICTURE).decode()] * 2},
+            "the image of sample 0 cannot be decoded: .*No such file.*write paths of files",
+        ),
+        (
+            {"image": [base64.b64encode(PICTURE * 99).decode()] * 2},
+            "the image of sample 0 cannot be decoded: .*too long",
+        ),
+        (
+            {"image": [[[0, 255], [255, 0]]] * 2},
+            "data.image_column: the column 'image' has list<.*; write the bytes or",
+        ),
+        ({"image": [7, 8]}, "data.image_column: the column 'image' has int64"),
+    ],
+)
+def test_columns_of_other_kinds_are_refused_before_training(columns, told, tmp_path):
+    table = pyarrow.table({"image": [PICTURE] * 2, "label": [0, 1]} | columns)
+    write_table(table, tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=told):
+        image_sources(hub_config(tmp_path / "data.parquet"))
+
+
+@pytest.mark.parametrize("labels", [[2, 0], [2.0, 0.0], [True, False], pyarrow.array([2, 0], "uint8")])
+def test_numbers_that_are_classes(labels, tmp_path):
+    (tmp_path / "picture.png").write_bytes(PICTURE)
+    for number, image in enumerate((PICTURE, {"bytes": PICTURE, "path": None}, str(tmp_path / "picture.png"))):
+        file = tmp_path / f"{number}.parquet"
+        write_table(pyarrow.table({"image": [image] * 2, "label": labels}), file)
+        batch = image_sources(hub_config(file))[0].fetch(np.array([1, 0]), None)
+        assert batch["labels"].tolist() == [0, int(labels[0])]
+        assert batch["pixel_values"].unique().tolist() == [9]
 
 
 @pytest.mark.parametrize(
@@ -163,11 +208,11 @@ def test_broken_images(tmp_path):
     noise = png(np.random.default_rng(0).integers(256, size=(200, 200, 3), dtype=np.uint8))
     # Behind the first part of its pixels, where Pillow raises a SyntaxError.
     second_part = noise.rindex(b"IDAT")
-    broken = [b"not an image", noise[:second_part], noise[:second_part] + bytes(4) + noise[second_part + 4 :]]
+    broken = [noise, b"not an image", noise[:second_part], noise[:second_part] + bytes(4) + noise[second_part + 4 :]]
     file = tmp_path / "broken.parquet"
     write_parquet(file, broken, [0] * len(broken))
     train, _ = image_sources(hub_config(file))
-    for index in range(len(broken)):
+    for index in range(1, len(broken)):
         with pytest.raises(DataError, match=f"the image of sample {index} cannot be decoded"):
             train.fetch(np.array([index]), 0)
 
@@ -181,9 +226,8 @@ def test_an_image_starts_no_program(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
     write_parquet(tmp_path / "eps.parquet", [eps], [0])
-    train, _ = image_sources(hub_config(tmp_path / "eps.parquet"))
     with pytest.raises(DataError, match="cannot identify image file"):
-        train.fetch(np.array([0]), 0)
+        image_sources(hub_config(tmp_path / "eps.parquet"))
     assert not (tmp_path / "started").exists()
 
 
@@ -220,14 +264,6 @@ def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):
     assert "mirrored" not in evaluation.fetch(np.arange(12), None)
     as_it_is = train.fetch(np.arange(12), None)
     assert torch.equal(model_input(as_it_is, config.data), normalize_pixels(as_it_is["pixel_values"], config.data))
-
-
-def test_mirroring_is_dealt_anew_to_each_image_and_epoch(parquet):
-    train, _ = image_sources(hub_config(parquet))
-    dealt = torch.stack([train.fetch(np.arange(12), epoch)["mirrored"] for epoch in range(40)]).float()
-    assert (dealt.mean(dim=0) - 0.5).abs().max() < 0.3
-    assert (dealt.mean(dim=1) - 0.5).abs().max() < 0.45
-    assert dealt.mean().item() == pytest.approx(0.5, abs=0.08)
 
 
 def test_images_of_cifars_size(tmp_path):

@@ -17,7 +17,6 @@ from largebatch.data import prepared
 from largebatch.errors import ConfigError, DataError
 from megatron_files import write as write_megatron
 from paths import PYDOC
-from verifying import verify
 
 BLOCK = 8
 DOCUMENTS = {
@@ -94,7 +93,7 @@ def data_of(*words: str, **section: object):
 
 
 def opened(config):
-    return tasks.module("causal_lm", "data").sources(config)
+    return tasks.sources("causal_lm")(config)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -124,21 +123,6 @@ def test_all_formats_in_one_mixture(tmp_path):
         found = train.fetch(draws, 0)["input_ids"].tolist()
         assert sorted(found) == sorted(blocks_of("train"))
         assert found != blocks_of("train")
-
-
-def test_a_mixture_of_formats_trains_the_same_everywhere(tmp_path, capfd):
-    recipe = tmp_path / "mixed.json"
-    content = json.loads(PYDOC.read_text()) | {"$schema": str(PYDOC.with_name("recipe.schema.json"))}
-    recipe.write_text(json.dumps(content))
-    data = {"source": "datasets", "tokenizer": "bytes", "block_size": BLOCK}
-    data |= mixed(tmp_path, "jsonl.zst", "parquet", "megatron")
-    words = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data", json.dumps(data))
-    more = ('--train.duration={"steps": 9}', "--learning_rate.warmup=null", "--evaluation.every=null")
-    batch = '--batch={"global_batch_size": 24, "micro_batch_size": 2}'
-    combinations = ("--strategies=ddp", "--world-sizes=2,3,4", "--micro-batch-sizes=2", "--steps=4")
-    code, printed, _ = verify(capfd, str(recipe), *combinations, batch, *words, *more)
-    assert code == 0, printed
-    assert "4 of 4 combinations agree with one process" in printed
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,9 @@ class Weighted(Squares):
 def test_weights_that_are_fractions_are_summed_exactly(dtype):
     """Also where their sum in fp32 would depend on how they are cut: large ones beside the smallest."""
     weights = (torch.rand(12, generator=torch.Generator().manual_seed(0)) * 2**20).round() / 2**20
-    weights[3], weights[7], weights[0] = 2.0**18, 2.0**-20, 0.0
+    weights[3] = 2.0**18
+    weights[7] = 2.0**-20
+    weights[0] = 0.0
     exact = sum(map(Fraction, weights.tolist()))
     for size in (1, 5, 12):
         requests = [(part, 0) for part in np.split(np.arange(12), range(size, 12, size))]
@@ -79,7 +81,6 @@ def test_weights_that_are_fractions_are_summed_exactly(dtype):
         (torch.tensor([1.0, 0.1]), "returned a weight of 0.100000001, but weights must be multiples of 2^-20"),
         (torch.tensor([1.0, 2.0**-21]), "returned a weight of 4.76837158e-07, but"),
         (torch.tensor([-1.0]), "returned a weight of -1, but"),
-        (torch.tensor([float("inf")]), "returned a weight of inf, but"),
         (torch.tensor([float("nan")]), "returned a weight of nan, but"),
         (1.5, "returned 1.5; return a whole number, or a float tensor of weights"),
         (torch.tensor(3.0), "returned tensor(3.); return a whole number, or a float tensor of weights"),

@@ -41,7 +41,8 @@ def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path):
 
 def damage_of(name):
     def change(prefix):
-        index, tokens = prefix.with_suffix(".idx"), prefix.with_suffix(".bin")
+        index = prefix.with_suffix(".idx")
+        tokens = prefix.with_suffix(".bin")
         content = index.read_bytes()
         match name:
             case "no index":
@@ -117,7 +118,7 @@ def test_a_recipe_reads_them(tmp_path, task):
     recipe = PYDOC if task == "causal_lm" else PYDOC.parents[1] / "masked_lm/bert_pydoc.json"
     words = ["--data", json.dumps(data), '--batch={"global_batch_size": 2, "micro_batch_size": 1}']
     config = load_config(recipe, [*words, "--train.duration.epochs=20"])
-    train, evaluation = tasks.module(task, "data").sources(config)
+    train, evaluation = tasks.sources(task)(config)
     assert (len(train), train.num_available, len(evaluation)) == (4, 4, 2)
     batch = train.fetch(np.array([1]), 0)
     if task == "causal_lm":
@@ -150,7 +151,7 @@ def sources_of(prefix, **changes):
     data |= {"num_train_samples": 2, "num_eval_samples": 1} | changes
     words = ["--data", json.dumps(data), '--batch={"global_batch_size": 1, "micro_batch_size": 1}']
     more = ['--train.duration={"steps": 9}', "--learning_rate.warmup=null"]
-    return tasks.module("causal_lm", "data").sources(load_config(PYDOC, [*words, *more]))
+    return tasks.sources("causal_lm")(load_config(PYDOC, [*words, *more]))
 
 
 def test_more_sequences_than_there_can_be(tmp_path):
@@ -164,4 +165,4 @@ def test_more_sequences_than_there_can_be(tmp_path):
 def test_a_vocabulary_without_all_bytes_is_refused():
     config = load_config(PYDOC, ["--model.vocab_size=100"])
     with pytest.raises(DataError, match=r"model\.vocab_size: 100 is below the 256 tokens of 'bytes'"):
-        tasks.module("causal_lm", "data").sources(config)
+        tasks.sources("causal_lm")(config)

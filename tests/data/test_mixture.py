@@ -8,7 +8,7 @@ import torch
 
 from largebatch.batch import Length, Timeline
 from largebatch.batch.mixture import Mixture, MixturePhase
-from largebatch.batch.timeline import ENDLESS
+from largebatch.batch.timeline import NO_EPOCHS
 from largebatch.data.mixture import MixedSamples
 from largebatch.data.order import TrainingOrder
 from largebatch.data.text import IGNORE_INDEX
@@ -19,7 +19,7 @@ BATCHES = [(Length("steps", 0), 24), (Length("steps", 15), 48)]
 
 
 def order_on(world_size, micro_batch_size):
-    timeline = Timeline.build(ENDLESS, BATCHES)
+    timeline = Timeline.build(NO_EPOCHS, BATCHES)
     return TrainingOrder(timeline, micro_batch_size, world_size, 3, MIXTURE), timeline
 
 
@@ -39,7 +39,8 @@ def test_a_step_has_the_same_samples_in_the_same_order_everywhere(world_size, mi
 
 
 def test_each_batch_has_its_shares_and_each_source_its_draws_in_turn():
-    drawn, samples = [0, 0, 0], 0
+    drawn = [0, 0, 0]
+    samples = 0
     for step in range(40):
         indices = samples_of(step, 1, 8)
         samples += len(indices)
@@ -47,7 +48,7 @@ def test_each_batch_has_its_shares_and_each_source_its_draws_in_turn():
             mine = np.sort(indices[indices % 3 == number] // 3)
             assert mine.tolist() == [*range(drawn[number], drawn[number] + len(mine))]
             drawn[number] += len(mine)
-        assert tuple(drawn) == MIXTURE.drawn(samples)
+        assert tuple(drawn) == MIXTURE.counts_after(samples)
     # The sources are not one after the other in a batch.
     assert (np.diff(samples_of(0, 1, 8) % 3) != 0).sum() > 5
 
@@ -56,7 +57,9 @@ class Numbers:
     """Samples that are their own number in their source, as long as that number modulo five, and one."""
 
     def __init__(self, which, size):
-        self.which, self.size, self.asked = which, size, []
+        self.which = which
+        self.size = size
+        self.asked = []
 
     def __len__(self):
         return self.size

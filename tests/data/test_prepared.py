@@ -17,8 +17,8 @@ from pyarrow import parquet
 from transformers import CTRLTokenizer
 
 from largebatch.config import load_config
-from largebatch.config.data import Preparation
 from largebatch.data import prepared
+from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
 from largebatch.data.token_stream import MAX_MAPS, Part, TokenStream, mapped
 from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
@@ -68,11 +68,11 @@ def data_of(section, **changes):
 
 
 def prepare(data, how=ASKED_FOR, tokenizer=None):
-    return open_prepared(data.prepared_by(how), tokenizer or ByteTokenizer())
+    return open_prepared(data, tokenizer or ByteTokenizer(), how)
 
 
 def folder_of(data, split="train"):
-    return PreparedSplit(data, split, ByteTokenizer()).folder
+    return PreparedSplit(data, split, ByteTokenizer(), Preparation()).folder
 
 
 def bytes_of(stream):
@@ -131,7 +131,7 @@ def test_other_data_has_another_folder(section):
     class Other(ByteTokenizer):
         fingerprint = "other"
 
-    folders.add(PreparedSplit(data, "train", Other()).folder)
+    folders.add(PreparedSplit(data, "train", Other(), Preparation()).folder)
     with Path(section["data_files"]["train"]).open("a") as file:
         file.write('{"text": "more", "number": 2, "other": "x"}\n')
     folders.add(folder_of(data))
@@ -174,7 +174,8 @@ def test_damage_is_found(section):
 def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkeypatch, num_writes):
     """In a file of tokens, of ends, or in the JSON of a shard; the first shard takes six writes."""
     data = data_of(section)
-    write, written = files.os.write, []
+    write = files.os.write
+    written = []
 
     def full(descriptor, content):
         if len(written) >= num_writes and full.is_full:
@@ -200,7 +201,8 @@ def test_leftovers_of_a_killed_process_go_when_nobody_writes_them(section):
     data = data_of(section)
     folder = folder_of(data)
     folder.mkdir(parents=True)
-    old, new = folder / ".00000.aaaa.tmp", folder / ".00000.bbbb.tmp"
+    old = folder / ".00000.aaaa.tmp"
+    new = folder / ".00000.bbbb.tmp"
     for file in (old, new):
         file.write_text("x")
     os.utime(old, (time.time() - 3600,) * 2)
@@ -238,7 +240,8 @@ class Slow(ByteTokenizer):
     """Takes a while for each batch, and may end the process that encodes a certain document."""
 
     def __init__(self, seconds=0.0, fatal=None):
-        self.seconds, self.fatal = seconds, fatal
+        self.seconds = seconds
+        self.fatal = fatal
 
     def encode(self, documents):
         time.sleep(self.seconds)
@@ -336,7 +339,8 @@ def test_documents_in_memory_are_bounded_however_their_lengths_vary(section):
 def test_each_split_belongs_to_its_own_files(section):
     data = data_of(section)
     prepare(data)
-    train, evaluation = folder_of(data), folder_of(data, "validation")
+    train = folder_of(data)
+    evaluation = folder_of(data, "validation")
     with Path(section["data_files"]["eval"]).open("a") as file:
         file.write(json.dumps({"text": "more", "number": 1, "other": "x"}) + "\n")
     assert folder_of(data) == train

@@ -9,9 +9,8 @@ from PIL import Image
 
 import tasks
 from largebatch.config import load_config
-from largebatch.config.data import Preparation
 from largebatch.data import tars
-from largebatch.data.preparation import NotPrepared, with_preparation
+from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.errors import DataError
 from paths import ROOT
 
@@ -68,8 +67,7 @@ def config_of(folder, *words, num_train=7):
     )
 
 
-def opened(config):
-    return tasks.module("image_classification", "data").sources(config)
+opened = tasks.sources("image_classification")
 
 
 def test_samples_are_those_of_the_members(shards):
@@ -85,7 +83,7 @@ def test_samples_are_those_of_the_members(shards):
 def test_the_index_is_made_once_by_who_may_and_holds_no_image(shards, monkeypatch):
     config = config_of(shards)
     with pytest.raises(NotPrepared, match=r"about 0\.0 MiB of data must still be prepared"):
-        opened(with_preparation(config, Preparation(allowed="nothing")))
+        opened(config, Preparation(allowed="nothing"))
     opened(config)
     made = [*(shards / "cache/largebatch").iterdir()]
     assert sum(path.stat().st_size for path in made) < 1000
@@ -111,6 +109,8 @@ def test_what_cannot_be_read_is_refused(shards):
     with pytest.raises(DataError, match=r"train-2\.tar cannot be read"):
         opened(config_of(shards))
     (shards / "train-2.tar").unlink()
+    with pytest.raises(DataError, match=r"sample 2 of 'train' has the label 2; .*data\.num_classes 2"):
+        opened(config_of(shards, "--data.num_classes=2"))
     with pytest.raises(DataError, match="tars have no parts"):
         opened(config_of(shards, "--data.train_split=train[:50%]"))
     with pytest.raises(DataError, match=r"data\.data_files\.train: no file matches"):

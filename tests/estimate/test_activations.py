@@ -74,14 +74,18 @@ def kept_by_a_forward_pass(recipe, *words):
 def test_shapes_keep_what_numbers_keep(recipe, tolerance, precision):
     """But for a kernel's scratch."""
     words = (f"--precision={precision}", "--batch.micro_batch_size=4")
-    real, fake = kept_by_a_forward_pass(recipe, *words), counted(recipe, *words)
+    real = kept_by_a_forward_pass(recipe, *words)
+    fake = counted(recipe, *words)
     assert fake == pytest.approx(real, rel=tolerance, abs=0)
 
 
 def test_the_output_layer_keeps_the_gradient_of_its_weights_and_needs_the_logits_of_a_chunk():
     """At most 2^28, in tiles of 256 tokens, and their gradient."""
-    words, config = ("--batch.micro_batch_size=4", "--data.block_size=128"), load_config(PYDOC, [])
-    many, few, tokens = 900_000, 300, 512
+    words = ("--batch.micro_batch_size=4", "--data.block_size=128")
+    config = load_config(PYDOC, [])
+    many = 900_000
+    few = 300
+    tokens = 512
     more = counted(PYDOC, *words, f"--model.vocab_size={many}") - counted(PYDOC, *words, f"--model.vocab_size={few}")
     weights = (many - few) * config.model.hidden_size
     logits = 2 * (256 * many - tokens * few)
@@ -100,7 +104,8 @@ def test_logits_are_gone_when_blocks_are_recomputed():
 @pytest.mark.usefixtures("on_the_cpu")
 def test_a_recomputed_model_keeps_the_inputs_of_its_blocks_and_one_block():
     words = ("--batch.micro_batch_size=4", "--model.num_layers=6")
-    everything, real = counted(VIT_DIGITS, *words), kept_by_a_forward_pass(VIT_DIGITS, *words, RECOMPUTE)
+    everything = counted(VIT_DIGITS, *words)
+    real = kept_by_a_forward_pass(VIT_DIGITS, *words, RECOMPUTE)
     block = (everything - counted(VIT_DIGITS, "--batch.micro_batch_size=4", "--model.num_layers=4")) / 2
     assert counted(VIT_DIGITS, *words, RECOMPUTE) == pytest.approx(real + block, rel=0.02)
 

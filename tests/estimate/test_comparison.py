@@ -2,18 +2,17 @@
 
 import json
 from dataclasses import replace
-from math import prod
 
 import pytest
 
 from largebatch.config import load_config
 from largebatch.estimate.comparison import Workload, _best, compare_strategies
-from largebatch.estimate.hardware import GIB
 from largebatch.estimate.memory import MAX_FRACTION_OF_GPU, model_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
 from largebatch.estimate.table import table
 from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.plan import resolve
+from largebatch.system.hardware import GIB
 from paths import PYDOC
 
 # A block of 2^28 weights, one of as many, and the rest: 3 GiB of fp32 weights.
@@ -45,7 +44,7 @@ def volume(traffic):
 def test_model_states_of_adamw_on_four_processes(strategy):
     """In bytes of Ψ / 4: weights 4, gradients 4, moments 8, and DeepSpeed's masters. Gradients of ZeRO-1 and -2 are
     of whole parameters, and each process steps parts of one or two of three: 2/3, where the ZeRO paper has 1/4."""
-    states = model_states(MODEL, strategy, 4, lambda shape: 2 * prod(shape), 1)
+    states = model_states(MODEL, strategy, 4, lambda shape: {"exp_avg": shape, "exp_avg_sq": shape}, 1)
     psi = 3 * GIB
     by_hand = {
         "ddp": 4 * psi,

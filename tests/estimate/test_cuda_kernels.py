@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from largebatch.estimate import cuda_kernels as kernels
 
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16 = torch.bfloat16
+FP32 = torch.float32
 
 
 def saved_by(compute, *, in_bf16=True):
@@ -40,7 +41,9 @@ def test_a_weight_used_twice_is_cast_twice():
     assert saved_by(twice) == sorted([*inputs, 2 * 100, 2 * 100])
 
 
-Q, KV, ROWS = 2 * 8 * 64 * 32, 2 * 2 * 64 * 32, 2 * 8 * 64
+Q = 2 * 8 * 64 * 32
+KV = 2 * 2 * 64 * 32
+ROWS = 2 * 8 * 64
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,9 @@ Q, KV, ROWS = 2 * 8 * 64 * 32, 2 * 2 * 64 * 32, 2 * 8 * 64
 )
 def test_attention_keeps_no_probabilities(dtype, kv_heads, mask, expected):
     def attention():
-        q, k, v = tensor(2, 8, 64, 32), tensor(2, kv_heads, 64, 32), tensor(2, kv_heads, 64, 32)
+        q = tensor(2, 8, 64, 32)
+        k = tensor(2, kv_heads, 64, 32)
+        v = tensor(2, kv_heads, 64, 32)
         seen = None if mask is None else torch.ones(*mask, 64, 64, dtype=torch.bool)
         F.scaled_dot_product_attention(q, k, v, seen, is_causal=mask is None, enable_gqa=kv_heads < 8)
 

@@ -4,18 +4,26 @@ import json
 
 import pytest
 
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from paths import ROOT
 
 GIB = 2**30
-LAYERS, TOKENS, WIDTH, INNER, KEYS, HEADS, HEAD, VOCABULARY = 32, 8192, 4096, 14336, 1024, 32, 128, 128256
+LAYERS = 32
+TOKENS = 8192
+WIDTH = 4096
+INNER = 14336
+KEYS = 1024
+HEADS = 32
+HEAD = 128
+VOCABULARY = 128256
 BLOCK_MATRICES = [WIDTH**2, WIDTH * KEYS, WIDTH * KEYS, WIDTH**2, *3 * [WIDTH * INNER]]
 MATRICES = [VOCABULARY * WIDTH, *LAYERS * BLOCK_MATRICES, VOCABULARY * WIDTH]
 NORMS = (2 * LAYERS + 1) * WIDTH
 WEIGHTS = sum(MATRICES) + NORMS
 # recipes/causal_lm/llama_8b.json: 512 samples in micro-batches of 1. ds_configs: overlap_comm, so two buckets of 5e7,
 # and the embedding's gradient, which is larger than a bucket.
-SAMPLES, BUCKETS = 512, 2 * 4 * 5 * 10**7 + 4 * VOCABULARY * WIDTH
+SAMPLES = 512
+BUCKETS = 2 * 4 * 5 * 10**7 + 4 * VOCABULARY * WIDTH
 
 
 def activations(what="selective"):
@@ -44,10 +52,12 @@ def activations(what="selective"):
 
 def gradients_of_a_part(processes):
     """The most elements of whole matrices that a process steps a part of; norms are 0.003 % of the elements."""
-    total, size = sum(MATRICES), -(-sum(MATRICES) // processes)
+    total = sum(MATRICES)
+    size = -(-sum(MATRICES) // processes)
     most = 0
     for first in range(0, total, size):
-        start, elements = 0, 0
+        start = 0
+        elements = 0
         for matrix in MATRICES:
             if start < first + size and start + matrix > first:
                 elements += matrix

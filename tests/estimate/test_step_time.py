@@ -70,21 +70,6 @@ def test_an_all_reduce_is_the_faster_one():
     assert all_reduce(10**6, 16) == ring(1e6, Group(16), FABRIC, 2) < tree(1e6, Group(16), FABRIC)
 
 
-@pytest.mark.parametrize("gpus", [2, 5, 8])
-def test_a_ring_sends_what_a_ring_sends(gpus):
-    """An all-gather played through: each GPU passes on the piece that it got last, until all have all."""
-    have = [{gpu} for gpu in range(gpus)]
-    newest, hops = list(range(gpus)), 0
-    while any(len(each) < gpus for each in have):
-        newest = [newest[gpu - 1] for gpu in range(gpus)]
-        for each, piece in zip(have, newest, strict=True):
-            each.add(piece)
-        hops += 1
-    only_hops = replace(BYTES, node_latency=1, node_bandwidth=float("inf"))
-    assert ring(840, Group(gpus), only_hops, 1) == hops
-    assert ring(840, Group(gpus), BYTES, 1) == pytest.approx(hops * 840 / gpus)
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: f"{each.name}-{each.shard_size}-{each.reduces_each}")
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_the_seconds_of_all_bytes(strategy, micro_batches):
@@ -93,25 +78,6 @@ def test_the_seconds_of_all_bytes(strategy, micro_batches):
         traffic = of(strategy, gpus, micro_batches)
         found = step_seconds(traffic, NOTHING, micro_batches, BYTES, 0.5)
         assert found == pytest.approx(sum(each.sent for each in traffic)), strategy
-
-
-def test_hsdp_sends_an_eighth_of_the_gradients_between_nodes():
-    slow = replace(BYTES, net_bandwidth=0.1)
-    psi = 4 * MODEL.elements
-    # Gathered twice with each of 2 micro-batches, reduced once; then an eighth over 64 nodes, up to the padding.
-    expected = 5 * psi * 7 / 8 + 2 * psi / 8 * 63 / 64 / 0.1
-    assert step_seconds(of(Strategy("fsdp", shard_size=8), 512, 2), NOTHING, 2, slow, 0.5) == pytest.approx(expected)
-
-
-def test_hsdp_beats_fsdp_on_a_slow_network_only():
-    """All-gathers share a node's way out between 8 GPUs; what replicas reduce has a share each."""
-
-    def seconds(shard_size, net_bandwidth):
-        fabric = replace(BYTES, net_bandwidth=net_bandwidth)
-        return step_seconds(of(Strategy("fsdp", shard_size=shard_size), 16), NOTHING, 1, fabric, 0.5)
-
-    assert seconds(8, 0.01) < seconds(None, 0.01)
-    assert seconds(8, 1 / 8) > seconds(None, 1 / 8)
 
 
 def test_what_is_computed_meanwhile():
@@ -133,13 +99,6 @@ def test_the_last_micro_batch_reduces_behind_its_own_backward_pass_only():
     reduce = Collective("reduce-scatter", 8 * 100, 1, "backward", Group(8))
     # 700 s of reducing: 3 backward passes of 10 s, and one hidden behind it.
     assert step_seconds([reduce], Computing(0, 10), 4, BYTES, 0) == 30 + 700
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: f"{each.name}-{each.shard_size}-{each.reduces_each}")
-def test_efficiency_falls_with_the_gpus(strategy):
-    times = [step_seconds(of(strategy, gpus), Computing(1e5, 2e5), 1, FABRIC, 0.5) for gpus in (1, 8, 16, 64, 512)]
-    assert times == sorted(times)
-    assert times[0] == 3e5
 
 
 def test_low_and_high_by_hand():

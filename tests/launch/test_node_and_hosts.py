@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from largebatch.system.endings import read_endings
 from played import ACCELERATE, copy_checkout, environment_in, run_bash, write_commands
 
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
@@ -169,9 +170,9 @@ def test_options_of_the_jobset(launch, tmp_path):
 
 def leave_files_in(start: Path) -> None:
     """What an earlier start has left."""
-    for name in ("refusal", "preflight/ended.of_it", "preflight/bad_nodes", "errors/rank_0.json"):
+    for name in ("preflight/ended.of_it", "preflight/bad_nodes", "endings/rank_0.json"):
         (start / name).parent.mkdir(parents=True, exist_ok=True)
-        (start / name).write_text("0")
+        (start / name).write_text('{"kind": "refused"}')
 
 
 def test_the_first_node_removes_what_an_earlier_start_has_left(launch, tmp_path):
@@ -187,6 +188,18 @@ def test_the_first_node_removes_what_an_earlier_start_has_left(launch, tmp_path)
     (start / "preflight/token").write_text("mine\n")
     code, log = node(launch, "--node-rank", "0", RECIPE, LARGEBATCH_LOGS=str(start), LARGEBATCH_TOKEN="mine")
     assert (code, (start / "preflight/token").read_text()) == (0, "mine\n"), log
+
+
+@pytest.mark.parametrize("text", [None, "another start's"])
+def test_a_folder_that_is_not_the_callers(launch, tmp_path, text):
+    """As on a node that does not see the caller's file system: the folder is not there, or another one."""
+    write_commands(tmp_path / "bin", {"sleep": ""})
+    if text:
+        (tmp_path / "preflight").mkdir()
+        (tmp_path / "preflight/token").write_text(text)
+    code, log = node(launch, RECIPE, LARGEBATCH_LOGS=str(tmp_path), LARGEBATCH_TOKEN="mine", LARGEBATCH_NODE="n7")
+    assert (code, "trains on" in log) == (3, False), log
+    assert f"error: n7: {launch[0]}: {tmp_path}/preflight is not the folder that the caller wrote to" in log
 
 
 @pytest.mark.parametrize(("job", "folder", "restart"), [("", "none", None), ("9", "9", "1")])
@@ -229,12 +242,12 @@ def test_before_training(launch, tmp_path, commands, code):
     (tmp_path / "bin/accelerate").write_text(f"#!/usr/bin/env bash\nulimit -n\n{ACCELERATE}")
     returned, log = node(launch, RECIPE, LARGEBATCH_NODE="n7")
     assert (returned, "trains on" in log) == (code, not code), log
-    refusal = tmp_path / "run/jobs/9/start_0/refusal"
+    endings = [(each.kind, each.message) for each in read_endings(tmp_path / "run/jobs/9/start_0/endings")]
     if code:
-        assert refusal.read_text() == "before_training of slurm/site.sh failed on n7; see its output\n"
+        assert endings == [("refused", "before_training of slurm/site.sh failed on n7; see its output")]
         assert "error: n7: before_training of slurm/site.sh failed" in log
     else:
-        assert not refusal.exists()
+        assert not endings
         assert environment_in(tmp_path / "run")["PREPARED"] == "0"
         assert "77\n" in log
 

@@ -18,7 +18,8 @@ from test_strategies import recorded
 
 SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
 SHORT = ("--train.stop_after_steps=4", "--batch.micro_batch_size=8", "--evaluation.max_samples=20")
-FULL, SELECTIVE = ("--compute.activation_checkpointing=full", "--compute.activation_checkpointing=selective")
+FULL = "--compute.activation_checkpointing=full"
+SELECTIVE = "--compute.activation_checkpointing=selective"
 RESNET = '{"architecture": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": '
 # Numbers of a logged step and of an evaluation that do not depend on the clock.
 EXACT = (*EXACT_OF_A_STEP, "accuracy", "knn_accuracy")

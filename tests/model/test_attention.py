@@ -80,7 +80,8 @@ def test_an_implementation_is_set_or_refused():
 
 
 def test_other_models_of_the_process_look_at_their_positions_as_before():
-    ours, theirs = llama(), llama()
+    ours = llama()
+    theirs = llama()
     with torch.no_grad():
         expected = theirs(input_ids=TOKENS, position_ids=TWO_DOCUMENTS).logits
         keep_documents_apart(ours)
@@ -138,7 +139,8 @@ def test_key_biases_are_frozen_and_nothing_else():
 
 def test_the_loss_does_not_depend_on_them():
     """Whatever they are; while a query's bias, of the same size, changes it."""
-    model, images = vit(), torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    model = vit()
+    images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
     with torch.no_grad():
         before = model(images).logits
         for layer in model.vit.layers:

@@ -25,7 +25,9 @@ class Observed(nn.Module):
 
 def test_inputs_by_place_and_by_name():
     torch.manual_seed(0)
-    model, images, labels = Observed(), torch.randn(2, 8, 5, 7), torch.arange(6).view(2, 3).T
+    model = Observed()
+    images = torch.randn(2, 8, 5, 7)
+    labels = torch.arange(6).view(2, 3).T
     expected = model(images)
     assert model.are_last == [False, False]
     channels_last_inputs(model)

@@ -37,7 +37,8 @@ def growth_until_prepared(run_dir: Path, *words: str) -> tuple[int, int]:
     """The bytes of the model, and by how much this process grows at most while it is built, sharded and set."""
     from largebatch.run import Run
 
-    build, numbers = Run.build, []
+    build = Run.build
+    numbers = []
 
     def measured_build(run, build_model):
         # The high-water mark starts over.
@@ -52,7 +53,8 @@ def growth_until_prepared(run_dir: Path, *words: str) -> tuple[int, int]:
 
     # What is freed goes back at once, so that the process is as large as what it holds.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 64 * 1024)
-    Run.build, Run.steps = measured_build, stop
+    Run.build = measured_build
+    Run.steps = stop
     with pytest.raises(Prepared):
         train(LLAMA, *MODEL, *words, "--logging.trackers=[]", run_dir=run_dir)
     before, size = numbers

@@ -146,16 +146,6 @@ PLANTED = {
         lambda folder: change_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
         r"its config.json has rope_parameters .*10000.0.*, but this model has .*500000.0",
     ),
-    "rotary scaling": (
-        lambda folder: change_config(
-            folder, rope_parameters={"rope_type": "linear", "factor": 8.0, "rope_theta": 500000.0}
-        ),
-        "its config.json has rope_parameters .*linear",
-    ),
-    "eps": (
-        lambda folder: change_config(folder, rms_norm_eps=1e-6),
-        "has rms_norm_eps 1e-06, but this model has 1e-05",
-    ),
     "heads": (
         lambda folder: change_config(folder, num_attention_heads=10),
         "has num_attention_heads 10, but this model has 5",

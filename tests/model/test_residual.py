@@ -53,7 +53,8 @@ def test_only_the_last_norms_are_zero():
 def test_the_classifier_is_small():
     model = resnet()
     small_classifier(model)
-    weight, bias = model.classifier[1].weight, model.classifier[1].bias
+    weight = model.classifier[1].weight
+    bias = model.classifier[1].bias
     # 32,000 draws: of their mean 5.6e-5 is one standard deviation, of their deviation 4e-5.
     assert weight.mean().item() == pytest.approx(0, abs=3e-4)
     assert weight.std().item() == pytest.approx(0.01, abs=2e-4)

@@ -51,7 +51,7 @@ def assert_starts_from(found: dict[str, np.ndarray], weights: dict[str, np.ndarr
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "world_size"),
-    [("ddp", 2), ("fsdp", 1), ("fsdp", 3), ("hsdp", 4), ("zero1", 3), ("zero3", 1), ("zero3", 3)],
+    [("ddp", 2), ("fsdp", 3), ("hsdp", 4), ("zero3", 1), ("zero3", 3)],
 )
 def test_the_same_bits_everywhere(strategy, world_size, tmp_path):
     # The embedding and the output layer have 2.7 blocks each, of which processes hold parts.
@@ -67,14 +67,6 @@ def test_tied_embeddings_and_another_seed(strategy, tmp_path):
     results = run_job(prepared, tmp_path / "run", *words, strategy=strategy)
     assert_starts_from(results[0], expected(*words[:1], seed=7))
     assert "lm_head.weight" not in results[0]
-
-
-def test_no_two_parameters_and_no_two_seeds_are_alike():
-    drawn = {name: values for name, values in expected().items() if "_proj" in name or "embed" in name}
-    beginnings = [values.reshape(-1)[:20].tobytes() for values in drawn.values()]
-    assert len(set(beginnings)) == len(drawn) == 15
-    other = expected("--model.tie_embeddings=true", seed=7)
-    assert not any(np.array_equal(values, other[name]) for name, values in drawn.items())
 
 
 # --- processes that would differ ----------------------------------------------------------------------------------
@@ -127,7 +119,7 @@ def test_resumed_bit_for_bit(strategy, tmp_path):
 
 def train_llama(run_dir, disk_is_full):
     """Or rather, it takes everything but checkpoints."""
-    from largebatch.checkpoint.save import CheckpointWriter
+    from largebatch.run.checkpoint.save import CheckpointWriter
 
     def refuse(*_):
         raise OSError(28, "No space left on device")
@@ -141,7 +133,7 @@ def train_llama(run_dir, disk_is_full):
 def test_a_run_whose_last_checkpoint_cannot_be_written_has_no_weights_until_it_is_run_again(tmp_path):
     with pytest.raises(JobFailed) as failure:
         run_job(train_llama, tmp_path / "run", True, strategy="fsdp")
-    assert "could not be written; there is none yet" in str(failure.value)
+    assert "the latest complete one: none yet" in str(failure.value)
     assert json.loads((tmp_path / "run/status.json").read_text())["kind"] == "files"
     assert not (tmp_path / "run/model").exists()
     run_job(train_llama, tmp_path / "run", False, strategy="fsdp")

@@ -10,13 +10,15 @@ from .config import Config
 
 class Targets:
     def __init__(self, config: Config, num_samples: int):
-        self.config, self.num_samples = config, num_samples
+        self.config = config
+        self.num_samples = num_samples
 
     def __len__(self):
         return self.num_samples
 
     def fetch(self, indices, epoch):
-        dimensions, size = self.config.model.dimensions, self.config.data.size
+        dimensions = self.config.model.dimensions
+        size = self.config.data.size
         signs = [
             np.unpackbits(np.frombuffer(np.random.default_rng(seed).bytes(dimensions // 8), np.uint8))
             for seed in (derive_seed(self.config.seed, "noise", epoch or 0, int(index)) for index in indices)
@@ -27,5 +29,5 @@ class Targets:
         return torch.ones(len(batch["target"]))
 
 
-def sources(config: Config):
+def sources(config: Config, _):
     return Targets(config, config.data.num_train_samples), Targets(config, config.data.num_eval_samples)

@@ -1,5 +1,6 @@
 """Weight decay goes to the weights, and to each parameter once."""
 
+import dataclasses
 import json
 import re
 
@@ -9,6 +10,8 @@ from torch import nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
     ResNetConfig,
     ResNetForImageClassification,
     ViTConfig,
@@ -17,11 +20,13 @@ from transformers import (
 
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
+from largebatch.model.building import build_without_weights
 from largebatch.optim import build_optimizer, planned_groups
+from largebatch.optim.groups import decay_summary
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
 from largebatch.plan import explain, resolve
-from paths import BERT, DIGITS, VIT_DIGITS
+from paths import BERT, DIGITS, PYDOC, VIT_DIGITS
 from tasks import build_model
 
 
@@ -80,6 +85,77 @@ def test_goyal_exempts_batch_norm_alone():
     assert all("normalization" in name for name in exempt)
     assert "classifier.1.bias" in decayed
     assert not any("normalization" in name for name in decayed)
+
+
+def test_names_are_exempt_where_asked():
+    """As mamba_ssm has it: `A_log`, `D`, biases and norms do not decay; all else does."""
+    model = MambaForCausalLM(MambaConfig(vocab_size=11, hidden_size=8, state_size=2, num_hidden_layers=2))
+    by_identity = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = groups_of(model, PYDOC, no_decay_names=["*.A_log", "*.D"])
+    decayed, exempt = ({by_identity[id(each)] for each in group["params"]} for group in groups)
+    mixers = {f"backbone.layers.{layer}.mixer" for layer in range(2)}
+    weights = ("conv1d", "in_proj", "x_proj", "dt_proj", "out_proj")
+    assert decayed == {f"{mixer}.{name}.weight" for mixer in mixers for name in weights} | {
+        "backbone.embeddings.weight"
+    }
+    assert {f"{mixer}.{name}" for mixer in mixers for name in ("A_log", "D", "dt_proj.bias")} < exempt
+    assert decayed | exempt == {*by_identity.values()}
+    # Of 2 blocks with a norm, 5 weights, 2 biases, `A_log` and `D`; the embedding, which is tied; and the last norm.
+    assert decay_summary(groups) == "none on 11 of 22 parameters"
+
+
+def test_a_model_declares_what_is_exempt():
+    """`_no_weight_decay` of a parameter as in mamba_ssm, and a module's `no_weight_decay` as in timm."""
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(3, 2))
+            self.scale = nn.Parameter(torch.zeros(3, 2))
+
+        def no_weight_decay(self):
+            return {"table", "cls_token"}
+
+    def build():
+        model = nn.Module()
+        model.positions = Positions()
+        rates = nn.Parameter(torch.zeros(3, 2))
+        rates._no_weight_decay = True
+        model.rates = rates
+        return model
+
+    for model in (build(), build_without_weights(build, lambda _: False)[0]):
+        assert names(model, []) == ({"positions.scale"}, {"positions.table", "rates"})
+
+
+def test_an_optimizer_decides_its_groups_by_roles():
+    """As Muon would: matrices inside blocks in a group of their own; a head that is tied to an embedding is none."""
+    plan = resolve(load_config(PYDOC), world_size=1)
+    seen = {}
+
+    def group_of(role):
+        seen.setdefault(role.kind, set()).add(len(role.shape))
+        return {"orthogonal": role.kind is None and len(role.shape) == 2}
+
+    plan = dataclasses.replace(plan, optimizer_entry=dataclasses.replace(plan.optimizer_entry, group_of=group_of))
+    config = GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    for tied, kinds in (
+        (True, {None, "norm", "bias", "embedding"}),
+        (False, {None, "norm", "bias", "embedding", "output"}),
+    ):
+        config.tie_word_embeddings = tied
+        seen.clear()
+        model = GPT2LMHeadModel(config)
+        groups = planned_groups(model, plan)
+        assert seen.keys() == kinds
+        assert [(group["weight_decay"] > 0, group["orthogonal"]) for group in groups] == [
+            (True, False),
+            (True, True),
+            (False, False),
+        ]
+        assert {id(each) for each in groups[1]["params"]} == {
+            id(each.weight) for each in model.transformer.h.modules() if type(each).__name__ == "Conv1D"
+        }
 
 
 def test_shared_and_frozen_parameters():
@@ -182,6 +258,14 @@ def test_a_parameter_belongs_to_the_first_group_that_matches():
 def test_a_pattern_that_matches_nothing(groups, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
         groups_of(Classifier(), groups=groups)
+
+
+def test_a_pattern_without_decay_that_matches_nothing():
+    words = (
+        r'optimizer\.no_decay_names: "haed\.\*" matches no trainable parameter of the model, did you mean head\.\*\?'
+    )
+    with pytest.raises(ConfigError, match=words):
+        groups_of(Classifier(), no_decay_names=["haed.*"])
 
 
 def test_examples_name_each_part_of_the_model():

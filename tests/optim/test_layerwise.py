@@ -114,11 +114,13 @@ def test_lamb_takes_large_groups_in_chunks(monkeypatch):
 @pytest.mark.parametrize("make_optimizer", [Lars, Lamb])
 def test_parts_in_flat_buffers_are_stepped_as_whole_layers_are(make_optimizer):
     """One buffer has three layers with padding between them, and a part without elements; another has padding only."""
-    shapes, gap = ((3, 500), (7,), (40, 60)), 3
+    shapes = ((3, 500), (7,), (40, 60))
+    gap = 3
     starts = [gap, 2 * gap + 1500, 3 * gap + 1507]
     torch.manual_seed(0)
     whole = [nn.Parameter(torch.randn(shape)) for shape in shapes]
-    flat, padding = nn.Parameter(torch.zeros(starts[2] + 2400 + gap)), nn.Parameter(torch.zeros(5))
+    flat = nn.Parameter(torch.zeros(starts[2] + 2400 + gap))
+    padding = nn.Parameter(torch.zeros(5))
     parts = [LayerPart(str(number), 0, start, whole[number].numel()) for number, start in enumerate(starts)]
 
     def layers_in(tensor):
@@ -134,11 +136,12 @@ def test_parts_in_flat_buffers_are_stepped_as_whole_layers_are(make_optimizer):
     sharded = make_optimizer([{"params": [flat]}, {"params": [padding]}], lr=0.1, weight_decay=0.1)
     sums = []
     located = {flat: [*parts, LayerPart("elsewhere", 10, flat.numel(), 0)], padding: []}
-    sharded.locate(located, ["0", "1", "2", "elsewhere"], lambda squares: sums.append(squares) or squares)
+    sharded.set_layer_parts(located, ["0", "1", "2", "elsewhere"], lambda squares: sums.append(squares) or squares)
     for step in range(3):
         for parameter in whole:
             parameter.grad = torch.randn(parameter.shape)
-        flat.grad, padding.grad = torch.zeros_like(flat), torch.zeros_like(padding)
+        flat.grad = torch.zeros_like(flat)
+        padding.grad = torch.zeros_like(padding)
         fill(flat.grad, [parameter.grad for parameter in whole])
         given = flat.grad.clone()
         optimizer.step()

@@ -19,7 +19,8 @@ GRADIENTS = np.random.default_rng(0).normal(size=(len(RATES), 4))
 
 def outside_of_the_velocity(rates) -> np.ndarray:
     """u = m u + g; w = w - eta u (equation 9)."""
-    weight, velocity = np.ones(4), np.zeros(4)
+    weight = np.ones(4)
+    velocity = np.zeros(4)
     for rate, gradient in zip(rates, GRADIENTS, strict=True):
         velocity = MOMENTUM * velocity + gradient
         weight = weight - rate * velocity
@@ -28,11 +29,14 @@ def outside_of_the_velocity(rates) -> np.ndarray:
 
 def inside_of_the_velocity(rates, is_corrected: bool) -> np.ndarray:
     """v = m v + eta g; w = w - v (equation 10), with m multiplied by the ratio of the rates where it is corrected."""
-    weight, velocity, before = np.ones(4), np.zeros(4), rates[0]
+    weight = np.ones(4)
+    velocity = np.zeros(4)
+    before = rates[0]
     for rate, gradient in zip(rates, GRADIENTS, strict=True):
         correction = rate / before if is_corrected else 1.0
         velocity = MOMENTUM * correction * velocity + rate * gradient
-        weight, before = weight - velocity, rate
+        weight = weight - velocity
+        before = rate
     return weight
 
 

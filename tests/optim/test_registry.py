@@ -11,20 +11,20 @@ import torch
 from safetensors.numpy import load_file
 
 from jobs import JobFailed, run_job
-from largebatch.backend.accelerate_configs import find_accelerate_configs
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.errors import ConfigError, UserError
-from largebatch.estimate.memory import model_states, optimizer_states
+from largebatch.estimate.memory import model_states
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
 from largebatch.optim import build_optimizer
 from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.strategies import SINGLE, STRATEGIES, find_strategy
 from largebatch.task_folders import import_from
-from largebatch.tools.command_line import main
+from largebatch.tools.accelerate_configs import find_accelerate_configs
+from largebatch.tools.local_jobs.training import train
 from largebatch.tools.schema import recipe_schema
-from largebatch.tools.verify.training import train
 from largebatch.tools.verify.verification import Combination, Verification
 from own_optimizers import write_own_task
 from paths import ACCELERATE_CONFIGS, PYDOC, ROOT
@@ -198,8 +198,8 @@ def numbers_of_states(own, words, run_dir):
 )
 def test_its_states_are_in_the_plan_to_the_byte(words, strategy, own, tmp_path):
     results = run_job(numbers_of_states, own, words, tmp_path / "run", strategy=strategy.name, world_size=3)
-    kept = optimizer_states(resolve(load_config(own, words), 3))
-    assert model_states(results[0][0], strategy, 3, kept, 2).optimizer == max(size for _, size in results)
+    states_of = resolve(load_config(own, words), 3).states_of
+    assert model_states(results[0][0], strategy, 3, states_of, 2).optimizer == max(size for _, size in results)
 
 
 def train_own(own, words, last, run_dir):

@@ -8,7 +8,8 @@ from pydantic import Field
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import Data
 from largebatch.config.models import Model
-from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, OptimizerSection
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry
+from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import BelowOne, NonNegativeInt, PositiveFloat, PositiveInt, Section
 

@@ -14,7 +14,9 @@ class MapSource:
     """Noisy discs; a map is mirrored at random in training."""
 
     def __init__(self, config, num_samples, name):
-        self.config, self.num_samples, self.name = config, num_samples, name
+        self.config = config
+        self.num_samples = num_samples
+        self.name = name
 
     def __len__(self):
         return self.num_samples
@@ -31,7 +33,8 @@ class MapSource:
 
     def _one(self, index, epoch):
         random = np.random.default_rng(derive_seed(0, self.name, index))
-        side, border = self.config.data.side * self.config.data.stretch, self.config.border.width
+        side = self.config.data.side * self.config.data.stretch
+        border = self.config.border.width
         y, x = np.mgrid[:side, :side]
         row, column, radius = random.uniform(0, side, 3)
         inside = (y - row) ** 2 + (x - column) ** 2 < (radius / 2) ** 2
@@ -40,10 +43,11 @@ class MapSource:
         seen &= (np.minimum(y, x) >= border) & (np.maximum(y, x) < side - border)
         labels = np.where(seen, inside, UNLABELED)
         if epoch is not None and derive_seed(self.config.seed, "mirror", epoch, index) % 2:
-            values, labels = values[:, ::-1], labels[:, ::-1]
+            values = values[:, ::-1]
+            labels = labels[:, ::-1]
         return torch.tensor(values.copy(), dtype=torch.float32)[None], torch.tensor(labels.copy(), dtype=torch.int64)
 
 
-def sources(config: Config):
+def sources(config: Config, _):
     train = MapSource(config, config.data.num_train_samples, "train")
     return train, MapSource(config, config.data.num_eval_samples, "eval")

@@ -18,7 +18,8 @@ class Softsign(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                state, beta = self.state[parameter], group["beta"]
+                state = self.state[parameter]
+                beta = group["beta"]
                 state["step"] = state.get("step", 0) + 1
                 direction = local(parameter.grad).clone()
                 if beta:

@@ -7,15 +7,14 @@ __package__ = load_package(__file__)  # so that a script can import the modules 
 from torch.nn.functional import cross_entropy
 
 from largebatch.optim import build_optimizer
-from largebatch.run import Run, parse_command_line, user_errors
+from largebatch.run import Run, from_command_line
 
 from .config import Config
 from .data import UNLABELED, sources
 from .model import build_model
 
 
-def main():
-    config, options = parse_command_line(Config)
+def main(config, options):
     run = Run(config, options)
     train_set, eval_set = run.load(sources)
     model = run.build(build_model)
@@ -39,5 +38,5 @@ def main():
 
 
 if __name__ == "__main__":
-    with user_errors():
-        main()
+    with from_command_line(Config) as (config, options):
+        main(config, options)

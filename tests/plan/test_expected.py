@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from largebatch.batch import Length
 from largebatch.config import as_json, load_config
@@ -12,7 +13,7 @@ from largebatch.config.differences import differences
 from largebatch.errors import ConfigError
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.expected import compare, range_of
-from largebatch.tools.report.runs import read_runs
+from largebatch.tools.reported_runs import read_runs
 from paths import DIGITS, ROOT
 from run_folders import write_run
 
@@ -51,6 +52,14 @@ def test_the_range_holds_one_more_run_in_95_of_100(plan_with):
         low, high = range_of(expected.model_copy(update={"value": float(np.mean(others)), "spread": spread}))
         inside += low <= another <= high
     assert inside / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def test_the_quantiles_are_those_of_scipy(plan_with):
+    expected = plan_with(FIGURE).expected
+    for seeds in (*range(2, 40), 100, 10**6):
+        low, high = range_of(expected.model_copy(update={"seeds": seeds}))
+        margin = stdtrit(seeds - 1, 0.975) * 0.01 * np.sqrt(1 + 1 / seeds)
+        assert (high - low) / 2 == pytest.approx(margin, rel=2e-3), seeds
 
 
 def test_a_value_after_some_epochs(plan_with):
@@ -155,9 +164,9 @@ def test_the_report_draws_the_range_and_says_where_the_run_is(tmp_path, figure):
     plan = write_run(tmp_path / "run", (f"--expected={json.dumps(figure)}",), steps=range(50, 441, 10))
     (run,) = read_runs([tmp_path / "run"])
     assert run.plan.expected == plan.expected
-    assert str(compare(plan, run.evaluations)) in page([run], 0.0)
+    assert str(compare(plan, run.evaluations)) in page([run], "step", "")
     pattern = r'"name":"expected of run"[^{}]*"x":\[([^]]*)\],"y":\[([^]]*)\]'
-    ((x, y),) = re.findall(pattern, curves_html([run]))
+    ((x, y),) = re.findall(pattern, curves_html([run], "step"))
     corners = [[float(each) for each in axis.split(",")] for axis in (x, y)]
     low, high = range_of(plan.expected)
     if plan.expected.reached:

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.plan import notes_on, resolve
 from largebatch.task_folders import recipes_in
-from largebatch.tools.command_line import main
 from paths import ROOT
 
 GPT2 = ROOT / "recipes/causal_lm/gpt2_124m.json"

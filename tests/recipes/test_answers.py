@@ -40,7 +40,8 @@ def generated(folder: Path, prompts: list[str]) -> list[str]:
     """What a user of `transformers` gets from the final weights."""
     from transformers import AutoModelForCausalLM
 
-    model, answers = AutoModelForCausalLM.from_pretrained(folder).eval(), []
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    answers = []
     for prompt in prompts:
         tokens = torch.tensor([list(prompt.encode())])
         written = model.generate(tokens, max_new_tokens=3, do_sample=False, eos_token_id=0, pad_token_id=0)
@@ -118,7 +119,10 @@ def answer_of(tmp_path):
     encode = partial(tokenizer.encode, add_special_tokens=False)
 
     def ask(expected: str, written: str, max_tokens: int = 20, block_size: int = 40) -> str:
-        prompt, tokens, is_evaluating, passes = encode("Hello"), encode(f"{written}xxxxxxx"), [], []
+        prompt = encode("Hello")
+        tokens = encode(f"{written}xxxxxxx")
+        is_evaluating = []
+        passes = []
 
         @contextmanager
         def evaluating():
@@ -187,4 +191,4 @@ def test_answers_that_cannot_be_written_are_not_the_end(answer_of, tmp_path, cap
 def test_there_must_be_room_for_answers():
     words = ["--evaluation.answers=1", "--model.config.max_position_embeddings=32"]
     with pytest.raises(DataError, match=r"the longest answered prompt has 64 tokens .* the model reads at most 32"):
-        tasks.module("sft", "data").sources(load_config(ADDITION, words))
+        tasks.sources("sft")(load_config(ADDITION, words))

@@ -5,25 +5,26 @@ from functools import partial
 
 import numpy as np
 import pytest
-import zstandard
 from datasets import Dataset
 
 import tasks
 from chat_templates import FOLDER, MAX_TOKENS, TEMPLATES, chat_tokenizer, conversations, template
 from jobs import run_job, train
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.errors import ConfigError, DataError
-from largebatch.tools.command_line import main
 from paths import ADDITION, DIGITS
 
-chat_sources = tasks.module("sft", "data").sources
-ASK, SAY = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good."}
+chat_sources = tasks.sources("sft")
+ASK = {"role": "user", "content": "Hello"}
+SAY = {"role": "assistant", "content": "Good."}
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
 THOUGHT = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nGood."}
 PARTS = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
 TWO_TURNS = [ASK, SAY, ASK, SAY]
-MARKED, UNMARKED = template("chatml"), template("chatml", marked=False)
+MARKED = template("chatml")
+UNMARKED = template("chatml", marked=False)
 ENDED_AT_THE_END = (
     UNMARKED.replace("+ '<|im_end|>\\n'", "+ '\\n'") + "{% if not add_generation_prompt %}</s>{% endif %}"
 )
@@ -126,22 +127,13 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
     assert last["problem"] == [""]
 
 
-@pytest.mark.parametrize("kind", ["json.zst", "parquet", "folder"])
-def test_conversations_are_read_from_each_format(kind, tmp_path):
+def test_conversations_are_read_from_parquet(tmp_path):
+    """Whose rows have every field of every message."""
     rows = [{"messages": TWO_TURNS}, {"messages": [ASK, THOUGHT]}]
     expected = samples_of(chat_config(tmp_path, rows))
-    file = tmp_path / kind
-    if kind == "json.zst":
-        file.write_bytes(zstandard.compress((tmp_path / "chats.jsonl").read_bytes()))
-        section = {"path": "json", "data_files": {"train": str(file), "eval": str(file)}}
-    elif kind == "parquet":
-        Dataset.from_list(rows).to_parquet(file)
-        section = {"path": "parquet", "data_files": {"train": str(file), "eval": str(file)}}
-    else:
-        file.mkdir()
-        for split in ("train", "validation"):
-            Dataset.from_list(rows).to_parquet(file / f"{split}.parquet")
-        section = {"path": str(file), "data_files": None}
+    file = tmp_path / "chats.parquet"
+    Dataset.from_list(rows).to_parquet(file)
+    section = {"path": "parquet", "data_files": {"train": str(file), "eval": str(file)}}
     assert samples_of(chat_config(tmp_path, rows, **section)) == expected
 
 
@@ -317,7 +309,8 @@ def test_samples_are_shown_as_the_model_reads_them(packing, tmp_path, capsys):
     recipe.write_text(chat_config(tmp_path, rows).model_dump_json(by_alias=True))
     words = [f"--data.packing={packing}", "--task", str(ADDITION.parent)]
     assert main(["prepare", str(recipe), "--workers=1", "--show=2", *words]) == 0
-    user, assistant = "<|im_start|>user\nHello<|im_end|>\n", "<|im_start|>assistant\n[[{}<|im_end|>\n]]"
+    user = "<|im_start|>user\nHello<|im_end|>\n"
+    assistant = "<|im_start|>assistant\n[[{}<|im_end|>\n]]"
     # The last token of the first conversation is not read, as nothing is predicted from it.
     escaped = r"\x1b[2JÇa va."
     first = f"{user}{assistant.format(escaped)}{user}".removesuffix("\n")
@@ -345,7 +338,8 @@ def answers(tokenizer: str, model: str) -> list[str]:
     """What a user of `transformers` gets."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    chat, trained = AutoTokenizer.from_pretrained(tokenizer), AutoModelForCausalLM.from_pretrained(model).eval()
+    chat = AutoTokenizer.from_pretrained(tokenizer)
+    trained = AutoModelForCausalLM.from_pretrained(model).eval()
     found = []
     for name in CODES:
         asked = chat.apply_chat_template(

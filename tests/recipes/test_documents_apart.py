@@ -11,7 +11,7 @@ import tasks
 from largebatch.config import load_config
 from paths import LLAMA, PYDOC
 
-text_sources = tasks.module("causal_lm", "data").sources
+text_sources = tasks.sources("causal_lm")
 
 SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2")
 MODELS = {"gpt2": (PYDOC, SMALL), "llama": (LLAMA, (*SMALL, "--model.num_kv_heads=1", "--model.intermediate_size=48"))}
@@ -60,7 +60,8 @@ def test_each_token_has_the_loss_of_its_document_alone(name, tmp_path):
     recipe, words = MODELS[name]
     model, batch = blocks_of(recipe, words, tmp_path, "document")
     losses, gradients = losses_and_gradients(model, batch["input_ids"], batch["labels"], batch["position_ids"])
-    alone, summed = [], dict.fromkeys(gradients, 0)
+    alone = []
+    summed = dict.fromkeys(gradients, 0)
     for inputs, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         # Cut behind each zero byte.
         sizes = np.diff([0, *(np.flatnonzero(inputs.numpy() == 0) + 1), len(inputs)])

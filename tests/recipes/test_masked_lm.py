@@ -29,7 +29,8 @@ TINY = (
     "--logging.trackers=[]",
     '--train.duration={"steps": 3}',
 )
-FIRST, SECOND = "--data.block_size=16", "--data.block_size=48"
+FIRST = "--data.block_size=16"
+SECOND = "--data.block_size=48"
 
 
 class Stopped(Exception):
@@ -86,11 +87,12 @@ def test_the_saved_model_computes_what_was_evaluated(first_phase):
     import tasks
     from largebatch.config import load_config
 
-    masked_sources = tasks.module("masked_lm", "data").sources
+    masked_sources = tasks.sources("masked_lm")
 
     _, evaluation = masked_sources(load_config(BERT, (*TINY, FIRST)))
     model = BertForMaskedLM.from_pretrained(first_phase / "model").eval()
-    losses, right = [], []
+    losses = []
+    right = []
     for index in range(20):
         batch = evaluation.fetch(np.array([index]), None)
         with torch.no_grad():

@@ -15,7 +15,7 @@ from largebatch.errors import ConfigError, DataError
 from paths import BERT
 
 MaskedBlocks = tasks.module("masked_lm", "data").MaskedBlocks
-masked_sources = tasks.module("masked_lm", "data").sources
+masked_sources = tasks.sources("masked_lm")
 
 SPECIAL = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 WORDS = SPECIAL | {f"w{number}": 5 + number for number in range(40)}
@@ -76,8 +76,10 @@ def test_four_fifths_masked_a_tenth_random_a_tenth_left():
     train, _ = masked_sources(load_config(BERT))
     inputs, labels, tokens = everything(train)
     predicted = labels != IGNORE_INDEX
-    seen, was = inputs[predicted], tokens[predicted]
-    masked, left = seen == 256, seen == was
+    seen = inputs[predicted]
+    was = tokens[predicted]
+    masked = seen == 256
+    left = seen == was
     replaced = ~masked & ~left
     assert masked.mean() == pytest.approx(0.8, abs=0.008)
     assert left.mean() == pytest.approx(0.1 + 0.1 / 255, abs=0.006)

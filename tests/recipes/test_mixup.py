@@ -9,7 +9,7 @@ from largebatch.config import load_config
 from largebatch.errors import ConfigError
 from paths import DIGITS, VIT_DIGITS
 
-image_sources = tasks.module("image_classification", "data").sources
+image_sources = tasks.sources("image_classification")
 model_input = tasks.module("image_classification", "data").model_input
 mixed_cross_entropy = tasks.module("image_classification", "mixup").mixed_cross_entropy
 partners = tasks.module("image_classification", "mixup").partners
@@ -51,7 +51,8 @@ def test_images_and_labels_are_mixed_by_the_same_weights():
     config, train, _ = sources()
     indices = np.array([0, 1, 2, 3, 4])
     batch = train.fetch(indices, 0)
-    weight, labels = batch["own_weight"], batch["labels"]
+    weight = batch["own_weight"]
+    labels = batch["labels"]
     plain = model_input(train.samples.fetch(indices, 0), config.data)
     mixed = model_input(batch, config.data)
     logits = torch.randn(5, 10, generator=torch.Generator().manual_seed(0))

@@ -8,8 +8,7 @@ import pytest
 
 import tasks
 from largebatch.config import load_config
-from largebatch.config.data import Preparation
-from largebatch.data.preparation import NotPrepared, with_preparation
+from largebatch.data.preparation import NotPrepared, Preparation
 from paths import ROOT
 
 BY_THE_COMMAND = Preparation("largebatch prepare x", allowed="everything", num_workers=2)
@@ -37,13 +36,14 @@ def config(tmp_path):
 
 
 def open_with(config, how):
-    return tasks.module("sft", "data").sources(with_preparation(config, how))
+    return tasks.sources("sft")(config, how)
 
 
 def test_tokens_that_are_not_there_are_not_made_where_that_is_not_allowed(config):
     import datasets
 
-    job, dry = Preparation("largebatch prepare x"), replace(BY_THE_COMMAND, allowed="nothing")
+    job = Preparation("largebatch prepare x")
+    dry = replace(BY_THE_COMMAND, allowed="nothing")
     # The rows are there, but not their tokens.
     files = {"train": config.data.data_files.train, "validation": config.data.data_files.eval}
     datasets.load_dataset("json", data_files=files)

@@ -76,7 +76,8 @@ def as_transformers_reads(folder: Path):
 
 def assert_reads(weights, folder: Path) -> None:
     """The base as `transformers` alone reads it; adapters that change nothing, of which no two begin alike."""
-    base, drawn = as_transformers_reads(folder).state_dict(), []
+    base = as_transformers_reads(folder).state_dict()
+    drawn = []
     for name, tensor in weights.items():
         tensor = np.asarray(tensor)
         if ".lora_B." in name:
@@ -108,7 +109,8 @@ def weights_of_a_run(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
     def refuse(*_, **__):
         raise AssertionError("a process loads the whole model")
 
-    Run.steps, AutoModelForCausalLM.from_pretrained = look, refuse
+    Run.steps = look
+    AutoModelForCausalLM.from_pretrained = refuse
     with pytest.raises(Prepared):
         train(ADDITION, *words, run_dir=run_dir)
     return found

@@ -15,7 +15,7 @@ from paths import ADDITION
 
 starts_of_packs = tasks.module("sft", "pairs").starts_of_packs
 addition = tasks.module("sft", "data").addition
-pair_sources = tasks.module("sft", "data").sources
+pair_sources = tasks.sources("sft")
 
 ROWS = [
     {"question": "alpha beta", "reply": "gamma"},
@@ -125,12 +125,6 @@ def test_chat_templates_that_cannot_be_used(template, message, tmp_path, tokeniz
 # --- packs --------------------------------------------------------------------------------------------------------
 
 
-def test_packs_are_filled_in_order():
-    """By hand: 3 + 4 and no 2 more in 8; 2 + 6; 8 alone; 1."""
-    assert starts_of_packs(np.array([3, 4, 2, 6, 8, 1]), 8).tolist() == [0, 2, 4, 5, 6]
-    assert starts_of_packs(np.array([8]), 8).tolist() == [0, 1]
-
-
 def test_a_pack_is_its_pairs_one_behind_the_other(tmp_path):
     rows = [{"question": "ab", "reply": "c"}, {"question": "d", "reply": "efg"}, {"question": "hi", "reply": "j"}]
     config = pair_config(tmp_path, rows, packing=True, block_size=8, num_train_samples=2)
@@ -156,7 +150,8 @@ def test_packs_hold_all_pairs_once_and_in_their_order():
     number = 0
     for index in range(len(packed)):
         batch = packed.fetch(np.array([index]), 0)
-        first, room = number, 64
+        first = number
+        room = 64
         while number < 9000 and len(texts[number]) <= room:
             room -= len(texts[number])
             number += 1

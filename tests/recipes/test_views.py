@@ -17,7 +17,7 @@ Views = tasks.module("contrastive", "config").Views
 distort_colors = tasks.module("contrastive", "data").distort_colors
 random_view = tasks.module("contrastive", "data").random_view
 turn_hue = tasks.module("contrastive", "data").turn_hue
-view_sources = tasks.module("contrastive", "data").sources
+view_sources = tasks.sources("contrastive")
 
 CROPS_ALONE = Views(min_area=0.5, flip=False, color_strength=0.0, blur=0.0)
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))
@@ -72,12 +72,14 @@ def test_digits_are_seen_as_they_are_by_the_evaluation():
 
 def test_crops_flips_and_blurs_are_as_many_as_configured():
     image = gradient_image(120, 120)
-    areas, flips = [], 0
+    areas = []
+    flips = 0
     views = CROPS_ALONE.model_copy(update={"flip": True})
     for seed in range(300):
         view = random_view(image, 32, views, np.random.default_rng(seed)).astype(float)
         flips += view[0, 0, 0] > view[0, 0, -1]
-        width, height = abs(view[0, 0, -1] - view[0, 0, 0]), view[1, -1, 0] - view[1, 0, 0]
+        width = abs(view[0, 0, -1] - view[0, 0, 0])
+        height = view[1, -1, 0] - view[1, 0, 0]
         areas.append(width * height / 255**2 * (32 / 31) ** 2)
     assert 0.45 < min(areas) < 0.56
     assert 0.9 < max(areas) < 1.06

@@ -11,7 +11,7 @@ from largebatch.errors import UserError
 from paths import ADDITION
 
 AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
-pair_sources = tasks.module("sft", "data").sources
+pair_sources = tasks.sources("sft")
 check_causal = tasks.module("sft", "attention").check_causal
 check_packing = tasks.module("sft", "attention").check_packing
 load_causal_lm = tasks.module("sft", "model").load_causal_lm
@@ -76,7 +76,8 @@ def test_packs_give_each_pair_its_own_losses_and_gradients(name, attention):
 
     model = build(ARCHITECTURES[name], attention)
     losses, gradients = losses_and_gradients(model, batch)
-    expected_losses, expected_gradients = [], dict.fromkeys(gradients, 0)
+    expected_losses = []
+    expected_gradients = dict.fromkeys(gradients, 0)
     for number in pairs:
         more, gradient = losses_and_gradients(model, alone.fetch(np.array([number]), 0))
         expected_losses += more

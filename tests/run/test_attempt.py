@@ -20,7 +20,7 @@ def attempts(tmp_path):
 
 
 def records(folder):
-    return {path.name: json.loads(path.read_text()) for path in sorted(folder.iterdir())}
+    return {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def test_attempts_are_numbered_from_one_and_recorded(attempts):
@@ -54,7 +54,8 @@ def claim_many(folder, barrier, results, count=8):
 def test_attempts_that_begin_at_once_have_different_numbers(attempts):
     """In three processes of three threads each."""
     context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(9), context.SimpleQueue()
+    barrier = context.Barrier(9)
+    results = context.SimpleQueue()
 
     def work():
         threads = [threading.Thread(target=claim_many, args=(attempts, barrier, results)) for _ in range(3)]
@@ -92,7 +93,8 @@ def test_a_number_that_another_takes_at_the_last_moment_is_left_to_it(attempts, 
 
 
 def test_a_record_is_whole_when_its_name_appears(attempts, monkeypatch):
-    link, seen = os.link, []
+    link = os.link
+    seen = []
 
     def look(source, target):
         link(source, target)
@@ -104,7 +106,10 @@ def test_a_record_is_whole_when_its_name_appears(attempts, monkeypatch):
 
 
 def test_a_record_is_on_the_disk_before_its_name_appears(attempts, monkeypatch):
-    fsync, link, synced, linked = os.fsync, os.link, [], []
+    fsync = os.fsync
+    link = os.link
+    synced = []
+    linked = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or fsync(file))
     monkeypatch.setattr(os, "link", lambda *paths: linked.append(paths[0].stat().st_ino in synced) or link(*paths))
     claim(attempts, {})
@@ -113,7 +118,8 @@ def test_a_record_is_on_the_disk_before_its_name_appears(attempts, monkeypatch):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_file_system_that_does_not_answer_for_a_moment_is_no_later_attempt(code, attempts, monkeypatch):
-    attempt, iterdir = claim(attempts, {}), type(attempts).iterdir
+    attempt = claim(attempts, {})
+    iterdir = type(attempts).iterdir
 
     def fail_once(path):
         monkeypatch.setattr(type(attempts), "iterdir", iterdir)

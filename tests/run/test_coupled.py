@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from functools import cache
 
 import numpy as np
@@ -69,7 +70,7 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
     from largebatch.config import load_config
     from largebatch.data.images import normalize_pixels
 
-    view_sources = tasks.module("contrastive", "data").sources
+    view_sources = tasks.sources("contrastive")
     from largebatch.data.order import derive_seed, epoch_order
 
     config = load_config(SIMCLR, words)
@@ -86,8 +87,10 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
         [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": exempt}], lr=rate, momentum=0.9
     )
     source, _ = view_sources(config)
-    size, keep = config.batch.global_batch_size, not config.batch.drop_last
-    metrics, weights = [], []
+    size = config.batch.global_batch_size
+    keep = not config.batch.drop_last
+    metrics = []
+    weights = []
     for step, (epoch, start, taken, _) in enumerate(global_batches(1437, {0: size}, keep, steps)):
         indices = epoch_order(1437, config.seed, epoch)(np.arange(start, start + taken))
         projections = []
@@ -115,24 +118,6 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
 def reference(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> dict:
     (result,) = run_job(plain, words, steps, slot_size, strategy="single", world_size=1)
     return result
-
-
-# --- the loss ---------------------------------------------------------------------------------------------------------
-
-
-def test_nt_xent_is_equation_1_of_the_paper():
-    features = torch.nn.functional.normalize(torch.randn(5, 2, 3, dtype=torch.float64), dim=-1)
-    losses = tasks.module("contrastive", "train").nt_xent(features, 0.3)
-    views = [features[n, v].tolist() for n in range(5) for v in range(2)]
-
-    def term(a, b):
-        return math.exp(sum(x * y for x, y in zip(views[a], views[b], strict=True)) / 0.3)
-
-    for n in range(5):
-        both = []
-        for i, j in ((2 * n, 2 * n + 1), (2 * n + 1, 2 * n)):
-            both.append(-math.log(term(i, j) / sum(term(i, k) for k in range(10) if k != i)))
-        assert losses[n].item() == pytest.approx(sum(both) / 2, rel=1e-13)
 
 
 # --- every division of a global batch -----------------------------------------------------------------------------
@@ -225,7 +210,8 @@ def accuracy_of(file, words) -> float:
     config = load_config(SIMCLR, words)
     model = tasks.build_model(SIMCLR)(config).eval()
     model.load_state_dict({name: torch.from_numpy(values) for name, values in load_file(file).items()})
-    features, labels = [], []
+    features = []
+    labels = []
     for source, count in zip(digits(config.data), (50, 46), strict=True):
         batch = source.fetch(np.arange(count), None)
         found = model(normalize_pixels(batch["pixel_values"], config.data))[0].detach().numpy()
@@ -249,7 +235,7 @@ def loop_with(mistake: str, run_dir) -> str:
     from largebatch.config import load_config
 
     ContrastiveConfig = tasks.module("contrastive", "config").Config
-    view_sources = tasks.module("contrastive", "data").sources
+    view_sources = tasks.sources("contrastive")
     from largebatch.optim import build_optimizer
     from largebatch.run import Run, RunOptions
 
@@ -328,10 +314,11 @@ def train_with_nan(run_dir, bad_step: int, where: str, words) -> None:
     """The loss, or the features of the second process, are not finite in a step."""
     from largebatch.run import Step
 
-    gather, couple = Step.gather, Step.couple
+    gather = Step.gather
+    couple = Step.couple
 
     def bad_gather(step, encode):
-        is_bad = where == "features" and step.index + 1 == bad_step and step._backend.rank == 1
+        is_bad = where == "features" and step.index + 1 == bad_step and os.environ["RANK"] == "1"
         return gather(step, (lambda batch: encode(batch) * math.nan) if is_bad else encode)
 
     def bad_couple(step, loss_sum):
@@ -339,7 +326,8 @@ def train_with_nan(run_dir, bad_step: int, where: str, words) -> None:
         is_bad = where == "loss" and step.index + 1 == bad_step
         couple(step, loss_sum + math.inf if is_bad else loss_sum)
 
-    Step.gather, Step.couple = bad_gather, bad_couple
+    Step.gather = bad_gather
+    Step.couple = bad_couple
     train(SIMCLR, *words, run_dir=run_dir)
 
 

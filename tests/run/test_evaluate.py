@@ -124,7 +124,8 @@ def features_of_batches(backend):
 def use_rows_of_batches():
     """What is gathered, and what is refused, with one and with several batches per process."""
     backend = start(read_launch(), resolve(load_config(DIGITS, ["--batch.micro_batch_size=4"]), world_size=2))
-    backend.model, backend.statistics = torch.nn.Identity(), SimpleNamespace(average=lambda *_: None)
+    backend.model = torch.nn.Identity()
+    backend.statistics = SimpleNamespace(average=lambda *_: None)
     rows = partial(Evaluator(backend, 0, Stopwatch(), lambda: None).rows, Texts(), completed_steps=1)
     refused = []
     for call in (

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from jobs import run_job, train
-from largebatch.run import user_errors
-from largebatch.tools.job.cause import first_cause
+from largebatch.storage.run_folder import RunFolder
+from largebatch.system.endings import decisive, read_endings
 from paths import PYDOC
 from resuming import TINY_GPT
 
@@ -23,7 +23,7 @@ def train_and_fail(run_dir) -> str:
         update(run, step)
 
     Run.update = fail
-    with pytest.raises(Exception, match=r"no label|peer") as caught, user_errors():
+    with pytest.raises(Exception, match=r"no label|peer") as caught:
         train(PYDOC, *TINY_GPT, "--train.stop_after_steps=14", run_dir=run_dir)
     return type(caught.value).__name__
 
@@ -32,11 +32,15 @@ def train_and_fail(run_dir) -> str:
 def test_who_raises_is_the_cause_and_who_loses_a_peer_is_not(tmp_path):
     environment = {"LARGEBATCH_LOGS": str(tmp_path), "LARGEBATCH_NODE": "h7"}
     run_job(train_and_fail, tmp_path / "run", environment=environment)
-    errors = [json.loads((tmp_path / f"errors/rank_{rank}.json").read_text()) for rank in (0, 1)]
-    assert [(error["rank"], error["node"], error["consequence"]) for error in errors] == [
+    endings = read_endings(tmp_path / "endings")
+    assert [(ending.rank, ending.node, ending.is_consequence) for ending in endings] == [
         (0, "h7", True),
         (1, "h7", False),
     ]
-    assert "peer" in errors[0]["message"]
-    path = tmp_path / "errors/rank_1.json"
-    assert first_cause(tmp_path)[0] == f"rank 1 on h7: KeyError: 'no label' (see {path})"
+    assert "peer" in endings[0].message
+    path = tmp_path / "endings/rank_1.json"
+    assert decisive(endings).where_and_why == f"rank 1 on h7: KeyError: 'no label' (see {path})"
+    # The run knows it, too, and so do people.
+    run = RunFolder(tmp_path / "run")
+    assert (run.ending().rank, run.ending().exception, run.ending().step) == (1, "KeyError", 2)
+    assert json.loads(run.status_file.read_text())["exception"] == "KeyError"

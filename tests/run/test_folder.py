@@ -12,10 +12,10 @@ import tasks
 from jobs import JobFailed, run_job, train
 from largebatch.config import load_config, validate
 from largebatch.errors import UserError
-from largebatch.failures import kind_of
 from largebatch.plan import resolve
-from largebatch.run.record.folder import RunFolder
-from largebatch.source_code import keep_source
+from largebatch.run.record.folder import OwnFolder
+from largebatch.storage.source_code import keep_source
+from largebatch.system.failures import kind_of
 from paths import DIGITS, PYDOC
 from tasks import SMALL
 
@@ -23,7 +23,7 @@ from tasks import SMALL
 def begun(path, in_place=False):
     """The folder of a run that has just begun, and where the earlier one was moved."""
     config = load_config(DIGITS)
-    folder = RunFolder(path)
+    folder = OwnFolder(path)
     folder.hold()
     _, moved = folder.begin(config, resolve(config, 2), in_place, {})
     return folder, moved
@@ -54,7 +54,7 @@ def test_the_source_is_the_task_as_it_was_at_the_start(tmp_path):
     def files(folder):
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
-    folder = RunFolder(tmp_path / "run")
+    folder = OwnFolder(tmp_path / "run")
     folder.begin(config, resolve(config, 2), False, {})
     expected = {name: text for name, text in files(task).items() if name.endswith(".py") and name[0] != "."}
     expected |= {name: text for name, text in files(task).items() if name.endswith(".json") and "/" not in name}
@@ -80,7 +80,7 @@ def test_the_source_has_the_recipe_that_was_elsewhere(tmp_path):
     recipe = tmp_path / "gpt_pydoc.json"
     recipe.write_text((task / "gpt_pydoc.json").read_text().replace('"seed": 0', '"seed": 9'))
     config = load_config(recipe, task=task)
-    RunFolder(tmp_path / "run").begin(config, resolve(config, 2), False, {"recipe": str(recipe)})
+    OwnFolder(tmp_path / "run").begin(config, resolve(config, 2), False, {"recipe": str(recipe)})
     assert load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json").seed == 9
 
 
@@ -115,7 +115,7 @@ def test_the_job_that_moves_a_run_aside_keeps_its_own_logs(tmp_path, monkeypatch
         monkeypatch.setenv("LARGEBATCH_JOB_ID", job)
         (path / "jobs" / job).mkdir(parents=True)
         (path / "jobs" / job / "n1.log").write_text(job)
-        RunFolder(path).check_usable()
+        OwnFolder(path).check_usable()
         created(path)
     assert [file.relative_to(tmp_path) for file in sorted(tmp_path.rglob("*.log"))] == [
         Path("run/jobs/7/n1.log"),
@@ -126,15 +126,16 @@ def test_the_job_that_moves_a_run_aside_keeps_its_own_logs(tmp_path, monkeypatch
 
 def test_a_job_obeys_its_own_batch_script_and_people_only(tmp_path, monkeypatch):
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
-    obeyed = RunFolder(tmp_path).stop_files.values()
+    obeyed = OwnFolder(tmp_path).obeyed_stop_files.values()
     assert [file.name for file in obeyed] == ["stop", "stop.7"]
     monkeypatch.delenv("LARGEBATCH_JOB_ID")
-    assert [file.name for file in RunFolder(tmp_path).stop_files.values()] == ["stop"]
+    assert [file.name for file in OwnFolder(tmp_path).obeyed_stop_files.values()] == ["stop"]
 
 
 def test_requests_to_stop_from_before_the_start_are_forgotten_and_others_are_kept(tmp_path, monkeypatch):
     """Also if the run that was there is moved aside; what else is called "stop…" is left alone."""
-    path, began = tmp_path / "run", 1000
+    path = tmp_path / "run"
+    began = 1000
     created(path)
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
     monkeypatch.setenv("LARGEBATCH_BEGAN", str(began))
@@ -152,17 +153,17 @@ def test_requests_to_stop_from_before_the_start_are_forgotten_and_others_are_kep
 def test_a_request_to_stop_another_start_that_is_preparing_stays(tmp_path, monkeypatch):
     """Two jobs start in a folder that has no run yet; the first is asked to stop before the second looks around."""
     (tmp_path / "jobs").mkdir()
-    first = RunFolder(tmp_path)
+    first = OwnFolder(tmp_path)
     first.hold()
     request = tmp_path / "stop"
     request.touch()
     monkeypatch.setenv("LARGEBATCH_BEGAN", str(int(request.stat().st_mtime) + 60))
     with pytest.raises(UserError, match="another run is writing to"):
-        RunFolder(tmp_path).hold()
+        OwnFolder(tmp_path).hold()
     assert request.exists()
 
 
-@pytest.mark.parametrize(("code", "kind"), [("EIO", "files"), ("ENOLCK", "files"), ("EACCES", "configuration")])
+@pytest.mark.parametrize(("code", "kind"), [("EIO", "files"), ("ENOLCK", "files"), ("EACCES", "refused")])
 def test_only_errors_that_last_are_the_users(code, kind, tmp_path, monkeypatch):
     created(tmp_path / "run")
     number = getattr(errno, code)
@@ -174,16 +175,16 @@ def test_only_errors_that_last_are_the_users(code, kind, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=rf"cannot be written: .*{os.strerror(number)}") as caught:
         created(tmp_path / "run")
     assert kind_of(caught.value) == kind
-    assert ("choose another folder" in str(caught.value)) == (kind == "configuration")
+    assert ("choose another folder" in str(caught.value)) == (kind == "refused")
 
 
 def test_other_peoples_files_are_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="holds files that are not a run's"):
-        RunFolder(tmp_path).check_usable()
+        OwnFolder(tmp_path).check_usable()
     with pytest.raises(UserError, match=r"thesis\.tex cannot be written: .*Not a directory.*; choose another folder"):
-        RunFolder(tmp_path / "thesis.tex").check_usable()
-    RunFolder(tmp_path / "new").check_usable()
+        OwnFolder(tmp_path / "thesis.tex").check_usable()
+    OwnFolder(tmp_path / "new").check_usable()
 
 
 def test_a_folder_that_another_run_is_writing_to(tmp_path):

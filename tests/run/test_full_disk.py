@@ -18,15 +18,18 @@ WORDS = (*TINY_GPT, '--checkpoint.every={"steps": 2}', "--train.stop_after_steps
 def train_on_a_full_disk(run_dir: Path, words: tuple[str, ...]) -> list[str]:
     """The disk is full from step 5 to step 9; the complete checkpoints after each step."""
     from largebatch.run import Run
-    from largebatch.storage.catalog import entries, verify_checksums
+    from largebatch.storage.catalog import entries
+    from saving import checksum_problem
 
-    update, filler, newest = Run.update, [], []
+    update = Run.update
+    filler = []
+    newest = []
 
     def fill_and_update(run, step):
         if run.backend.is_main_process:
             found = [entry for entry in entries(run.folder.checkpoints_dir) if entry.problem is None]
             # An old one may be deleted meanwhile.
-            assert all(verify_checksums(entry.path) is None or not entry.path.exists() for entry in found)
+            assert all(checksum_problem(entry.path) is None or not entry.path.exists() for entry in found)
             newest.append(found[0].path.name if found else "")
             if step.index == 4:
                 filler.append(fill(run_dir.parent))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import JobFailed, run_job, train
-from largebatch.tools.job.cause import first_cause
+from largebatch.system.endings import decisive, read_endings
 from paths import PYDOC
 from resuming import TINY_GPT, run_interrupted
 
@@ -23,7 +23,8 @@ def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -
     from largebatch.run import Run
     from largebatch.run.watch import watchdog
 
-    update, may_be_slow = Run.update, True
+    update = Run.update
+    may_be_slow = True
 
     def heartbeat(watched):
         # Only the step that hangs may be taken for one that does, however slow the machine is before.
@@ -49,7 +50,8 @@ def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -
 
 @pytest.mark.parametrize(("how", "rank", "strategy"), [("stopped", 1, "ddp"), ("stuck", 0, "fsdp")])
 def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
-    run_dir, logs = tmp_path / "run", tmp_path / "logs"
+    run_dir = tmp_path / "run"
+    logs = tmp_path / "logs"
     logs.mkdir()
     environment = {"LARGEBATCH_LOGS": str(logs)}
     with pytest.raises(JobFailed, match="the process ended without a result"):
@@ -62,7 +64,7 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
     assert f"more than faults.hang_seconds {HANG_SECONDS}; " in status["message"]
     assert "the stacks of the processes (rank_*.txt)" in status["message"]
     assert status["message"].endswith(f"are in {folder}")
-    assert first_cause(logs)[0].startswith("hang: no progress for")
+    assert decisive(read_endings(logs / "endings")).where_and_why.startswith("hang: no progress for")
     # Who waits for the other shows where; who is stuck, too. Who is stopped can tell nothing.
     waiting = (folder / f"rank_{1 - rank:05d}.txt").read_text()
     assert "in backward" in waiting or "in update" in waiting

@@ -75,7 +75,8 @@ def test_without_a_file_nothing_stays_and_none_is_made(journal, path):
 
 
 def test_a_last_line_that_was_cut_short_is_left_out_wherever_it_was_cut(journal, path):
-    whole, last = '{"step": 1}\n', '{"step": 2, "loss": 0.25}'
+    whole = '{"step": 1}\n'
+    last = '{"step": 2, "loss": 0.25}'
     for length in range(len(last)):
         path.write_text(whole + last[:length])
         assert journal.keep_until(9) == {"step": 1}
@@ -112,7 +113,8 @@ def test_a_stale_attempt_writes_nothing(tmp_path, journal, path):
 
 
 def test_lines_that_cannot_be_read_stay_and_cost_no_others(tmp_path):
-    path, warnings = tmp_path / "metrics.jsonl", []
+    path = tmp_path / "metrics.jsonl"
+    warnings = []
     path.write_bytes(b'{"step": 1}\n{"st\xff\xfe\n[1]\n{"step": "x"}\n{"step": 2}\n{"step": 3}\n')
     journal = Journal(path, claim(tmp_path / "attempts", {}), warnings.append)
     assert journal.keep_until(2) == {"step": 2}

@@ -2,50 +2,47 @@
 
 import pytest
 
-from largebatch.run.record import record
-from largebatch.run.record.folder import RunFolder
-from largebatch.run.record.record import Record, _of_this_process, report_failure
+from largebatch.run.record.record import Record
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import claim
-from largebatch.storage.files import read_json_lines
+from largebatch.storage.run_folder import RunFolder
+from largebatch.system.endings import OwnEnding
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    # However slow the machine is.
-    monkeypatch.setattr(record, "SECONDS_UNTIL_WRITTEN", 1e6)
-    yield RunFolder(tmp_path)
-    _of_this_process.clear()
+def failing(folder: RunFolder, attempt, is_main_process: bool) -> OwnEnding:
+    """A process that has logged a thousand steps, faster than lines are written, and is about to fail."""
+    ending = OwnEnding()
+    record = Record(folder, attempt, Start(), 8, is_main_process, print, ending)
+    for step in range(1, 1001):
+        record.add("metrics", {"step": step})
+    return ending
 
 
-def record_of(folder: RunFolder, attempt, is_main_process: bool) -> Record:
-    return Record(folder, attempt, Start(), 8, is_main_process, print)
-
-
-def steps(folder: RunFolder) -> list[int]:
-    return [line["step"] for line in read_json_lines(folder.metrics_file)]
+def steps(folder: RunFolder) -> int:
+    return len(folder.metrics())
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_lines_of_a_run_that_fails(is_first, folder):
+def test_lines_of_a_run_that_fails(is_first, tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
     attempt = claim(folder.attempts_dir, {})
-    main = record_of(folder, attempt, is_main_process=True)
-    for step in (1, 2, 3):
-        main.add("metrics", {"step": step})
-    assert steps(folder) == [1]
+    main = failing(folder, attempt, True)
+    other = failing(folder, attempt, False)
+    assert steps(folder) < 1000
     if not is_first:
-        other = record_of(folder, attempt, is_main_process=False)
-        other.fail("another process", "communication")
-    main.fail("the main process", "error", "KeyError")
-    assert steps(folder) == [1, 2, 3]
-    (event,) = read_json_lines(folder.history_file)
-    assert event["message"] == ("the main process" if is_first else "another process")
+        monkeypatch.setenv("RANK", "1")
+        other.fail(KeyError("of another process"))
+    monkeypatch.setenv("RANK", "0")
+    main.fail(RuntimeError("Connection closed by peer") if not is_first else KeyError("of the main process"))
+    assert steps(folder) == 1000
+    (event,) = folder.history()
+    assert ("main" if is_first else "another") in event["message"]
 
 
-def test_not_over_those_of_a_later_attempt(folder):
-    main = record_of(folder, claim(folder.attempts_dir, {}), is_main_process=True)
-    for step in (1, 2):
-        main.add("metrics", {"step": step})
+def test_not_over_those_of_a_later_attempt(tmp_path):
+    folder = RunFolder(tmp_path)
+    main = failing(folder, claim(folder.attempts_dir, {}), True)
+    before = steps(folder)
     claim(folder.attempts_dir, {})
-    report_failure("the main process", "hang")
-    assert steps(folder) == [1]
+    main.hang("no progress")
+    assert steps(folder) == before < 1000

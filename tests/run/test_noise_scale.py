@@ -32,42 +32,18 @@ EVERY_STEP = '--logging.noise_scale={"every": 1}'
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.25, 0.25, 0.25, 0.25), (0.6, 0.3, 0.1)])
 def test_estimates_are_unbiased_for_any_shares(shares):
     gradients = np.random.default_rng(0).normal(0.3, 1, (4, 3))
-    mean, covariance = gradients.mean(0), np.cov(gradients.T, bias=True)
+    mean = gradients.mean(0)
+    covariance = np.cov(gradients.T, bias=True)
     measurements = []
     for drawn in itertools.product(range(len(gradients)), repeat=len(shares)):
         # A part of one sample; other numbers of samples only change the noise of a part.
         parts = np.array(shares)[:, None] * gradients[list(drawn)]
-        squares, square_of_sum = (parts**2).sum(), (parts.sum(0) ** 2).sum()
+        squares = (parts**2).sum()
+        square_of_sum = (parts.sum(0) ** 2).sum()
         measurements.append(measure(squares, square_of_sum, sum(share**2 for share in shares), 12))
     of_the_batch = sum(share**2 for share in shares) * np.trace(covariance)
     assert np.mean([each["squared_gradient"] for each in measurements]) == pytest.approx(mean @ mean)
     assert np.mean([each["trace"] for each in measurements]) == pytest.approx(12 * of_the_batch)
-
-
-@pytest.mark.parametrize("micro_batches", [2, 8])
-@pytest.mark.parametrize("dependence", [0.0, 0.1, -0.1])
-def test_bias_by_unequal_weights_is_within_its_bound(dependence, micro_batches):
-    # Documents of one to nine tokens; a token's gradient is larger, or smaller, the longer its document is.
-    random = np.random.default_rng(1)
-    tokens = random.integers(1, 10, 4000)
-    direction = np.array([1.0, 0.5, 0.0, 0.0])
-    of_a_token = direction * (1 + dependence * (tokens[:, None] - 5)) + random.normal(0, 1, (4000, 4))
-    sums = tokens[:, None] * of_a_token
-    true = sums.mean(0) / tokens.mean()
-    exact = ((sums - tokens[:, None] * true) ** 2).sum(1).mean() / tokens.mean() ** 2 / (true @ true)
-    drawn = random.integers(0, len(tokens), (40_000, micro_batches, 32 // micro_batches))
-    weights = tokens[drawn].sum(2)
-    parts = sums[drawn].sum(2) / weights.sum(1)[:, None, None]
-    shares = weights / weights.sum(1, keepdims=True)
-    numbers = ((parts**2).sum((1, 2)), (parts.sum(1) ** 2).sum(1), (shares**2).sum(1))
-    drawn = [[*measure(*each, 32).values()] for each in zip(*numbers, strict=True)]
-    squared_gradient, trace = np.mean(drawn, axis=0)
-    variation = tokens.std() / tokens.mean()
-    bound = 2 * variation * (micro_batches + 1) / (micro_batches - 1) / math.sqrt(exact)
-    bias = trace / squared_gradient / exact - 1
-    # The mean of this many draws is within 2 % itself.
-    assert abs(bias) < (bound if dependence else 0) + 0.02
-    assert not dependence or np.sign(bias) == np.sign(dependence)
 
 
 def lines(gradients, traces):
@@ -76,7 +52,8 @@ def lines(gradients, traces):
 
 def test_the_error_is_the_jackknife_of_the_ratio():
     random = np.random.default_rng(2)
-    gradients, traces = random.normal(2, 0.5, 50), random.normal(60, 20, 50)
+    gradients = random.normal(2, 0.5, 50)
+    traces = random.normal(60, 20, 50)
     found = noise_scale(lines(gradients, traces))
     assert found["samples"] == pytest.approx(traces.mean() / gradients.mean())
     without_one = [np.delete(traces, index).mean() / np.delete(gradients, index).mean() for index in range(50)]
@@ -120,9 +97,7 @@ FIXED = (
 JOBS = [
     ("single", 1, ()),
     ("ddp", 4, ("--logging.every=100",)),
-    ("fsdp", 2, ()),
     ("hsdp", 4, ()),
-    ("zero1", 2, ()),
     ("zero2", 4, ()),
     ("zero3", 2, ()),
 ]
@@ -141,7 +116,8 @@ def expected():
     lines = []
     for step, (epoch, start, size, _) in enumerate(global_batches(57, {0: 24}, keep_last=True, steps=3), 1):
         indices = epoch_order(57, config.seed, epoch)(np.arange(start, start + size))
-        sums, weights = [], []
+        sums = []
+        weights = []
         for chunk in np.split(indices, range(3, size, 3)):
             batch = train_set.fetch(chunk, 0)
             logits = model(input_ids=batch["input_ids"]).logits

@@ -1,20 +1,15 @@
 """A rehearsal of the largest batch: it comes first, it is the longest, and the training after it is the same."""
 
-import json
-
 import numpy as np
 import pytest
 
 from estimate.test_model_states import prepare_without_freezing, settled_bytes
 from jobs import run_job
 from largebatch.config import load_config
-from largebatch.config.data import HubText
-from largebatch.data.text import tokenized_samples
-from largebatch.data.tokenizer import load_tokenizer
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR
 from resuming import EXACT, TINY_GPT, assert_same_weights, run_interrupted, samples_file
-from tasks import module
+from tasks import module, sources
 
 REHEARSED = "--train.rehearse_largest_batch=true"
 WORDS = (*TINY_GPT, "--batch.micro_batch_size=3", "--train.stop_after_steps=11")
@@ -27,7 +22,7 @@ def logs(run_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 2), ("hsdp", 4), ("zero2", 2), ("zero3", 2)])
+@pytest.mark.parametrize(("strategy", "world_size"), [("hsdp", 4), ("zero2", 2), ("zero3", 2)])
 def test_the_training_has_the_same_bits(strategy, world_size, tmp_path):
     place = {"strategy": strategy, "world_size": world_size}
     assert run_interrupted(tmp_path / "plain", WORDS, **place) is None
@@ -105,26 +100,8 @@ def test_the_memory_of_the_optimizers_states_is_in_use(strategy, tmp_path):
 )
 def test_the_longest_samples(recipe, words):
     config = load_config(recipe, words)
-    samples, _ = module(recipe.parent.name, "data").sources(config)
+    samples, _ = sources(recipe.parent.name)(config)
     lengths = [int((samples.fetch(np.array([index]), 0)["labels"]).shape[1]) for index in range(len(samples))]
     longest = samples.longest(7)
     assert len(set(longest.tolist())) == 7
     assert sorted(lengths[index] for index in longest) == sorted(lengths)[-7:]
-
-
-def test_the_longest_documents_of_a_data_set(tmp_path):
-    rows = [{"text": "x" * (index * 37 % 101)} for index in range(60)]
-    for name in ("train", "validation"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = HubText(
-        source="datasets",
-        path=str(tmp_path),
-        samples="documents",
-        block_size=200,
-        tokenizer="bytes",
-        num_train_samples=50,
-        num_eval_samples=10,
-    )
-    samples, _ = tokenized_samples(data, load_tokenizer("bytes"))
-    lengths = [len(row["text"]) for row in rows[:50]]
-    assert sorted(lengths[index] for index in samples.longest(4)) == sorted(lengths)[-4:]

@@ -123,7 +123,7 @@ def test_settings_of_deepspeed_that_lay_out_its_state_otherwise(stage, settings,
 
 def train_with_slow_copies(run_dir, words):
     """The copy of the state that is to be saved begins when the next step's gradients are there already."""
-    from largebatch.checkpoint.save import CheckpointWriter
+    from largebatch.run.checkpoint.save import CheckpointWriter
 
     copy = CheckpointWriter._copy
     CheckpointWriter._copy = lambda *arguments: time.sleep(0.5) or copy(*arguments)

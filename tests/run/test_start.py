@@ -76,7 +76,8 @@ def test_synchronized_batch_norm_needs_the_same_samples_together(tmp_path):
         options = (*words, f"--batch.micro_batch_size={micro_batch_size}")
         return run_interrupted(tmp_path / "run", options, interruption, recipe=DIGITS, **place)
 
-    one, two = {"strategy": "single", "world_size": 1}, {"strategy": "ddp", "world_size": 2}
+    one = {"strategy": "single", "world_size": 1}
+    two = {"strategy": "ddp", "world_size": 2}
     assert "exit code 75" in start(16, Interruption("signal", 0, 1), **one)
     line = 'model.sync_batch_norm: "over 16 samples" in the checkpoint, "over {} samples" now'
     assert line.format(32) in start(16, **two)
@@ -132,11 +133,11 @@ def test_what_does_not_change_the_training_may_change(run, tmp_path):
 
 
 def train_where_one_sees_the_folder_late(run_dir, words):
-    from largebatch.run.record.folder import RunFolder
+    from largebatch.run.record.folder import OwnFolder
 
     if os.environ["RANK"] == "1":
-        RunFolder.is_a_run = property(lambda _: False)
-        RunFolder.check_usable = lambda _: None
+        OwnFolder.is_a_run = property(lambda _: False)
+        OwnFolder.check_usable = lambda _: None
     train(PYDOC, *words, run_dir=run_dir)
 
 
@@ -327,9 +328,9 @@ def test_a_model_of_another_shape_is_named(run):
 
 def start_late(run_dir, words):
     """The second of two that begin in a new folder at once: it has found no run, and then the first one begins."""
-    from largebatch.run.record.folder import RunFolder
+    from largebatch.run.record.folder import OwnFolder
 
-    begin = RunFolder.begin
+    begin = OwnFolder.begin
 
     def wait_and_begin(folder, *arguments):
         (run_dir.parent / "late is there").touch()
@@ -337,13 +338,14 @@ def start_late(run_dir, words):
             time.sleep(0.05)
         return begin(folder, *arguments)
 
-    RunFolder.begin = wait_and_begin
+    OwnFolder.begin = wait_and_begin
     train(PYDOC, *words, run_dir=run_dir)
 
 
 @pytest.mark.slow
 def test_of_two_starts_in_a_new_folder_one_is_refused(half_done, tmp_path):
-    run_dir, words = tmp_path / "run", half_done[1]
+    run_dir = tmp_path / "run"
+    words = half_done[1]
     with ThreadPoolExecutor() as pool:
         late = pool.submit(run_job, start_late, run_dir, words, strategy="single", world_size=1)
         while not (tmp_path / "late is there").exists() and not late.done():
@@ -374,7 +376,8 @@ def train_while_another_starts(run_dir, words):
 
 @pytest.mark.slow
 def test_a_second_run_in_the_folder_is_refused(half_done, tmp_path):
-    run_dir, words = tmp_path / "run", half_done[1]
+    run_dir = tmp_path / "run"
+    words = half_done[1]
     with ThreadPoolExecutor() as pool:
         first = pool.submit(run_job, train_while_another_starts, run_dir, words, strategy="single", world_size=1)
         while not (tmp_path / "trains").exists() and not first.done():

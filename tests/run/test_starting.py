@@ -13,15 +13,16 @@ from largebatch.config import load_config
 from largebatch.errors import DataError
 from largebatch.run import Run
 from largebatch.run.command_line import RunOptions, user_errors
+from largebatch.system.endings import OwnEnding, read_endings
 from paths import PYDOC
 
 
-def start(run_dir: Path) -> Run:
-    return Run(load_config(PYDOC), RunOptions(run_dir / "run", recipe=PYDOC))
+def start(run_dir: Path, *overrides: str) -> Run:
+    return Run(load_config(PYDOC, overrides), RunOptions(run_dir / "run", recipe=PYDOC))
 
 
 def sources():
-    return tasks.module("causal_lm", "data").sources(load_config(PYDOC))
+    return tasks.sources("causal_lm")(load_config(PYDOC))
 
 
 def note(folder: Path, text: str) -> None:
@@ -32,14 +33,14 @@ def load_in_turns(folder: Path) -> list[float]:
     """The first process takes two seconds; returns when each began and ended."""
     times = [time.monotonic()]
 
-    def open_sources(_):
+    def open_sources(*_):
         times[0] = time.monotonic()
         if os.environ["RANK"] == "0":
             time.sleep(2)
         times.append(time.monotonic())
         return sources()
 
-    with user_errors():
+    with user_errors(OwnEnding()):
         start(folder).load(open_sources)
     return times
 
@@ -51,7 +52,7 @@ def test_the_first_process_prepares_before_the_others_open_the_data(tmp_path):
 
 
 def load_and_stop(folder: Path, how: str) -> None:
-    def open_sources(_):
+    def open_sources(*_):
         note(folder, "opened")
         time.sleep(0.4)
         if how == "stop file":
@@ -60,7 +61,7 @@ def load_and_stop(folder: Path, how: str) -> None:
         time.sleep(60)
         return sources()
 
-    with user_errors():
+    with user_errors(OwnEnding()):
         run = start(folder)
         if how == "signal" and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
@@ -69,24 +70,33 @@ def load_and_stop(folder: Path, how: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "reason"), [("signal", "SIGTERM"), ("stop file", "the stop file"), ("time", "the end of the job's time")]
+    ("how", "name", "reason"),
+    [
+        ("signal", "SIGTERM", "SIGTERM"),
+        ("stop file", "STOP_FILE", "the stop file"),
+        ("time", "TIME_LIMIT", "the end of the job's time"),
+    ],
 )
-def test_a_start_ends_on_request_while_data_is_prepared(tmp_path, how, reason):
-    environment = {"LARGEBATCH_JOB_END_TIME": str(int(time.time()) + 301)} if how == "time" else {}
+def test_a_start_ends_on_request_while_data_is_prepared(tmp_path, how, name, reason):
+    environment = {"LARGEBATCH_LOGS": str(tmp_path / "logs")}
+    if how == "time":
+        environment["LARGEBATCH_JOB_END_TIME"] = str(int(time.time()) + 301)
     with pytest.raises(JobFailed, match=f"stopped: by {reason}.*, before the first step; the same command") as caught:
         run_job(load_and_stop, tmp_path, how, environment=environment)
     assert "exit code 75" in str(caught.value)
     assert not (tmp_path / "opened 1").exists()
     assert not (tmp_path / "run/attempts").exists()
+    (ending,) = read_endings(tmp_path / "logs/endings")
+    assert (ending.kind, ending.reason.name, ending.rank) == ("stopped", name, 0)
 
 
 def load_what_cannot_be_used(folder: Path) -> None:
-    def open_sources(_):
+    def open_sources(*_):
         note(folder, "opened")
         time.sleep(1.5)
         raise DataError("data.path: not this one")
 
-    with user_errors():
+    with user_errors(OwnEnding()):
         start(folder).load(open_sources)
 
 
@@ -102,10 +112,9 @@ def hang_while_another_loads(folder: Path) -> None:
     """The second process stops while the first, which prepares, asks whether all are still there."""
     import largebatch.run.watch.starting as starting
 
-    starting.SECONDS_OF_A_START = 2.0
-    config = load_config(PYDOC, ["--faults.hang_seconds=1"])
-    with user_errors():
-        run = Run(config, RunOptions(folder / "run", recipe=PYDOC))
+    starting.START_TIMEOUT_SECONDS = 2.0
+    with user_errors(OwnEnding()):
+        run = start(folder, "--faults.hang_seconds=1")
         if os.environ["RANK"] == "1":
             time.sleep(600)
         run.load(lambda _: time.sleep(600))

@@ -1,6 +1,8 @@
 """The recipe's side of the contract: mistakes in a loop are errors, not other mathematics."""
 
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
 import tasks
 from jobs import run_job
@@ -9,63 +11,89 @@ from tasks import SMALL
 
 pytestmark = pytest.mark.slow
 
+CORRECT = {
+    "start": lambda _run, _train_set: None,
+    "model": lambda _: None,
+    "optimizer": lambda optimizer: optimizer,
+    "prepare": lambda run, model, optimizer: run.prepare(model, optimizer),
+    # Whether the loop leaves the micro-batches after this one.
+    "backward": lambda step, losses: step.backward(losses.sum()),
+    "update": lambda run, step: run.update(step),
+}
+
+
+def with_option(group, **options):
+    def change(optimizer):
+        optimizer.param_groups[group].update(options)
+        return optimizer
+
+    return {"optimizer": change}
+
+
+def forget_a_parameter(optimizer):
+    optimizer.param_groups[0]["params"].pop()
+    return optimizer
+
+
+def two_backwards(step, losses):
+    step.backward(losses.sum())
+    step.backward(losses.sum().detach().requires_grad_())
+
+
+def two_updates(run, step):
+    run.update(step)
+    run.update(step)
+
+
+# What each has in place of a part of `CORRECT`.
+MISTAKES = {
+    "none": {},
+    "other weights": {"start": lambda run, _: torch.manual_seed(run.backend.rank)},
+    "another weight": {"start": lambda _, train_set: setattr(train_set, "weight", lambda _: 7)},
+    "unused parameter": {"model": lambda model: model.add_module("extra", torch.nn.Linear(3, 3, bias=False))},
+    "another optimizer": {"optimizer": lambda optimizer: torch.optim.SGD(optimizer.param_groups, lr=0.0)},
+    "other betas": with_option(1, betas=(0.5, 0.5)),
+    "maximize": with_option(1, maximize=True),
+    "no weight decay": with_option(0, weight_decay=0.0),
+    "another weight decay": with_option(0, weight_decay=0.2),
+    "forgotten parameter": {"optimizer": forget_a_parameter},
+    "not prepared": {"prepare": lambda _, model, optimizer: (model, optimizer)},
+    "not a scalar": {"backward": lambda step, losses: step.backward(losses)},
+    "no backward": {"backward": lambda _step, _losses: None},
+    "two backwards": {"backward": two_backwards},
+    "left early": {"backward": lambda step, losses: [step.backward(losses.sum())]},
+    "no update": {"update": lambda _run, _step: None},
+    "two updates": {"update": two_updates},
+}
+
+
+def small_run(run_dir, *words):
+    from largebatch.config import load_config
+    from largebatch.run import Run, RunOptions
+
+    config = load_config(PYDOC, [*SMALL, *words], tasks.module("causal_lm", "config").Config)
+    run = Run(config, RunOptions(run_dir))
+    return run, run.load(tasks.module("causal_lm", "data").sources)
+
 
 def loop_with(mistake: str, run_dir) -> str:
     """Train with a mistake in the loop, and return the error."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    from largebatch.config import load_config
-
-    CausalLMConfig = tasks.module("causal_lm", "config").Config
-    text_sources = tasks.module("causal_lm", "data").sources
     from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
 
-    config = load_config(PYDOC, SMALL, CausalLMConfig)
-    run = Run(config, RunOptions(run_dir))
-    train_set, _ = run.load(text_sources)
-    if mistake == "other weights":
-        torch.manual_seed(run.backend.rank)
-    model = tasks.build_model(PYDOC)(config)
-    if mistake == "unused parameter":
-        model.extra = torch.nn.Linear(3, 3, bias=False)
-    optimizer = build_optimizer(model, run.plan)
-    if mistake == "another optimizer":
-        optimizer = torch.optim.SGD(optimizer.param_groups, lr=0.0)
-    if mistake == "other betas":
-        optimizer.param_groups[1]["betas"] = (0.5, 0.5)
-    if mistake == "maximize":
-        optimizer.param_groups[1]["maximize"] = True
-    if mistake == "another weight":
-        train_set.weight = lambda _: 7
-    if mistake == "no weight decay":
-        optimizer.param_groups[0]["weight_decay"] = 0.0
-    if mistake == "forgotten parameter":
-        optimizer.param_groups[0]["params"].pop()
-    if mistake == "another weight decay":
-        optimizer.param_groups[0]["weight_decay"] = 0.2
+    parts = CORRECT | MISTAKES[mistake]
+    run, (train_set, _) = small_run(run_dir)
+    parts["start"](run, train_set)
+    model = tasks.build_model(PYDOC)(run.config)
+    parts["model"](model)
+    optimizer = parts["optimizer"](build_optimizer(model, run.plan))
     try:
-        if mistake != "not prepared":
-            model, optimizer = run.prepare(model, optimizer)
+        model, optimizer = parts["prepare"](run, model, optimizer)
         for step in run.steps(train_set):
             for batch in step.micro_batches():
-                losses = cross_entropy(
-                    model(input_ids=batch["input_ids"]).logits.transpose(1, 2), batch["labels"], reduction="none"
-                )
-                if mistake == "not a scalar":
-                    step.backward(losses)
-                if mistake == "no backward":
-                    continue
-                step.backward(losses.sum())
-                if mistake == "two backwards":
-                    step.backward(losses.sum().detach().requires_grad_())
-                if mistake == "left early":
+                logits = model(input_ids=batch["input_ids"]).logits.transpose(1, 2)
+                if parts["backward"](step, cross_entropy(logits, batch["labels"], reduction="none")):
                     break
-            if mistake != "no update":
-                run.update(step)
-            if mistake == "two updates":
-                run.update(step)
+            parts["update"](run, step)
             if step.index == 1:
                 return "no error"
     except Exception as error:
@@ -121,17 +149,10 @@ def test_processes_that_start_from_different_weights(strategy, tmp_path):
 
 def modes_of(run_dir) -> list[tuple[bool, bool]]:
     """Whether the model and one frozen part of it are in training mode, before and after an evaluation."""
-    from largebatch.config import load_config
-
-    CausalLMConfig = tasks.module("causal_lm", "config").Config
-    text_sources = tasks.module("causal_lm", "data").sources
     from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
 
-    config = load_config(PYDOC, [*SMALL, "--data.num_eval_samples=8"], CausalLMConfig)
-    run = Run(config, RunOptions(run_dir))
-    train_set, eval_set = run.load(text_sources)
-    model = tasks.build_model(PYDOC)(config).eval()  # as `from_pretrained` returns it
+    run, (train_set, eval_set) = small_run(run_dir, "--data.num_eval_samples=8")
+    model = tasks.build_model(PYDOC)(run.config).eval()  # as `from_pretrained` returns it
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     frozen = run.backend.unwrapped_model.transformer.drop
     frozen.eval()

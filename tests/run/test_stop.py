@@ -10,22 +10,24 @@ import pytest
 
 from jobs import JobFailed, run_job
 from largebatch.plan.contract import STEPS_TO_STOP
-from largebatch.run.record.folder import RunFolder
-from largebatch.run.watch.stop import BATCH_SCRIPT, REASONS, STOP_FILE, StopRequests, StopVote, reason_in_words
+from largebatch.run.record.folder import OwnFolder
+from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
 from largebatch.storage.files import read_json_lines
+from largebatch.system.endings import StopReason
 from paths import PYDOC
 from resuming import TINY_GPT, train_interrupted
 
 
-def named(requests: StopRequests) -> str:
+def named(requests: StopRequests) -> StopReason | None:
     return REASONS[requests.requested()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
 def test_signals_are_noted_only_while_it_listens(number):
-    requests, before = StopRequests({}, 0), signal.getsignal(number)
+    requests = StopRequests({}, 0)
+    before = signal.getsignal(number)
     requests.listen()
-    assert named(requests) == ""
+    assert named(requests) is None
     os.kill(os.getpid(), number)
     assert named(requests) == number.name
     requests.close()
@@ -36,33 +38,33 @@ def test_signals_are_noted_only_while_it_listens(number):
 def test_the_stop_file_is_looked_for_once_a_second(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.time", lambda: now[0])
-    files = {STOP_FILE: tmp_path / "stop", BATCH_SCRIPT: tmp_path / "stop.7"}
+    files = {StopReason.STOP_FILE: tmp_path / "stop", StopReason.BATCH_SCRIPT: tmp_path / "stop.7"}
     requests = StopRequests(files, 0)
-    assert named(requests) == ""
+    assert named(requests) is None
     (tmp_path / "stop.7").touch()
-    assert named(requests) == ""
+    assert named(requests) is None
     now[0] += 1
-    assert named(requests) == BATCH_SCRIPT
+    assert named(requests) == StopReason.BATCH_SCRIPT
     # A person's request counts for more: it says that the job shall not be restarted.
     (tmp_path / "stop").touch()
     now[0] += 1
-    assert named(requests) == "the stop file"
-    assert named(StopRequests({}, 0)) == ""
+    assert named(requests) == StopReason.STOP_FILE
+    assert named(StopRequests({}, 0)) is None
 
 
 def test_the_batch_script_is_named_with_its_job(monkeypatch):
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "12_3")
-    assert reason_in_words(REASONS.index(BATCH_SCRIPT)) == "the batch script of job 12_3"
-    assert reason_in_words(REASONS.index(STOP_FILE)) == "the stop file"
+    assert describe_reason(StopReason.BATCH_SCRIPT) == "the batch script of job 12_3"
+    assert describe_reason(StopReason.STOP_FILE) == "the stop file"
 
 
 @pytest.mark.parametrize(
     ("end", "now", "reason"),
     [
-        ("2000", 1699.9, ""),
-        ("2000", 1700, "the end of the job's time limit"),
-        ("", 1e10, ""),
-        ("Unknown", 1e10, ""),
+        ("2000", 1699.9, None),
+        ("2000", 1700, StopReason.TIME_LIMIT),
+        ("", 1e10, None),
+        ("Unknown", 1e10, None),
     ],
 )
 def test_the_end_of_the_time_limit_less_the_margin(end, now, reason, monkeypatch):
@@ -95,7 +97,8 @@ def test_a_run_stops_before_its_time_is_over(tmp_path):
 @pytest.mark.parametrize("asked_in", [0, 3])
 def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
     """A request during a step is in the next step's vote, which is read two steps later: the plan says at most 4."""
-    votes, read = [], []
+    votes = []
+    read = []
 
     def all_max(number):
         votes.append(number)
@@ -115,9 +118,10 @@ def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
 def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch):
-    now, stat = [100.0], Path.stat
+    now = [100.0]
+    stat = Path.stat
     monkeypatch.setattr("time.time", lambda: now[0])
-    requests = StopRequests({STOP_FILE: tmp_path / "stop"}, 0)
+    requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop"}, 0)
     (tmp_path / "stop").touch()
 
     def fail(*_, **__):
@@ -125,25 +129,25 @@ def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "stat", fail)
     for _ in range(3):
-        assert named(requests) == ""
+        assert named(requests) is None
         now[0] += 1
     monkeypatch.setattr(Path, "stat", stat)
-    assert named(requests) == STOP_FILE
+    assert named(requests) == StopReason.STOP_FILE
 
 
 def test_a_stop_file_that_cannot_be_looked_at_does_not_hide_another(tmp_path):
     (tmp_path / "stop").symlink_to("x" * 300)
     (tmp_path / "stop.7").touch()
-    requests = StopRequests({STOP_FILE: tmp_path / "stop", BATCH_SCRIPT: tmp_path / "stop.7"}, 0)
-    assert named(requests) == BATCH_SCRIPT
+    requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop", StopReason.BATCH_SCRIPT: tmp_path / "stop.7"}, 0)
+    assert named(requests) == StopReason.BATCH_SCRIPT
 
 
 def test_a_folder_or_a_loop_in_place_of_the_stop_file_is_no_request(tmp_path):
     (tmp_path / "stop").mkdir()
     (tmp_path / "stop.7").symlink_to("stop.7")
-    requests = StopRequests({STOP_FILE: tmp_path / "stop", BATCH_SCRIPT: tmp_path / "stop.7"}, 0)
-    assert named(requests) == ""
-    RunFolder(tmp_path).hold()
-    folder = RunFolder(tmp_path)
+    requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop", StopReason.BATCH_SCRIPT: tmp_path / "stop.7"}, 0)
+    assert named(requests) is None
+    OwnFolder(tmp_path).hold()
+    folder = OwnFolder(tmp_path)
     folder.forget_requests()
     assert (tmp_path / "stop").is_dir()

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from largebatch.storage.attempts import claim
 from paths import ROOT
 from played import ACCELERATE, copy_checkout, environment_in, run_bash, write_commands
 
@@ -340,7 +341,7 @@ def test_only_the_first_start_of_a_job_begins_where_it_was_told(start, tmp_path,
     words = ("--resume", "none", "--seed", "1", "--allow-change", "seed")
     start(*words)
     assert written("words.n1")[-6:] == list(words)
-    (tmp_path / "run/status.json").write_text('{\n  "job_id": "5",\n  "restart": 0\n}')
+    claim(tmp_path / "run/attempts", {"job_id": "5", "restart": 0})
     for again in (words, ("--resume=none", *words[2:])):
         start(*again, SLURM_RESTART_COUNT="1")
         assert written("words.n1")[-5:] == [str(tmp_path / "run"), *words[2:]]

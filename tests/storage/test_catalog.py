@@ -13,10 +13,9 @@ from largebatch.storage.catalog import (
     read_marker,
     remove_leftovers,
     set_aside,
-    verify_checksums,
 )
 from largebatch.storage.layout import CheckpointError
-from saving import ATTEMPT, make_checkpoint
+from saving import ATTEMPT, checksum_problem, make_checkpoint
 
 LEFTOVERS = [".step_00000007.attempt_0001_0123abcd.tmp", ".step_00000007.attempt_12345_0123abcd.old"]
 LOOK_ALIKES = [
@@ -103,12 +102,12 @@ def test_linked_folders_are_not_used_and_what_they_link_to_stays(tmp_path):
     (folder / "step_00000007").symlink_to(target)
     (folder / LEFTOVERS[0]).symlink_to(target)
     (entry,) = entries(folder)
-    assert entry.problem == verify_checksums(entry.path) == "it is a link, not a folder"
+    assert entry.problem == checksum_problem(entry.path) == "it is a link, not a folder"
     assert entry_at(entry.path).problem == "it is a link, not a folder"
     remove_leftovers(folder)
     prune(folder, 0, lambda _: False, ATTEMPT)
     discard(entry, ATTEMPT)
-    assert entry_at(target).problem is verify_checksums(target) is None
+    assert entry_at(target).problem is checksum_problem(target) is None
 
 
 @pytest.mark.parametrize(
@@ -139,15 +138,15 @@ def test_markers_that_name_other_files_are_refused(name, tmp_path):
     with pytest.raises(CheckpointError, match="which is not a checkpoint's"):
         read_marker(path)
     assert "which is not a checkpoint's" in entry_at(path).problem
-    assert "which is not a checkpoint's" in verify_checksums(path)
+    assert "which is not a checkpoint's" in checksum_problem(path)
 
 
 def test_changed_content_is_damage(tmp_path):
     path = make_checkpoint(tmp_path / "step_00000007")
-    assert verify_checksums(path) is None
+    assert checksum_problem(path) is None
     (path / "rank_00000.safetensors").write_bytes(b"tensorS")
     assert entry_at(path).problem is None
-    assert verify_checksums(path) == "rank_00000.safetensors has changed since it was written: its checksum differs"
+    assert checksum_problem(path) == "rank_00000.safetensors has changed since it was written: its checksum differs"
 
 
 @pytest.mark.parametrize("num_shares", [1, 2, 3, 7])
@@ -157,7 +156,7 @@ def test_each_file_is_read_by_one_of_the_processes(num_shares, tmp_path):
     for name in names:
         path = make_checkpoint(tmp_path / name / "step_00000007", dict.fromkeys(names, b"content"))
         (path / name).write_bytes(b"changed")
-        shares = [verify_checksums(path, share, num_shares) for share in range(num_shares)]
+        shares = [checksum_problem(path, share, num_shares) for share in range(num_shares)]
         (found[name],) = [share for share, problem in enumerate(shares) if problem is not None]
         assert name in shares[found[name]]
     assert len(set(found.values())) == min(num_shares, len(names))
@@ -208,7 +207,7 @@ def test_later_checkpoints_are_set_aside_whole(folder):
     aside = folder / f"set_aside_by_attempt_{ATTEMPT}"
     assert steps_in(aside) == [5, 6, 7]
     assert [entry.problem is None for entry in entries(aside)] == [True, True, False]
-    assert verify_checksums(aside / "step_00000006") is None
+    assert checksum_problem(aside / "step_00000006") is None
 
 
 def test_later_checkpoints_that_were_never_complete_are_not_kept(folder):

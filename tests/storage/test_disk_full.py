@@ -1,6 +1,7 @@
 """A file system that is full: nothing that was there is lost, the run goes on, and so does what is written later."""
 
 import json
+import os
 
 import pytest
 
@@ -31,19 +32,19 @@ def test_a_checkpoint_that_does_not_fit(asynchronous, left, disk):
     assert len(run.warnings) == 1
     assert "the checkpoint of step 8 could not be written" in run.warnings[0]
     assert "No space left on device" in run.warnings[0]
-    assert "the latest is from step 4" in run.warnings[0]
+    assert first.name in run.warnings[0]
     assert run.not_written == [8]
     assert run.writer.last_step == 4
     assert [entry.path for entry in entries(run.checkpoints)] == [first]
     assert temporary_folders(run.checkpoints) == []
-    assert verify_checksums(first) is None
+    verify_checksums(first)
     assert_holds(first, 4, WIDTH)
     others.unlink()
     second = run.save(12)
     assert len(run.warnings) == 1
     assert run.writer.last_step == 12
     assert [entry.path for entry in entries(run.checkpoints)] == [second]
-    assert verify_checksums(second) is None
+    verify_checksums(second)
     assert_holds(second, 12, WIDTH)
 
 
@@ -52,14 +53,14 @@ def test_the_marker_that_does_not_fit(asynchronous, disk, monkeypatch):
     """The disk becomes full between the checkpoint's name and its marker."""
     run = FakeRun(disk / "run", keep_last=1, asynchronous=asynchronous, backend=FakeBackend(width=WIDTH))
     run.save(4)
-    check = type(run.attempt).check
+    rename = os.rename
 
-    def fill_and_check(attempt):
-        if (run.checkpoints / "step_00000008").exists():
+    def rename_and_fill(old, new):
+        rename(old, new)
+        if new == run.checkpoints / "step_00000008":
             fill(disk)
-        check(attempt)
 
-    monkeypatch.setattr(type(run.attempt), "check", fill_and_check)
+    monkeypatch.setattr(os, "rename", rename_and_fill)
     run.save(8)
     monkeypatch.undo()
     assert len(run.warnings) == 1
@@ -70,7 +71,9 @@ def test_the_marker_that_does_not_fit(asynchronous, disk, monkeypatch):
 
 
 def test_lines_are_kept_until_they_can_be_written(disk):
-    warnings, written, number = [], [], 0
+    warnings = []
+    written = []
+    number = 0
     journal = Journal(disk / "metrics.jsonl", claim(disk / "attempts", {}), warnings.append)
 
     def append():

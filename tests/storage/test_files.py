@@ -49,7 +49,8 @@ def test_an_older_longer_file_is_replaced(tmp_path):
 
 
 def test_a_file_system_that_takes_a_few_bytes_at_a_time(tmp_path, monkeypatch):
-    write, content = os.write, bytes(range(256)) * 3
+    write = os.write
+    content = bytes(range(256)) * 3
     whole = write_file(tmp_path / "whole", views(content))
     sizes = []
     monkeypatch.setattr(files, "CHUNK_BYTES", 100)

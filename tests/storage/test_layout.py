@@ -19,7 +19,8 @@ from largebatch.storage.layout import (
     temporary_name,
 )
 
-FIRST, SECOND = "rank_00000.safetensors", "rank_00001.safetensors"
+FIRST = "rank_00000.safetensors"
+SECOND = "rank_00001.safetensors"
 RAW = {
     "format": "largebatch 3",
     "step": 7,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jobs import run_job
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from paths import DIGITS, PYDOC
 from resuming import TINY_GPT, assert_same_weights, run_interrupted
 from saving import FakeRun, mark
@@ -74,7 +74,8 @@ def logits(folder, dtype):
     [(PYDOC, "single", 1), (PYDOC, "ddp", 3), (PYDOC, "zero1", 2), (PYDOC, "zero3", 3), (DIGITS, "fsdp", 2)],
 )
 def test_export_is_the_final_weights(recipe, strategy, world_size, tmp_path):
-    run_dir, words = tmp_path / "run", TINY_GPT if recipe == PYDOC else TINY_DIGITS
+    run_dir = tmp_path / "run"
+    words = TINY_GPT if recipe == PYDOC else TINY_DIGITS
     place = {"strategy": strategy, "world_size": world_size, "recipe": recipe}
     assert run_interrupted(run_dir, (*words, LAST), **place) is None
     assert main(["export", str(run_dir), str(tmp_path / "out")]) == 0
@@ -85,7 +86,7 @@ def test_export_is_the_final_weights(recipe, strategy, world_size, tmp_path):
 
 @pytest.mark.slow
 def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path, monkeypatch):
-    from largebatch.checkpoint import export
+    from largebatch.run.checkpoint import export
 
     assert main(["export", str(run_dir / "checkpoints/step_00000005"), str(tmp_path / "half"), "--dtype=bfloat16"]) == 0
     monkeypatch.setattr(export, "MAX_FILE_BYTES", 4000)

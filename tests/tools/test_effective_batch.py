@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from jobs import run_job
-from largebatch.tools.command_line import build_parser, main
+from largebatch.__main__ import build_parser, main
 from largebatch.tools.effective_batch import FRAMEWORKS, effective_batch
 
 SAMPLES = torch.randn(24, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

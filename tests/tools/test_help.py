@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from largebatch.tools.command_line import COMMANDS, build_parser, main
+from largebatch.__main__ import COMMANDS, build_parser, main
 from paths import ROOT
 
 
@@ -31,7 +31,7 @@ def test_help_has_exit_codes_and_examples_that_the_parser_takes_or_the_caller(na
 
 def test_help_without_what_commands_need():
     program = (
-        "import sys; from largebatch.tools.command_line import build_parser; "
+        "import sys; from largebatch.__main__ import build_parser; "
         "print(build_parser('').format_help()); "
         "sys.exit({'torch', 'pydantic', 'numpy', 'yaml', 'transformers'} & sys.modules.keys() or 0)"
     )

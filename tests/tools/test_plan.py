@@ -5,7 +5,7 @@ import json
 import pytest
 
 import tasks
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from paths import DIGITS, ROOT
 
 # A recipe of somebody's own, with a model of plain torch that looks at numbers while it is built.
@@ -95,7 +95,8 @@ def example_batch(config):
 def test_a_shared_weight_has_a_copy_for_each_use(compare, tmp_path):
     _, output, _ = compare(recipe_with_model(tmp_path, SHARED_LAYER), *TWO, "--precision=bf16", "--json")
     # In bf16: the inputs of all products, and the weight for those products whose inputs need a gradient.
-    inputs, copy = 3 * (2 * 10 * 100), 2 * 100 * 100
+    inputs = 3 * (2 * 10 * 100)
+    copy = 2 * 100 * 100
     assert json.loads(output)["estimated_activation_bytes"] == inputs + 2 * copy
 
 

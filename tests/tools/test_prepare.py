@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data import preparation, prepared
-from largebatch.tools.command_line import main
 from paths import PYDOC, ROOT
 
 
@@ -163,7 +163,7 @@ def test_small_sources_are_not_small_together(recipe, capsys, monkeypatch):
 
 def test_samples_that_follow_from_the_recipe_are_not_written(capsys):
     assert main(["prepare", str(PYDOC), "--write"]) == 2
-    assert "--write: the size of this data follows from the recipe" in capsys.readouterr().err
+    assert "--write: the numbers of this data follow from the recipe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("last", "count"), [(2, 2), (6, 4)])
@@ -189,7 +189,7 @@ def test_parts_count_from_zero_or_one(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--write", "--data.block_size=4"], "--write: overridden data has other numbers"),
+        (["--write", "--data.block_size=4"], "or are overridden; remove --write"),
         (["--data.path=parquet"], "could not be loaded"),
     ],
 )
@@ -216,4 +216,4 @@ def test_a_task_without_sources(project, capsys):
     folder = shutil.copytree("recipes/causal_lm", "recipes/other")
     (project / folder / "data.py").write_text("")
     assert main(["prepare", f"{folder}/gpt_pydoc.json"]) == 2
-    assert "has no function sources(config)" in capsys.readouterr().err
+    assert "has no attribute 'sources'" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from largebatch.tools.command_line import build_parser, main
+from largebatch.__main__ import build_parser, main
 from paths import PYDOC, RECIPES, ROOT
 
 COMMANDS = (

@@ -12,13 +12,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics, is_synchronized, synchronize
-from largebatch.backend.collectives import Collectives
 from largebatch.backend.compilation import CompiledRegions
-from largebatch.backend.exchange import compare_tokens
+from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
+from largebatch.backend.processes import Processes
 from largebatch.backend.state import EngineState, fresh_state, materialize, parameters_without_memory, set_scalars
 from largebatch.errors import BackendMismatch
+from largebatch.optim.groups import group_options
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
 from largebatch.plan import RunPlan
 from largebatch.plan.strategies import Policy, names_of
@@ -33,7 +34,7 @@ class Update(NamedTuple):
     applied: bool  # False if weights and optimizer are unchanged, as the gradient was not finite; True if not checked
 
 
-class Request(NamedTuple):
+class StartRequest(NamedTuple):
     """The inputs for starting Accelerate; `group` says how long processes wait for each other."""
 
     launch: Launch
@@ -42,7 +43,7 @@ class Request(NamedTuple):
     group: InitProcessGroupKwargs
 
 
-class Backend(Collectives, ABC):
+class Backend(ABC):
     """One strategy, configured from a plan.
 
     Args:
@@ -52,9 +53,14 @@ class Backend(Collectives, ABC):
     """
 
     def __init__(self, accelerator: Accelerator, launch: Launch, plan: RunPlan):
-        super().__init__(accelerator.process_index, accelerator.num_processes, plan.micro_batch_size)
-        if self.world_size > 1:
-            compare_tokens(self._host_group)
+        self.processes = Processes(accelerator.process_index, accelerator.num_processes, plan.micro_batch_size)
+        self.rank = self.processes.rank
+        self.world_size = self.processes.world_size
+        # Those that every part of a run asks for.
+        self.all_gather = self.processes.all_gather
+        self.all_max = self.processes.all_max
+        self.gather_objects = self.processes.gather_objects
+        self.raise_on_all_ranks = self.processes.raise_on_all_ranks
         self.accelerator = accelerator
         self.launch = launch
         self.plan = plan
@@ -69,17 +75,19 @@ class Backend(Collectives, ABC):
         self.unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
         self.optimizer: Optimizer
         self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
-        self.reduces: Policy = launch.entry.reduces[0]  # when gradients are reduced; known after `prepare`
+        self.reduces: Policy = launch.entry.reduction_policies[0]  # when gradients are reduced; known after `prepare`
         self._step = 0  # the current optimizer step, counted from 0
         self._learning_rate = 0.0  # the schedule's
-        self._set_aside: list[tuple[dict[str, Any], Any]] = []  # frozen groups and their parameters, during an update
+        self._frozen_groups: list[
+            tuple[dict[str, Any], Any]
+        ] = []  # frozen groups and their parameters, during an update
         self.kept = KeptStates()
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
         self._watch: GradientWatch
 
     @staticmethod
     @abstractmethod
-    def accelerate_arguments(request: Request) -> dict[str, Any]:
+    def accelerate_arguments(request: StartRequest) -> dict[str, Any]:
         """The strategy's arguments for `Accelerator`; without a GPU, processes must communicate over gloo."""
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -92,8 +100,8 @@ class Backend(Collectives, ABC):
         self._locate_layers()
         if any(self.plan.frozen_steps):
             # Around every update, whoever makes it: DeepSpeed steps each group by itself.
-            self._torch_optimizer.register_step_pre_hook(self._set_frozen_aside)
-            self._torch_optimizer.register_step_post_hook(self._put_back)
+            self._torch_optimizer.register_step_pre_hook(self._empty_frozen_groups)
+            self._torch_optimizer.register_step_post_hook(self._refill_frozen_groups)
         return prepared
 
     def agree_on_compiling(self) -> str | None:
@@ -109,13 +117,13 @@ class Backend(Collectives, ABC):
             self._compiled = None
         return reason
 
-    def _set_frozen_aside(self, optimizer: Optimizer, *_: object) -> None:
-        self._set_aside = [(group, group["params"]) for group in optimizer.param_groups if self._is_frozen(group)]
-        for group, _parameters in self._set_aside:
+    def _empty_frozen_groups(self, optimizer: Optimizer, *_: object) -> None:
+        self._frozen_groups = [(group, group["params"]) for group in optimizer.param_groups if self._is_frozen(group)]
+        for group, _parameters in self._frozen_groups:
             group["params"] = []
 
-    def _put_back(self, *_: object) -> None:
-        for group, parameters in self._set_aside:
+    def _refill_frozen_groups(self, *_: object) -> None:
+        for group, parameters in self._frozen_groups:
             group["params"] = parameters
 
     def _is_frozen(self, group: Mapping[str, Any]) -> bool:
@@ -145,7 +153,7 @@ class Backend(Collectives, ABC):
         optimizer = self._torch_optimizer
         if isinstance(optimizer, LayerwiseOptimizer):
             layers = [name for name, parameter in self.unwrapped_model.named_parameters() if parameter.requires_grad]
-            optimizer.locate(self._layer_parts(), layers, self._sum_vector if self._is_sharded else None)
+            optimizer.set_layer_parts(self._layer_parts(), layers, self._sum_vector if self._is_sharded else None)
 
     def _sum_vector(self, vector: torch.Tensor) -> torch.Tensor:
         # An offloaded optimizer's vectors are on the host, over which this group may not communicate.
@@ -243,17 +251,18 @@ class Backend(Collectives, ABC):
         The memory of states that the first update will allocate is in use. BatchNorm's running statistics stay, and the
         task's own states, which its loop may change, are restored.
         """
-        kept = self.kept.check(self)
-        with self.statistics.kept(), self.states_to_come():
+        kept = self.kept.check(self.processes)
+        with self.statistics.kept(), self.allocate_future_states():
             yield
         self.kept.restore(kept)
         self.discard_gradients()
 
     @contextmanager
-    def states_to_come(self, device: str | None = None) -> Iterator[None]:
-        """Let the optimizer have its states for all parameters, uninitialized where it has not stepped them yet.
+    def allocate_future_states(self, device: str | None = None) -> Iterator[None]:
+        """Allocate the optimizer's states of all parameters for the duration of the block.
 
-        They are on the parameters' device, or on the given one.
+        The states of parameters that it has not stepped yet are uninitialized, and removed at the end. They are on the
+        parameters' device, or on the given one.
         """
         state = self._torch_optimizer.state
         unstepped = [tensor for tensor in self._layer_parts() if not state.get(tensor)]
@@ -317,7 +326,8 @@ class Backend(Collectives, ABC):
             BackendMismatch: Parameters that share one optimizer state under this strategy have different scalars, or
                 the optimizer does not have one of them.
         """
-        optimizer, layer_parts = self._torch_optimizer, self._layer_parts()
+        optimizer = self._torch_optimizer
+        layer_parts = self._layer_parts()
         stepped = {
             tensor: parts for tensor, parts in layer_parts.items() if any(part.name in with_states for part in parts)
         }
@@ -353,33 +363,3 @@ class Backend(Collectives, ABC):
             "BatchNorm over all processes": is_synchronized(self.model),
             "hyperparameters per group": group_options(self._torch_optimizer),
         }
-
-
-class GradientWatch:
-    """Notes which trainable parameters of a model get gradients, whatever an engine does with these."""
-
-    def __init__(self, model: nn.Module):
-        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._missing = set(trainable)
-        self._hooks = [
-            parameter.register_hook(lambda _, name=name: self._missing.discard(name))  # type: ignore[no-untyped-call]
-            for name, parameter in trainable.items()
-        ]
-
-    def end(self) -> list[str]:
-        """Stop watching, and return the names of the parameters without gradients."""
-        for hook in self._hooks:
-            hook.remove()
-        return sorted(self._missing)
-
-
-def group_sizes(optimizer: Optimizer) -> list[int]:
-    """The number of elements in each parameter group."""
-    return [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
-
-
-def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:
-    """The hyperparameters of each parameter group, or None, without learning rate and choice of implementation."""
-    names = {*optimizer.defaults, "weight_decay", "lr_factor", "frozen_steps"}
-    names -= {"lr", "foreach", "fused", "capturable", "differentiable"}
-    return [{name: group.get(name) for name in sorted(names)} for group in optimizer.param_groups]

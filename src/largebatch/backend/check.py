@@ -8,14 +8,16 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Backend, Observed, group_options, group_sizes
+from largebatch.backend.base import Backend, Observed
 from largebatch.backend.launch import Launch
-from largebatch.backend.state import split_state
-from largebatch.errors import BackendMismatch, bulleted
+from largebatch.errors import BackendMismatch
 from largebatch.optim import planned_groups
 from largebatch.optim.build import optimizer_over
+from largebatch.optim.groups import group_options, group_sizes
+from largebatch.optim.states import split_state
 from largebatch.plan import RunPlan
 from largebatch.storage.tensors import fingerprint
+from largebatch.words import bulleted
 
 # The dtype of weights, gradients and losses, by precision.
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}

@@ -6,10 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from largebatch.errors import LaunchError, bulleted
+from largebatch.errors import LaunchError
 from largebatch.estimate.model_shape import ZeroSettings
 from largebatch.plan import RunPlan
-from largebatch.regular_file import read_bytes
+from largebatch.system.regular_file import read_bytes
+from largebatch.words import bulleted
 
 # Keys that decide the optimization, and why they may not be in the DeepSpeed JSON.
 FROM_THE_RECIPE = {

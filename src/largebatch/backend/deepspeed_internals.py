@@ -57,9 +57,11 @@ class PartitionedStates(_Partitions):
             self.masters, optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_offsets, strict=True
         ):
             layer_parts[flat] = []
-            first, last = self.rank * flat.numel(), (self.rank + 1) * flat.numel()
+            first = self.rank * flat.numel()
+            last = (self.rank + 1) * flat.numel()
             for parameter, begin in zip(group, offsets, strict=True):
-                start, stop = max(begin, first), min(begin + parameter.numel(), last)
+                start = max(begin, first)
+                stop = min(begin + parameter.numel(), last)
                 if start < stop:
                     layer_parts[flat].append(LayerPart(names[parameter], start - begin, start - first, stop - start))
         return layer_parts
@@ -92,7 +94,8 @@ class PartitionedWeights(_Partitions):
     def layer_parts(self, names: Mapping[nn.Parameter, str]) -> dict[torch.Tensor, list[LayerPart]]:
         layer_parts: dict[torch.Tensor, list[LayerPart]] = {}
         for flat, group in zip(self.masters, self.optimizer.fp16_groups, strict=True):
-            layer_parts[flat], offset = [], 0
+            layer_parts[flat] = []
+            offset = 0
             for parameter in group:
                 layer_parts[flat].append(self.own_part(parameter, names[parameter], offset))
                 offset += parameter.ds_tensor.ds_numel

@@ -13,7 +13,9 @@ from largebatch.errors import LaunchError
 
 MAX_BYTES = 2**26  # of one process's value: more than the part of a checkpoint's manifest that a process writes
 
-STRANGER = "start all processes from the same version of largebatch, and close the job's ports to others (SECURITY.md)"
+FOREIGN_PROCESS_REMEDY = (
+    "start all processes from the same version of largebatch, and close the job's ports to others (SECURITY.md)"
+)
 
 Group = dist.ProcessGroup | None
 
@@ -35,7 +37,7 @@ def gather(value: Any, group: Group, to_first: bool = False) -> list[Any]:
     for rank, size in enumerate(sizes):
         if not 0 < size <= MAX_BYTES:
             raise LaunchError(
-                f"rank {rank} announced a message of {size:,} bytes, of at most {MAX_BYTES:,}; {STRANGER}"
+                f"rank {rank} announced a message of {size:,} bytes, of at most {MAX_BYTES:,}; {FOREIGN_PROCESS_REMEDY}"
             )
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: len(mine)] = mine
@@ -59,7 +61,9 @@ def _decode(rank: int, data: torch.Tensor) -> Any:
     try:
         return json.loads(data.numpy().tobytes())
     except (ValueError, RecursionError) as error:
-        raise LaunchError(f"rank {rank} sent something that is not JSON ({type(error).__name__}); {STRANGER}") from None
+        raise LaunchError(
+            f"rank {rank} sent something that is not JSON ({type(error).__name__}); {FOREIGN_PROCESS_REMEDY}"
+        ) from None
 
 
 def compare_tokens(group: Group) -> None:

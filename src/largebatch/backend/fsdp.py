@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from largebatch.backend.accelerate_internals import rehearse_fsdp_on_cpu
-from largebatch.backend.base import Observed, Request, Update
+from largebatch.backend.base import Observed, StartRequest, Update
 from largebatch.backend.exchange import all_gather
 from largebatch.backend.fsdp_units import gather_once, shape_of, shardable_parts
 from largebatch.backend.gathers import gather_in_bf16
@@ -41,7 +41,7 @@ class FsdpBackend(NativeBackend):
     _mesh: DeviceMesh  # of shape (processes that shard the model,) or, with replicas, (replicas, processes)
 
     @staticmethod
-    def accelerate_arguments(request: Request) -> dict[str, Any]:
+    def accelerate_arguments(request: StartRequest) -> dict[str, Any]:
         if not request.on_gpu:
             rehearse_fsdp_on_cpu()
         if request.plan.compute.activation_checkpointing == "selective":
@@ -55,7 +55,8 @@ class FsdpBackend(NativeBackend):
         return arguments
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        shape, memory = shape_of(model, self.plan), self._smallest_gpu()
+        shape = shape_of(model, self.plan)
+        memory = self._smallest_gpu()
         self.reduces = when_reduced(shape, self.launch.sharing, self.plan, memory)
         names = {parameter: name for name, parameter in model.named_parameters()}
         groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
@@ -147,7 +148,7 @@ class FsdpBackend(NativeBackend):
         }
 
 
-def _agree_on_shards(shard_size: int, request: Request) -> None:
+def _agree_on_shards(shard_size: int, request: StartRequest) -> None:
     """Refuse groups of different sizes, because the processes would wait for each other while forming them."""
     device = PartialState(**request.group.to_kwargs()).device
     sizes = [int(size) for size in all_gather(torch.tensor([shard_size], device=device), None)]

@@ -82,7 +82,8 @@ class GatheredWeight(torch.Tensor):
         weight: GatheredWeight = cls._make_wrapper_subclass(
             cls, numbers.shape, strides=numbers.stride(), dtype=torch.float32, device=numbers.device
         )
-        weight.numbers, weight.parameter = numbers, parameter
+        weight.numbers = numbers
+        weight.parameter = parameter
         return weight
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from largebatch.backend.collectives import Collectives
+from largebatch.backend.processes import Processes
 from largebatch.errors import TrainingFailed, UserError, reason_of
 
 
@@ -38,7 +38,7 @@ class KeptStates:
             except Exception as error:
                 raise UserError(f"run.keep: {name} refuses its state in the checkpoint: {reason_of(error)}") from error
 
-    def check(self, processes: Collectives) -> dict[str, Any]:
+    def check(self, processes: Processes) -> dict[str, Any]:
         """The states as JSON; an error on all processes if one cannot be kept, or if they are not the same on all."""
         with processes.raise_on_all_ranks():
             mine = {name: _through_json(name, state.state_dict()) for name, state in self._states.items()}

@@ -9,9 +9,9 @@ from largebatch.backend.deepspeed_config import read_deepspeed_config
 from largebatch.config import RecipeConfig
 from largebatch.errors import LaunchError
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
-from largebatch.parent_process import end_with_parent
 from largebatch.plan.strategies import SINGLE, STRATEGIES, Engine, StrategyEntry, find_strategy
-from largebatch.variables import whole_number
+from largebatch.system.parent_process import end_with_parent
+from largebatch.system.variables import whole_number
 
 # The values of distributed_type for which `accelerate launch` starts as many processes as requested.
 STARTS_PROCESSES = ("MULTI_GPU", "FSDP", "DEEPSPEED")

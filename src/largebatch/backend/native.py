@@ -9,10 +9,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Backend, GradientWatch, Observed, Request, Update, group_sizes
-from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of, split_state
+from largebatch.backend.base import Backend, Observed, StartRequest, Update
+from largebatch.backend.gradient_watch import GradientWatch
+from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of
 from largebatch.backend.torch_internals import settle_buckets
+from largebatch.optim.groups import group_sizes
 from largebatch.optim.layerwise import LayerPart
+from largebatch.optim.states import split_state
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 
@@ -26,7 +29,8 @@ class NativeBackend(Backend):
 
     def clip_and_step(self, measure_norm: bool) -> Update:
         norm = None
-        may_skip, clip_norm = self.plan.faults.on_non_finite != "stop", self.plan.optimizer.clip_norm
+        may_skip = self.plan.faults.on_non_finite != "stop"
+        clip_norm = self.plan.optimizer.clip_norm
         if measure_norm or may_skip or clip_norm is not None:
             gradients = self._gradients_to_clip()
             norm = self._norm_of(gradients)
@@ -79,7 +83,8 @@ class NativeBackend(Backend):
     def engine_state(self) -> EngineState:
         model = self.unwrapped_model
         vectors: dict[str, torch.Tensor] = {f"{WEIGHT}/{name}": weight for name, weight in model.named_parameters()}
-        scalars, others = {}, {}
+        scalars = {}
+        others = {}
         for name, parameter in model.named_parameters():
             state = self._torch_optimizer.state.get(parameter, {})
             states, scalars[name] = split_state(state, parameter, name, self.plan)
@@ -109,11 +114,9 @@ class DdpBackend(NativeBackend):
     """
 
     @staticmethod
-    def accelerate_arguments(request: Request) -> dict[str, Any]:
+    def accelerate_arguments(request: StartRequest) -> dict[str, Any]:
         # Broadcasting rank 0's buffers would lose the other processes' statistics, which are averaged before use.
-        ddp = DistributedDataParallelKwargs(
-            broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=request.plan.ddp_bucket_mib
-        )
+        ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
         return {"cpu": not request.on_gpu, "kwargs_handlers": [request.group, ddp]}
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:

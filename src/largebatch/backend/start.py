@@ -16,9 +16,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-from largebatch.backend.base import Backend, Request
-from largebatch.backend.collectives import PATIENCE
+from largebatch.backend.base import Backend, StartRequest
 from largebatch.backend.launch import Launch
+from largebatch.backend.processes import PATIENCE
 from largebatch.errors import LaunchError
 from largebatch.plan import RunPlan
 
@@ -51,8 +51,8 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
     if on_gpu:
         # Let cuDNN try its algorithms for each shape; those it prefers may differ from one start to the next.
         torch.backends.cudnn.benchmark = not plan.compute.deterministic
-    cudnn = plan.compute.cudnn_attention
-    if cudnn == "off" or (cudnn == "auto" and plan.loss_weight_per_sample is None):
+    if plan.loss_weight_per_sample is None:
+        # Samples have different lengths, and cuDNN builds a plan for each new shape of a micro-batch.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if plan.compute.deterministic:
         _use_deterministic_kernels()
@@ -67,7 +67,7 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
     # How many of its latest collectives torch records, to tell after a hang which process is missing.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_own_folder() / "torchinductor"))
-    arguments = backend_class.accelerate_arguments(Request(launch, plan, on_gpu, group))
+    arguments = backend_class.accelerate_arguments(StartRequest(launch, plan, on_gpu, group))
     # The backends apply autocast, in the same way on every strategy.
     accelerator = Accelerator(mixed_precision="no", **arguments)
     backend = backend_class(accelerator, launch, plan)

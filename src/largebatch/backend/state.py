@@ -43,7 +43,8 @@ class Piece:
 
     def write(self, start: int, values: torch.Tensor) -> None:
         """Set the elements of the vector from `start` on."""
-        tensor, first = self.tensor.detach(), start - self.start
+        tensor = self.tensor.detach()
+        first = start - self.start
         flat = tensor.reshape(-1)
         flat[first : first + values.numel()].copy_(values)
         if not tensor.is_contiguous():
@@ -113,7 +114,8 @@ def local_range(parameter: torch.Tensor) -> tuple[torch.Tensor, int, Holders | N
     """
     if not isinstance(parameter, DTensor):
         return parameter.data, 0, None
-    placements, mesh = parameter.placements, parameter.device_mesh
+    placements = parameter.placements
+    mesh = parameter.device_mesh
     assert placements in ((Shard(0),), (Replicate(), Shard(0)))
     _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
     holders = Holders(mesh.get_local_rank(0), mesh.size(0)) if len(placements) > 1 else Holders(0, 1)
@@ -133,50 +135,17 @@ def pieces_of(tensors: Mapping[str, torch.Tensor], rank: int, world_size: int) -
     before: Counter[Holders] = Counter()
     pieces = []
     for vector, (part, start, found) in held.items():
-        holders, size = found or everyone, part.numel()
+        holders = found or everyone
+        size = part.numel()
         # The share of these elements that this process writes.
         first, last = (totals[holders] * place // holders.number for place in (holders.place, holders.place + 1))
-        begin, end = max(first - before[holders], 0), min(last - before[holders], size)
+        begin = max(first - before[holders], 0)
+        end = min(last - before[holders], size)
         before[holders] += size
         if size:
             owned = (start + begin, start + end) if begin < end else (0, 0)
             pieces.append(Piece(vector, start, part, owned))
     return pieces
-
-
-def split_state(
-    state: Mapping[str, Any], like: torch.Tensor, owner: str, plan: RunPlan
-) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """The optimizer's states for one tensor: those with dimensions, and the others as numbers, which the host awaits.
-
-    States that are None are omitted.
-
-    Raises:
-        BackendMismatch: A state is not what the plan's optimizer declares.
-    """
-    declared = plan.states_of(tuple(like.shape))
-    if state and (unkept := declared.keys() - state.keys()):
-        raise BackendMismatch(
-            f"the optimizer keeps no state {min(unkept)!r} for {owner}, although its entry declares one; correct "
-            f"`states` in the entry of {plan.optimizer.name!r}"
-        )
-    vectors: dict[str, torch.Tensor] = {}
-    scalars: dict[str, float] = {}
-    for kind, value in state.items():
-        if value is None:
-            continue
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-        if declared.get(kind) != shape or not isinstance(value, torch.Tensor | int | float):
-            given = f"of shape {shape}" if isinstance(value, torch.Tensor) else type(value).__name__
-            raise BackendMismatch(
-                f"the optimizer's state {kind!r} for {owner} is {given}, but its entry declares "
-                f"{declared.get(kind, 'none')}; correct `states` in the entry of {plan.optimizer.name!r}"
-            )
-        if isinstance(value, torch.Tensor) and shape:
-            vectors[kind] = value
-        else:
-            scalars[kind] = float(value)
-    return vectors, scalars
 
 
 def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor], plan: RunPlan) -> None:
@@ -189,7 +158,8 @@ def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor], plan: Run
             continue
         group = next((g for g in optimizer.param_groups if any(p is tensor for p in g["params"])), None)
         options = dict(group if group is not None else optimizer.param_groups[0])
-        gradient, tensor.grad = tensor.grad, torch.zeros_like(tensor)
+        gradient = tensor.grad
+        tensor.grad = torch.zeros_like(tensor)
         scratch = optimizer_over([options | {"params": [tensor], "lr": 0.0}], plan)
         scratch.step()
         tensor.grad = gradient

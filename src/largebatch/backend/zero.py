@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from largebatch.backend.base import Backend, GradientWatch, Observed, Request, Update
+from largebatch.backend.base import Backend, Observed, StartRequest, Update
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.backend.deepspeed_internals import (
     PartitionedStates,
@@ -21,6 +21,7 @@ from largebatch.backend.deepspeed_internals import (
     hide_gathers_from_modes,
     switch_off_shared_memory,
 )
+from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
     EngineState,
@@ -29,9 +30,9 @@ from largebatch.backend.state import (
     parameters_without_memory,
     persistent_buffers,
     pieces_of,
-    split_state,
 )
 from largebatch.optim.layerwise import LayerPart
+from largebatch.optim.states import split_state
 from largebatch.plan import RunPlan
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
@@ -42,7 +43,7 @@ class ZeroBackend(Backend):
     engine: Any
 
     @staticmethod
-    def accelerate_arguments(request: Request) -> dict[str, Any]:
+    def accelerate_arguments(request: StartRequest) -> dict[str, Any]:
         launch, plan, on_gpu, group = request
         if not on_gpu:
             switch_off_shared_memory()
@@ -175,7 +176,8 @@ class ZeroBackend(Backend):
         partitions.end_restore()
 
     def observe(self) -> Observed:
-        engine, partitions = self.engine, self._partitions
+        engine = self.engine
+        partitions = self._partitions
         stage = engine.zero_optimization_stage()
         return super().observe() | {
             "strategy": self.launch.strategy if stage == self.launch.entry.zero_stage else f"ZeRO of stage {stage}",

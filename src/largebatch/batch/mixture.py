@@ -24,7 +24,7 @@ class Mixture:
     phases: tuple[MixturePhase, ...]
     eval_sizes: tuple[int, ...] = ()  # evaluation samples of each source; they are evaluated in this order
 
-    def drawn(self, num_samples: int) -> tuple[int, ...]:
+    def counts_after(self, num_samples: int) -> tuple[int, ...]:
         """The samples that each source has given after this many samples in all.
 
         From the beginning of a phase on, they are its samples, apportioned by largest remainders (Hamilton): each count
@@ -46,7 +46,7 @@ class Mixture:
 
     def epochs(self, num_samples: int) -> list[float]:
         """How many times each source is seen in this many samples."""
-        return [count / size for count, size in zip(self.drawn(num_samples), self.sizes, strict=True)]
+        return [count / size for count, size in zip(self.counts_after(num_samples), self.sizes, strict=True)]
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from statistics import stdev
 from typing import Any
 
-from largebatch.errors import counted
+from largebatch.words import counted
 
 WINDOW = 100
 """The number of latest measurements that a noise scale is averaged over, because it changes during training."""
@@ -55,7 +55,8 @@ def noise_scale(measurements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if count < 2:
         return {"not_measured": f"{counted(count, 'measurement')}; it takes 2, in steps of 2 or more micro-batches"}
     gradients, traces = ([each[name] for each in measurements] for name in ("squared_gradient", "trace"))
-    gradient, trace = sum(gradients), sum(traces)
+    gradient = sum(gradients)
+    trace = sum(traces)
     # Then all sums below are positive. If they vary much, so does the ratio, and the error says so.
     if gradient <= max(gradients):
         return {"not_measured": f"the squared gradient cannot be told from zero after {count} measurements"}

@@ -56,7 +56,8 @@ def scaled_moments(rule: MomentRule, k: float, betas: Betas, eps: float) -> tupl
     if rule == "fixed" or k == 1:
         return betas, eps
     if rule == "half_life":
-        first, second = betas[0], betas[1] ** k
+        first = betas[0]
+        second = betas[1] ** k
         if first**2 >= math.sqrt(second):
             raise ValueError(
                 f"at {k:g} times the batch that they were tuned at, the second beta becomes {betas[1]:g} ** {k:g} = "

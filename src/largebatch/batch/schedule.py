@@ -17,12 +17,12 @@ class Schedule:
     warmup: int = 0  # samples until the peak is reached; 0 means no warmup
     warmup_start_lr: float = 0.0  # learning rate at the start of warmup; the peak, if that is lower
     warmup_shape: Literal["gradual", "constant"] = "gradual"  # grows to the peak, or keeps its first value until then
-    decay: Literal["constant", "step", "cosine", "linear", "polynomial", "warmup_stable_decay"] = "constant"
+    decay: Literal["constant", "step", "cosine", "polynomial", "warmup_stable_decay"] = "constant"
     final_fraction: float = 0.0  # learning rate at `end` over the peak, for the decays that begin at `decay_start`
     power: float = 1.0  # exponent of "polynomial"
     milestones: tuple[int, ...] = ()  # places from which "step" multiplies the learning rate by `factor` once more
     factor: float = 1.0
-    decay_start: int = 0  # place where "cosine", "linear", "polynomial" and "warmup_stable_decay" begin
+    decay_start: int = 0  # place where "cosine", "polynomial" and "warmup_stable_decay" begin
 
     def lr_at(self, place: int, peak_lr: float) -> float:
         """Learning rate of the step before which `place` samples were trained on.

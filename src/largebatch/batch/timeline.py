@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 Unit = Literal["steps", "samples", "tokens", "epochs"]
 
-ENDLESS = 2**62  # samples of a training set without epochs, such as a mixture
+NO_EPOCHS = 2**62  # samples of a training set without epochs, such as a mixture
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Timeline:
         for moment, size in batch_sizes:
             phase = Phase(0, size, 0, 0, 0)
             if timeline.phases:
-                step, previous = timeline.steps_in(moment), timeline.phases[-1].first_step
+                step = timeline.steps_in(moment)
+                previous = timeline.phases[-1].first_step
                 if step <= previous:
                     raise ValueError(
                         f"size {size} starts at {moment}, which is step {step}, not after step {previous}, where the "
@@ -100,12 +101,14 @@ class Timeline:
         steps_before = step - phase.first_step
         steps_to_epoch_end, samples_to_epoch_end = self._left_in_epoch(phase.start, size)
         if steps_before < steps_to_epoch_end:
-            epoch, start = phase.epoch, phase.start + steps_before * size
+            epoch = phase.epoch
+            start = phase.start + steps_before * size
             samples_before = phase.samples_before + steps_before * size
         else:
             steps_per_epoch, samples_per_epoch = self._left_in_epoch(0, size)
             whole_epochs, step_in_epoch = divmod(steps_before - steps_to_epoch_end, steps_per_epoch)
-            epoch, start = phase.epoch + 1 + whole_epochs, step_in_epoch * size
+            epoch = phase.epoch + 1 + whole_epochs
+            start = step_in_epoch * size
             samples_before = phase.samples_before + samples_to_epoch_end + whole_epochs * samples_per_epoch + start
         return GlobalBatch(epoch, start, min(size, self.num_train_samples - start), size, samples_before)
 
@@ -138,7 +141,7 @@ class Timeline:
                     "steps or samples"
                 )
             return batch.samples_before * self.tokens_per_sample, 1
-        if self.num_train_samples == ENDLESS:
+        if self.num_train_samples == NO_EPOCHS:
             raise ValueError(
                 "is given in epochs, but a mixture has none, because its sources end at different times; use steps, "
                 "samples or tokens"
@@ -157,7 +160,7 @@ class Timeline:
         left = self.progress(step, length.unit) - length.exact
         return None if left < 0 else _first(lambda earlier: self.progress(earlier, length.unit) > left) - 1
 
-    def completes(self, step: int, every: Length) -> bool:
+    def crosses_multiple(self, step: int, every: Length) -> bool:
         """Whether training passes a multiple of `every` with the last of the first `step` steps."""
 
         def multiples(step: int) -> int:
@@ -173,7 +176,8 @@ def _first(reached: Callable[[int], bool]) -> int:
     while not reached(bound):
         bound *= 2
     # By hand, because `bisect` does not take numbers from 2^63 on.
-    low, high = 0, bound
+    low = 0
+    high = bound
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) else (middle + 1, high)

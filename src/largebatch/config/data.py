@@ -1,7 +1,6 @@
 """The data sections that tasks share: one typed section per kind of data set."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -9,7 +8,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from largebatch.batch import Timeline
 from largebatch.batch.mixture import Mixture, MixturePhase, whole_weights
-from largebatch.batch.timeline import ENDLESS
+from largebatch.batch.timeline import NO_EPOCHS
 from largebatch.config.problems import explained
 from largebatch.config.sections import (
     Fraction,
@@ -87,20 +86,6 @@ class Data(Section):
         return None
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """Who downloads, decodes and tokenizes data, and how much of it."""
-
-    command: str = "largebatch prepare RECIPE"  # the command that prepares it, for messages
-    allowed: Literal["everything", "small", "nothing"] = "small"  # "small" unless `data.prepare` says otherwise
-    verify_checksums: bool = False  # whether the checksums of what is prepared are compared
-    num_workers: int | None = None  # processes; None means `data.num_workers`
-    part: int = 0  # of the shards, the part that this process makes
-    num_parts: int = 1
-    # The bytes that each section of a mixture was found to need, whose sum is limited; None: each has its own limit.
-    needed: dict[str, int] | None = None
-
-
 class HubOrLocal(Data):
     """Data opened with Hugging Face `datasets`, from a hub id, a local folder or local files."""
 
@@ -119,19 +104,6 @@ class HubOrLocal(Data):
     prepare: Literal["allow", "require"] | None = None
     """What a job does with data that `largebatch prepare` has not prepared. "allow": the job downloads and tokenizes
     it while its GPUs wait. "require": the job is refused. null: the job prepares at most 1 GiB."""
-
-    _preparation: Preparation = Preparation()
-
-    @property
-    def preparation(self) -> Preparation:
-        """Who prepares the data, and how much of it; no field, because a run and `largebatch prepare` differ in it."""
-        return self._preparation
-
-    def prepared_by(self, preparation: Preparation) -> Self:
-        """A copy of the section, whose data is prepared in this way."""
-        section = self.model_copy()
-        section._preparation = preparation
-        return section
 
     @model_validator(mode="after")
     def _files_are_read(self) -> Self:
@@ -182,14 +154,15 @@ class Mixable(HubOrLocal):
     weight_phases: list[WeightPhase] | None = None
     """Changes of the sources' weights later in training, such as for annealing, in order of time."""
 
-    fields_of_a_source: ClassVar[tuple[str, ...]] = ()
+    per_source_fields: ClassVar[tuple[str, ...]] = ()
     """Fields, besides those of every `HubOrLocal`, that sources may give for themselves; all share the others."""
     other_kinds: ClassVar[Mapping[str, type[Data]]] = {}
     """The sections of sources that `datasets` does not read, by their `source`."""
 
     def sections(self) -> list[Data]:
         """The section of each source."""
-        sections, problems = [], []
+        sections = []
+        problems = []
         for number, source in enumerate(self.sources or ()):
             try:
                 sections.append(self._section(source))
@@ -205,14 +178,14 @@ class Mixable(HubOrLocal):
         kind = kinds.get(str(name := own.get("source", self.source)))
         if kind is None:
             raise ConfigError(f".source ({source.name}): {name!r} is unknown here; write one of {', '.join(kinds)}")
-        common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.fields_of_a_source}
+        common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.per_source_fields}
         for field in sorted(own.keys() & common):
             raise ConfigError(f".{field} ({source.name}): must be the same for all sources; write it outside of them")
         own |= {"name": own.pop("config_name")} if "config_name" in own and "name" in kind.model_fields else {}
         of_a_mixture = {"sources", "weight_phases", "num_train_samples", "num_eval_samples"}
         shared = (self.model_fields_set & kind.model_fields.keys()) - of_a_mixture
         try:
-            section: Data = kind.model_validate({name: getattr(self, name) for name in shared} | own)
+            return kind.model_validate({name: getattr(self, name) for name in shared} | own)
         except ValidationError as error:
             schema = kind.model_json_schema()
             fields = {name: field for name, field in schema["properties"].items() if name not in common}
@@ -222,11 +195,10 @@ class Mixable(HubOrLocal):
             paths = {"": "", "name": ".config_name"}
             told = [f"{paths.get(at, f'.{at}')} ({source.name}): {what}" for at, what in explained(error, schema)]
             raise ConfigError(told) from None
-        return section.prepared_by(self.preparation) if isinstance(section, HubOrLocal) else section
 
     @property
     def samples_per_epoch(self) -> int:
-        return ENDLESS if self.sources else self.num_train_samples
+        return NO_EPOCHS if self.sources else self.num_train_samples
 
     def weights(self) -> list[dict[str, float]]:
         """The weight of each source, by its name, in each phase."""
@@ -279,7 +251,7 @@ class DigitsData(Data):
     num_train_samples: Literal[1437] = 1437
     num_eval_samples: Literal[360] = 360
     num_classes: Literal[10] = 10
-    num_channels: Literal[1] = 1
+    num_channels: ClassVar[int] = 1
 
 
 class HubImages(HubOrLocal):
@@ -303,7 +275,7 @@ class HubImages(HubOrLocal):
     """Mean of each color over the training set, on a scale from 0 to 1."""
     std: tuple[PositiveFraction, PositiveFraction, PositiveFraction]
     """Standard deviation of each color, on the same scale."""
-    num_channels: Literal[3] = 3
+    num_channels: ClassVar[int] = 3
 
 
 class TextData(Data):
@@ -364,5 +336,5 @@ class HubText(Mixable, TokenizedText):
     text_column: str = "text"
     """Column with the documents."""
 
-    fields_of_a_source: ClassVar[tuple[str, ...]] = ("text_column",)
+    per_source_fields: ClassVar[tuple[str, ...]] = ("text_column",)
     other_kinds: ClassVar[Mapping[str, type[Data]]] = {"megatron": MegatronText}

@@ -6,7 +6,7 @@ from typing import Any
 from largebatch.config.recipe import RecipeConfig, as_json, flatten
 
 # Fields of the config that change speed, memory, or what is measured or kept, but never the training.
-FREE = (
+NOT_PART_OF_TRAINING = (
     "$schema",
     "data.num_workers",
     "data.prepare",
@@ -25,8 +25,9 @@ FREE = (
 
 def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
     """The fields whose change would train something else: their values in a recorded config, and now."""
-    theirs, mine = flatten(recorded), flatten(as_json(config))
-    free = {*FREE, *config.free_on_resume}
+    theirs = flatten(recorded)
+    mine = flatten(as_json(config))
+    free = {*NOT_PART_OF_TRAINING, *config.free_on_resume}
     model = config.model
     # Synchronized BatchNorm depends on its product with the number of processes; see `run.resume`.
     per_micro_batch = model.uses_batch_norm and not model.synchronizes_batch_norm

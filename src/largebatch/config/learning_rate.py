@@ -51,14 +51,6 @@ class CosineDecay(Section):
     """Learning rate at the end, as a fraction of the peak."""
 
 
-class LinearDecay(Section):
-    """A straight line from the peak at the end of warmup to `final_fraction` of it at the end of training."""
-
-    name: Literal["linear"]
-    final_fraction: Fraction = 0.0
-    """Learning rate at the end, as a fraction of the peak."""
-
-
 class PolynomialDecay(Section):
     """The peak times a power of the fraction of training that is left after warmup, down to `final_fraction` of it.
     You et al. 2017 (arXiv 1708.03888) use power 2 with LARS."""
@@ -91,7 +83,7 @@ class BatchGrowth(Section):
 
 
 Decay = Annotated[
-    ConstantDecay | StepDecay | CosineDecay | LinearDecay | PolynomialDecay | WarmupStableDecay | BatchGrowth,
+    ConstantDecay | StepDecay | CosineDecay | PolynomialDecay | WarmupStableDecay | BatchGrowth,
     Field(discriminator="name"),
 ]
 

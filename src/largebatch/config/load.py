@@ -1,4 +1,4 @@
-"""Reads a recipe: JSON plus overrides, validated as a whole, with every problem reported at once."""
+"""Reads a recipe: JSON plus overrides, validated as a whole: every problem of the sections, then those between them."""
 
 import inspect
 import json
@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from largebatch.config.differences import differences, is_within
 from largebatch.config.problems import JsonObject, explained
 from largebatch.config.recipe import RecipeConfig, as_json
-from largebatch.config.task_config import authors_program, config_class_of
+from largebatch.config.task_config import config_class_of, task_code_errors
 from largebatch.errors import ConfigError
-from largebatch.regular_file import read_bytes
+from largebatch.system.regular_file import read_bytes
 from largebatch.task_folders import folder_of
 
 MAX_PROBLEMS = 100
@@ -80,40 +80,31 @@ def validate(raw: JsonObject, config_class: type[Config], source: str | None = N
     """Validate the parsed JSON of a recipe; `source` names it in errors.
 
     Raises:
-        ConfigError: All problems, one line each.
+        ConfigError: All problems within sections, one line each; or, if there are none, all between them.
     """
-    problems: list[str] = []
-    valid: JsonObject = {}
-    with authors_program(folder_of(config_class)):
+    with task_code_errors(folder_of(config_class)):
         try:
             # As JSON, where lists may stand for tuples, and strings for paths and dates, although validation is strict.
-            config = config_class.model_validate_json(json.dumps(raw), context=valid)
+            config = config_class.model_validate_json(json.dumps(raw))
         except ValidationError as error:
             found = islice(explained(error, config_class.model_json_schema()), MAX_PROBLEMS)
             problems = [f"{where or 'the whole file'}: {what}" for where, what in found]
             if (more := error.error_count() - MAX_PROBLEMS) > 0:
                 problems.append(f"the whole file: {more:,} more problems, which are not shown")
-            # Checks across sections are made of those that are valid; reading another raises an AttributeError.
-            config = config_class.__new__(config_class)
-            config.__dict__.update(valid)
-        problems += _inconsistencies(config, is_whole=not problems)
+            raise ConfigError(problems, source) from None
+        problems = list(_inconsistencies(config))
     if problems:
         raise ConfigError(problems, source)
     return config
 
 
-def _inconsistencies(config: RecipeConfig, is_whole: bool) -> Iterator[str]:
+def _inconsistencies(config: RecipeConfig) -> Iterator[str]:
     for check in type(config).checks():
-        try:
-            found = check(config)
-            if not isinstance(found, Iterator):
-                what = f"{inspect.getsourcefile(check)}: {check.__qualname__} returned {found!r}"
-                raise ConfigError([f"{what}; a check must yield its problems"])
-            yield from found
-        except Exception:
-            # Otherwise the check has read a section that is missing or wrong, which is already reported.
-            if is_whole:
-                raise
+        found = check(config)
+        if not isinstance(found, Iterator):
+            what = f"{inspect.getsourcefile(check)}: {check.__qualname__} returned {found!r}"
+            raise ConfigError([f"{what}; a check must yield its problems"])
+        yield from found
 
 
 def _read_json(path: Path) -> JsonObject:

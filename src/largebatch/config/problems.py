@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from largebatch.errors import did_you_mean
+from largebatch.words import did_you_mean
 
 JsonObject = dict[str, Any]
 
@@ -19,7 +19,8 @@ def explained(error: ValidationError, schema: JsonObject) -> Iterator[tuple[str,
 
 
 def _explain(details: ErrorDetails, schema: JsonObject) -> tuple[str, str]:
-    kind, context = details["type"], details.get("ctx", {})
+    kind = details["type"]
+    context = details.get("ctx", {})
     where, known, field = _locate(details["loc"], schema)
     options = list(_options(field, schema))
     kinds = sorted(kind for kind, _ in options if kind is not None)
@@ -36,7 +37,8 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> tuple[str, str]:
         case "value_error":
             return where, str(context["error"])
         case "union_tag_not_found" | "union_tag_invalid" if kinds:
-            key, tag = context["discriminator"].strip("'"), context.get("tag")
+            key = context["discriminator"].strip("'")
+            tag = context.get("tag")
             wrong = "missing" if tag is None else f'"{tag}" is unknown{did_you_mean(tag, kinds)}'
             return f"{where}.{key}", f"{wrong}; write one of {json.dumps(kinds)[1:-1]}{or_null}"
     # "Input should be an object" or "Input should be 'fp32' or 'bf16'", for example.
@@ -47,18 +49,22 @@ def _explain(details: ErrorDetails, schema: JsonObject) -> tuple[str, str]:
 def _locate(location: Sequence[int | str], schema: JsonObject) -> tuple[str, list[str], JsonObject]:
     """The JSON path of an error, without the union tags that pydantic puts into it; the keys that are known there; and
     the schema of the field, empty if it is unknown."""
-    path, known, field = "", [], schema
+    path = ""
+    known = []
+    field = schema
     for part in location:
         options = [(kind, option) for kind, option in _options(field, schema) if option.get("type") != "null"]
         first = options[0][1] if options else {}
         tagged = [option for kind, option in options if part in ([kind] if kind else _tags(option))]
         if isinstance(part, int):
-            path, field = f"{path}[{part}]", first.get("items", {})
+            path = f"{path}[{part}]"
+            field = first.get("items", {})
         elif len(options) > 1 and tagged:
             field = {"anyOf": tagged}
         else:
             fields = {name: each for _, option in options for name, each in option.get("properties", {}).items()}
-            path, known = f"{path}.{part}".lstrip("."), [name for name in fields if name != "$schema"]
+            path = f"{path}.{part}".lstrip(".")
+            known = [name for name in fields if name != "$schema"]
             (of_any_name,) = first.get("patternProperties", {"": {}}).values()
             field = fields.get(part, of_any_name)
     return path, known, field

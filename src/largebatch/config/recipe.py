@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field
 
 from largebatch.batch import Timeline
 from largebatch.batch.division import nearest_multiples
 from largebatch.config.data import Data, Mixable, TextData
 from largebatch.config.learning_rate import BatchGrowth, LearningRate, WarmupStableDecay
 from largebatch.config.models import Model
-from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, union_of_sections
+from largebatch.config.optimizers import OptimizerEntry, union_of_sections
+from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.config.sections import (
     Batch,
@@ -37,8 +38,7 @@ def check(method: Check) -> Check:
     """Mark a method of a config as a check of fields against each other.
 
     The method yields problems, one line each, starting with the path of the field to change: "data.block_size: 512 is
-    more than …; write …". A check that reads a section that is itself wrong or missing is skipped, so that one
-    error lists the problems within sections and those between the others.
+    more than …; write …". Checks run once all sections are valid.
     """
     method._is_check = True  # type: ignore[attr-defined]
     return method
@@ -80,14 +80,6 @@ class RecipeConfig(Section):
     """
     optimizers: ClassVar[tuple[OptimizerEntry, ...]] = SHIPPED
     """The optimizers that the task's recipes may name."""
-
-    @field_validator("*")
-    @classmethod
-    def _collect(cls, value: Any, info: ValidationInfo) -> Any:
-        """Add the valid sections to the context: `load.validate` makes checks across them even if others are wrong."""
-        if info.context is not None:
-            info.context[info.field_name] = value
-        return value
 
     def __init_subclass__(cls, **settings: Any) -> None:
         # Pydantic reads the annotations after this.
@@ -176,7 +168,8 @@ class RecipeConfig(Section):
     def _sums_over_the_sources(self) -> Iterator[str]:
         sections = self.data.sections() if isinstance(self.data, Mixable) else []
         for field in ("num_train_samples", "num_eval_samples") if sections else ():
-            given, total = getattr(self.data, field), sum(getattr(section, field) for section in sections)
+            given = getattr(self.data, field)
+            total = sum(getattr(section, field) for section in sections)
             if given != total:
                 yield f"data.{field}: {given}, but the sources add up to {total}; write {total}"
 
@@ -188,7 +181,9 @@ class RecipeConfig(Section):
 
     @check
     def _rules_of_the_optimizer(self) -> Iterator[str]:
-        optimizer, rate, sizes = self.optimizer, self.learning_rate, {size for _, size in self.batch.sizes}
+        optimizer = self.optimizer
+        rate = self.learning_rate
+        sizes = {size for _, size in self.batch.sizes}
         rules = {name: getattr(optimizer, name) for name in optimizer.rules}
         if rules.get("beta_scaling") == "sde" and rate.scaling != "sqrt":
             remedy = 'write "fixed", or set learning_rate.scaling to "sqrt"'

@@ -155,7 +155,8 @@ class Batch(Section):
             return [(Length("steps", 0), size)]
         if isinstance(size, list):
             return [(phase.from_.length, phase.size) for phase in size]
-        over, sizes = size.over.length, range(size.start, size.end + 1, size.increment)
+        over = size.over.length
+        sizes = range(size.start, size.end + 1, size.increment)
         parts = [over.exact * number / (len(sizes) - 1) for number in range(len(sizes))]
         amounts = [float(part) if over.unit == "epochs" else math.ceil(part) for part in parts]
         return [(Length(over.unit, amount), each) for amount, each in zip(amounts, sizes, strict=True)]
@@ -225,25 +226,14 @@ class Faults(Section):
     checkpoint."""
 
 
-def _no_boolean(false: str, true: str) -> BeforeValidator:
-    """For a field that once was a boolean: says which word each has become."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError(f'{str(value).lower()} has become a word; write "{true if value else false}"')
-        return value
-
-    return BeforeValidator(check)
-
-
 class Compute(Section):
     """How a step is computed; this affects its time and memory and, apart from rounding, nothing else."""
 
-    compile: Annotated[Literal["auto", "on", "off"], _no_boolean("off", "on")] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
     """Whether to `torch.compile` the repeated blocks of the model, or the whole model if it has none: "auto" does on
     GPUs, if the model and the strategy can be compiled. The first steps take longer, and losses differ by rounding. If
     compiling fails, training continues without, on all processes alike, with a warning."""
-    activation_checkpointing: Annotated[Literal["none", "selective", "full"], _no_boolean("none", "full")] = "none"
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What transformer and residual blocks recompute in the backward pass instead of keeping it. "full": everything but
     their inputs, which needs the least memory, at the cost of one more forward pass of the blocks. "selective": neither
     matrix products, nor convolutions, nor attention, whose results are kept, so that little time is lost."""
@@ -256,10 +246,6 @@ class Compute(Section):
     null: its default, which is "sdpa" for most. If the documents of a sample are kept apart, "sdpa" and "eager" need a
     mask whose memory grows with the square of the sample's tokens, "flex_attention" (GPUs only) skips the tokens of
     other documents, and the others are refused, because the documents would see each other."""
-    cudnn_attention: Literal["auto", "on", "off"] = "auto"
-    """Whether torch may compute attention with cuDNN's kernels, the first choice on recent GPUs, which build a plan for
-    each new shape of a micro-batch. "auto": not if samples have different numbers of target tokens, because
-    micro-batches that are padded to their longest sample have many shapes; torch then takes its other kernels."""
     gather_in_bf16: bool = True
     """Whether FSDP gathers the weights of linear and convolutional layers in bf16 under precision "bf16". Autocast
     casts them to bf16 anyway, so this halves the bytes, and losses and gradients are the same to the last bit. A model
@@ -269,11 +255,6 @@ class Compute(Section):
     process keeps only its shard, or with the last, so that it keeps whole gradients and sends none until then. "auto":
     fsdp sums with the last, unless that needs more than 60 % of the GPU's memory; hsdp sums with each, because that
     stays within the node. Other strategies have no choice."""
-    ddp_bucket_mib: Size | None = None
-    """MiB of gradients that ddp all-reduces at a time: torch's `bucket_cap_mb`. Larger buckets wait less often for the
-    network, but a model that fills only one sends nothing before the end of its backward pass. Buckets take no memory
-    beside the gradients. Their size may change the order in which sums over three or more processes are rounded. null:
-    torch's 25 below 64 processes, and 100 from 64 on."""
     deterministic: bool = False
     """Whether to use only kernels that give the same bits each time. This is slower on GPUs, and operations without
     such a kernel raise an error. CPUs give the same bits in any case."""
@@ -310,7 +291,7 @@ class Logging(Section):
     noise_scale: NoiseScaleSection | None = None
     """When to measure the gradient noise scale, such as {"every": 10}, from the gradients of the micro-batches; null
     means never. A loss that couples samples of different micro-batches, or BatchNorm, is refused."""
-    trackers: list[Literal["tensorboard", "wandb", "mlflow", "trackio", "clearml"]] = ["tensorboard"]
+    trackers: list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] = ["tensorboard"]
     """Trackers that get the same numbers, through Accelerate. TensorBoard and W&B show all starts as one run; the other
     trackers show each start as a run of its own."""
     tracker_project: NonEmpty = "largebatch"
@@ -321,8 +302,8 @@ class Logging(Section):
     """The peak that `mfu` is a fraction of: dense TFLOP/s of one process's device in the recipe's precision; null uses
     the GPU's data sheet, if its name is known."""
     profile: ProfiledSteps | None = None
-    """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace, and a
-    table of where their time went, to `profile` in the run folder. Traced steps are slower, and traces of many steps
+    """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace, and
+    torch's table of their operations, to `profile` in the run folder. Traced steps are slower, and traces of many steps
     are large; null means none."""
 
 

@@ -31,7 +31,7 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
             f'"$schema": "TASK/{SCHEMA}" into it, the path of that folder from the JSON\'s, or give --task TASK',
             str(recipe) if recipe else None,
         )
-    with authors_program(folder, file.name):
+    with task_code_errors(folder, file.name):
         module = import_from(folder, "config")
         found = getattr(module, "Config", None)
         # One that is imported would be that of another task.
@@ -52,7 +52,7 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
 
 
 @contextmanager
-def authors_program(folder: Path, blamed: str | None = None) -> Iterator[None]:
+def task_code_errors(folder: Path, blamed: str | None = None) -> Iterator[None]:
     """Send what a task's files print to stderr, and turn what they raise into a ConfigError with file and line.
 
     Args:

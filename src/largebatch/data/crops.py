@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from largebatch.data.viewer import finished
+
 Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]  # left, top, right and bottom, in pixels
 
@@ -27,7 +29,8 @@ def center_crop(image: Image.Image, size: int) -> Pixels:
     """
     shorter = min(image.size)
     side = shorter if shorter == size else shorter * EVALUATION_CROP
-    left, top = (image.width - side) / 2, (image.height - side) / 2
+    left = (image.width - side) / 2
+    top = (image.height - side) / 2
     return crop_box(image, (left, top, left + side, top + side), size)
 
 
@@ -60,28 +63,30 @@ def random_box(image: Image.Image, min_area: float, random: np.random.Generator)
     for _ in range(10):
         area = image.width * image.height * random.uniform(min_area, 1.0)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
-        width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        width = round(math.sqrt(area * ratio))
+        height = round(math.sqrt(area / ratio))
         if 0 < width <= image.width and 0 < height <= image.height:
             left = int(random.integers(image.width - width + 1))
             top = int(random.integers(image.height - height + 1))
             return left, top, left + width, top + height
     side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
+    left = (image.width - side) // 2
+    top = (image.height - side) // 2
     return left, top, left + side, top + side
 
 
 def crop_box(image: Image.Image, box: Box, size: int) -> Pixels:
-    """Decode, crop and resize an image in one pass to shape (3, size, size).
+    """Decode, crop and resize an image of mode L, RGB or CMYK in one pass to shape (3, size, size), as viewers show it.
 
-    A JPEG is decoded, in place, at the smallest scale that still holds the crop.
+    A JPEG is decoded, in place, at the smallest scale that still holds the crop. The box is of the image as it is
+    stored, and the crop is then turned upright.
     """
     full_width, full_height = image.size
     shorter = min(box[2] - box[0], box[3] - box[1])
     if shorter >= 2 * size:
         image.draft("RGB", (int(full_width * size / shorter), int(full_height * size / shorter)))
-    scale_x, scale_y = image.width / full_width, image.height / full_height
+    scale_x = image.width / full_width
+    scale_y = image.height / full_height
     scaled = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
-    # `convert` would copy an image that is already in RGB.
-    colors = image if image.mode == "RGB" else image.convert("RGB")
-    resized = colors.resize((size, size), Image.Resampling.BILINEAR, box=scaled)
-    return np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1)
+    resized = image.resize((size, size), Image.Resampling.BILINEAR, box=scaled)
+    return np.asarray(finished(resized), dtype=np.uint8).transpose(2, 0, 1)

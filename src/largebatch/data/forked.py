@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 
 from largebatch.errors import DataError, UserError
-from largebatch.parent_process import end_with_parent
+from largebatch.system.parent_process import end_with_parent
 
 MAX_CHARACTERS = 10_000
 
 
-def in_processes(num_processes: int, work: Callable[[int], None], items: Sequence[int]) -> None:
+def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[int]) -> None:
     """Call `work` with each item, once, in so many forked processes, which end when this one does.
 
     Args:
@@ -26,7 +26,8 @@ def in_processes(num_processes: int, work: Callable[[int], None], items: Sequenc
         UserError: `work` raised one; it is of the same class.
     """
     context = multiprocessing.get_context("fork")
-    upcoming, failures = context.Value("q", 0), context.SimpleQueue()
+    upcoming = context.Value("q", 0)
+    failures = context.SimpleQueue()
 
     def run() -> None:
         end_with_parent()

@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
-from largebatch.data.preparation import check_may_prepare, write_errors
-from largebatch.errors import DataError, file_errors, may_pass, reason_of
-from largebatch.local_folder import local_folder
+from largebatch.data.preparation import Preparation, write_errors
+from largebatch.errors import DataError, file_errors, is_transient, reason_of
+from largebatch.system.local_folder import local_folder
 
 if TYPE_CHECKING:
     import datasets
 
-NO_PLACE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 COMPRESSED = (".bz2", ".gz", ".xz", ".zip", ".zst")
 COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 
 
-def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset]":
-    """The training and evaluation splits that the config names; DataError if they cannot be found, read or, in a
-    job, prepared."""
+def open_splits(config: HubOrLocal, preparation: Preparation) -> "tuple[datasets.Dataset, datasets.Dataset]":
+    """The training and evaluation splits that the config names, which are prepared before if that is allowed.
+
+    Raises:
+        DataError: They cannot be found or read, or may not be prepared.
+    """
     import datasets
 
     if config.data_files is not None:
@@ -37,8 +40,8 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
     try:
         builder = datasets.load_dataset_builder(**arguments)
         if not Path(builder.cache_dir).is_dir():
-            check_may_prepare(config, _size(builder))
-        builder.download_and_prepare(num_proc=config.preparation.num_workers)
+            preparation.check(config, _size(builder))
+        builder.download_and_prepare(num_proc=preparation.num_workers)
         train, evaluation = (builder.as_dataset(split) for split in splits)
     except DataError:
         raise
@@ -49,10 +52,10 @@ def open_splits(config: HubOrLocal) -> "tuple[datasets.Dataset, datasets.Dataset
             cause = cause.__cause__
         if isinstance(cause, ImportError):
             raise DataError(f"data.path: {config.path!r} needs a package: {cause}; install it with pip") from error
-        if isinstance(cause, OSError) and cause.errno in NO_PLACE:
+        if isinstance(cause, OSError) and cause.errno in CACHE_WRITE_ERRNOS:
             with write_errors(Path(HF_HOME)):
                 raise cause from None
-        if may_pass(cause) and not isinstance(cause, OF_THE_NETWORK):
+        if is_transient(cause) and not isinstance(cause, OF_THE_NETWORK):
             with file_errors(f"data.path: {config.path!r} cannot be read now"):
                 raise cause from None
         raise DataError(

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from largebatch.config.data import DigitsData, HubImages
 from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
 from largebatch.data.hub import column, open_splits
 from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch
 from largebatch.data.tars import TarRows
-from largebatch.errors import DataError, may_pass
+from largebatch.data.viewer import opaque
+from largebatch.errors import DataError, is_transient, reason_of
 
 if TYPE_CHECKING:
     import datasets
@@ -82,25 +85,68 @@ def digits(config: DigitsData) -> tuple[TensorImages, TensorImages]:
 # --- data sets of encoded images ----------------------------------------------------------------------------------
 
 
-def open_images(config: HubImages) -> tuple["Rows", "Rows"]:
-    """The encoded images for training and for evaluation, with their labels; DataError as `open_splits`."""
+def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "Rows"]:
+    """The encoded images for training and for evaluation, with their labels.
+
+    Raises:
+        DataError: As `open_splits`; or a column has another type, or a sample lacks its image or its class.
+    """
+    splits = (config.train_split, config.eval_split)
     if config.path == "webdataset" and config.data_files:
-        if (config.train_split, config.eval_split) != ("train", "validation"):
+        if splits != ("train", "validation"):
             raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
-        return TarRows(config, "train"), TarRows(config, "validation")
-    train, evaluation = (_rows_of(split, config) for split in open_splits(config))
-    return train, evaluation
+        tars = TarRows(config, "train", preparation), TarRows(config, "validation", preparation)
+        for rows, split in zip(tars, splits, strict=True):
+            _check_labels(rows.labels, config, split)
+        return tars
+    train, evaluation = open_splits(config, preparation)
+    return _rows_of(train, config, config.train_split), _rows_of(evaluation, config, config.eval_split)
 
 
-def _rows_of(dataset: "datasets.Dataset", config: HubImages) -> "datasets.Dataset":
+def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "datasets.Dataset":
     import datasets
+    from pyarrow import compute, float64, types
 
-    image_column = column(dataset, config.image_column, "image_column")
-    label_column = column(dataset, config.label_column, "label_column")
-    dataset = dataset.select_columns([image_column, label_column])
-    if not isinstance(dataset.features[image_column], datasets.Image):
-        dataset = dataset.cast_column(image_column, datasets.Image())
-    return dataset.cast_column(image_column, datasets.Image(decode=False))
+    images = column(dataset, config.image_column, "image_column")
+    labels = column(dataset, config.label_column, "label_column")
+    dataset = dataset.select_columns([images, labels])
+    schema = dataset.features.arrow_schema
+    image_type = schema.field(images).type
+    label_type = schema.field(labels).type
+    # Lists of pixels are refused, because nothing says which value is white.
+    if str(image_type).removeprefix("large_").partition("<")[0] not in ("struct", "binary", "string"):
+        raise DataError(
+            f"data.image_column: the column {images!r} has {image_type}; write the bytes or the paths of image files"
+        )
+    if not (types.is_integer(label_type) or types.is_floating(label_type) or types.is_boolean(label_type)):
+        raise DataError(
+            f"data.label_column: the column {labels!r} has {label_type}; write one class for each image, as a whole "
+            f"number from 0 to {config.num_classes - 1}"
+        )
+    if not isinstance(dataset.features[images], datasets.Image):
+        dataset = dataset.cast_column(images, datasets.Image())
+    dataset = dataset.cast_column(images, datasets.Image(decode=False))
+    table = dataset.with_format("arrow")[:]
+    # Null becomes NaN.
+    _check_labels(table[labels].cast(float64(), safe=False).to_numpy(), config, split)
+    missing = np.logical_and(*(compute.struct_field(table[images], part).is_null() for part in ("bytes", "path")))
+    if missing.any():
+        raise DataError(
+            f"data.image_column: sample {missing.argmax()} of {split!r} has no image in the column {images!r}; remove "
+            "the sample, or write its image's bytes or path"
+        )
+    return dataset
+
+
+def _check_labels(labels: NDArray[np.int64 | np.float64], config: HubImages, split: str) -> None:
+    wrong = ~np.isin(labels, np.arange(config.num_classes))
+    if wrong.any():
+        index = wrong.argmax()
+        label = f"{labels[index]:.15g}".replace("nan", "null")
+        raise DataError(
+            f"data.label_column: sample {index} of {split!r} has the label {label}; write a whole number from 0 to "
+            f"{config.num_classes - 1}, or correct data.num_classes {config.num_classes}"
+        )
 
 
 class HubImageSource:
@@ -114,6 +160,9 @@ class HubImageSource:
         self.dataset = dataset
         self.config = config
         self.augmentation_seed = augmentation_seed
+        # Data of which no image can be decoded are refused before training.
+        if len(dataset):
+            self.fetch(np.array([0]), None)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -125,10 +174,6 @@ class HubImageSource:
             for encoded, index in zip(rows[self.config.image_column], indices, strict=True)
         ]
         labels = torch.tensor(rows[self.config.label_column], dtype=torch.int64)
-        wrong = labels[(labels < 0) | (labels >= self.config.num_classes)]
-        if len(wrong):
-            given = f"data.num_classes: {self.config.num_classes}"
-            raise DataError(f"{given}, but the data has label {wrong[0]}; correct one of them")
         batch = {"pixel_values": torch.from_numpy(np.stack([crop.pixels for crop in crops])), "labels": labels}
         if self.augmentation_seed is not None and epoch is not None:
             batch["mirrored"] = torch.tensor([crop.mirrored for crop in crops])
@@ -141,13 +186,16 @@ class HubImageSource:
         data = encoded["bytes"]
         try:
             file = io.BytesIO(data) if isinstance(data, bytes) else str(encoded["path"])
-            image = Image.open(file, formats=FORMATS)
+            image = opaque(Image.open(file, formats=FORMATS))
             return self.crop(image, index, epoch)
         # Pillow raises SyntaxError for a PNG that is damaged in the middle.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            if may_pass(error):
+            if is_transient(error):
                 raise
-            raise DataError(f"the image of sample {index} cannot be decoded: {error}; replace or remove it") from error
+            raise DataError(
+                f"the image of sample {index} cannot be decoded: {reason_of(error)}; replace or remove it, and if "
+                "the column is text, write paths of files"
+            ) from error
 
     def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
         """The model's view of sample `index`; `epoch` is None for evaluation."""

@@ -103,7 +103,7 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
     else:
         # As torch's loader does, which would take longer than loading a small batch.
         micro_batches = map(samples.__getitem__, requests)
-    move = _moved if device.type != "cuda" else _moved_meanwhile
+    move = _moved if device.type != "cuda" else _copy_on_side_stream
     for loaded in micro_batches:
         if isinstance(loaded, DataError):
             raise loaded
@@ -114,9 +114,10 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
-def _moved_meanwhile(batch: Batch, device: torch.device) -> Batch:
+def _copy_on_side_stream(batch: Batch, device: torch.device) -> Batch:
     """Copy a batch to a GPU while it computes what it was given before."""
-    copying, computing = _copy_stream(device), torch.cuda.current_stream(device)
+    copying = _copy_stream(device)
+    computing = torch.cuda.current_stream(device)
     with torch.cuda.stream(copying):
         copies = _moved(batch, device)
     computing.wait_stream(copying)
@@ -143,7 +144,7 @@ def _load_on_host(
         # The default from Python 3.14 on, forkserver, cannot import a task's classes by name.
         multiprocessing_context="fork" if num_workers else None,
         pin_memory=pin,
-        worker_init_fn=_obey_only_the_training if num_workers else None,
+        worker_init_fn=_ignore_stop_signals if num_workers else None,
         # Its own generator: the loader must not draw from the one that seeds dropout.
         generator=torch.Generator(),
     )
@@ -156,7 +157,7 @@ def _load_on_host(
     yield from iterator
 
 
-def _obey_only_the_training(_: int) -> None:
+def _ignore_stop_signals(_: int) -> None:
     """Let a loader process end only when its parent says so: if all are signaled, training must save first."""
 
     def wait_for_the_parent() -> None:

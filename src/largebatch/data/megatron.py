@@ -17,7 +17,8 @@ import numpy as np
 from largebatch.data.token_stream import Array, Part, TokenStream, mapped
 from largebatch.errors import DataError
 
-MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQQ")
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
@@ -53,7 +54,8 @@ def _read(prefix: Path, field: str) -> Part:
     _, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
     if version != 1 or code not in TYPES:
         raise DataError(f"{field}: {index} has version {version} and type code {code}, not 1 and one of {[*TYPES]}")
-    itemsize, num_bytes = np.dtype(TYPES[code]).itemsize, tokens.stat().st_size
+    itemsize = np.dtype(TYPES[code]).itemsize
+    num_bytes = tokens.stat().st_size
     at = HEADER.size + 4 * num_sequences
     pointers = partial(mapped, index, "<i8", at, num_sequences)
     documents = partial(mapped, index, "<i8", at + 8 * num_sequences, num_boundaries)

@@ -60,7 +60,8 @@ class MixedSamples:
     """
 
     def __init__(self, names: Sequence[str], sources: Sequence[SampleSource], seed: int):
-        self.sources, self.seeds = sources, [derive_seed(seed, "source", name) for name in names]
+        self.sources = sources
+        self.seeds = [derive_seed(seed, "source", name) for name in names]
         self.ends = np.cumsum([len(source) for source in sources])
         self.parts = {
             name: range(int(end) - len(source), int(end))
@@ -74,11 +75,13 @@ class MixedSamples:
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
         if epoch is None:
             which = np.searchsorted(self.ends, indices, side="right")
-            epochs, places = np.zeros_like(indices), indices - np.array([0, *self.ends])[which]
+            epochs = np.zeros_like(indices)
+            places = indices - np.array([0, *self.ends])[which]
         else:
             draws, which = np.divmod(indices, len(self.sources))
             epochs, places = np.divmod(draws, np.diff(self.ends, prepend=0)[which])
-        parts, rows = [], []
+        parts = []
+        rows = []
         for number, of_epoch in sorted(set(zip(which.tolist(), epochs.tolist(), strict=True))):
             rows.append(np.flatnonzero((which == number) & (epochs == of_epoch)))
             chosen = places[rows[-1]]

@@ -63,7 +63,8 @@ class Permutation:
 
     def _encipher(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         rows, columns = self._rectangle
-        left, right = values % rows, values // rows
+        left = values % rows
+        right = values // rows
         for number, round_key in enumerate(self._round_keys):
             if number % 2 == 0:
                 left = (left + _mix(right + round_key)) % rows
@@ -134,10 +135,12 @@ class TrainingOrder:
         """A micro-batch whose indices are still positions in its epoch's order, except for those of a mixture."""
         batch = self.timeline.at(step)
         slot = micro_step * self.world_size + rank
-        first, end = slot * self.micro_batch_size, min((slot + 1) * self.micro_batch_size, batch.size)
+        first = slot * self.micro_batch_size
+        end = min((slot + 1) * self.micro_batch_size, batch.size)
         contributes = first < end
         if not contributes:
-            first, end = 0, 1
+            first = 0
+            end = 1
         places = np.arange(first, end)
         indices = batch.start + places if self.mixture is None else self._mixed(self.mixture, step, batch, places)
         return MicroBatch(batch.epoch, indices, derive_seed(self.seed, "model", step, slot), contributes)
@@ -151,8 +154,8 @@ class TrainingOrder:
 
     def _mixed(self, mixture: Mixture, step: int, batch: GlobalBatch, places: Indices) -> Indices:
         """The indices, as `data.mixture` reads them, at places in a global batch of a mixture."""
-        before = np.array(mixture.drawn(batch.samples_before))
-        ends = np.cumsum(np.array(mixture.drawn(batch.samples_before + batch.size)) - before)
+        before = np.array(mixture.counts_after(batch.samples_before))
+        ends = np.cumsum(np.array(mixture.counts_after(batch.samples_before + batch.size)) - before)
         places = Permutation(batch.size, derive_seed(self.seed, "mixture", step))(places)
         which = np.searchsorted(ends, places, side="right")
         draws = before[which] + places - np.array([0, *ends])[which]

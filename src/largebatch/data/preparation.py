@@ -3,69 +3,70 @@
 
 import shutil
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal
 
 from huggingface_hub.constants import HF_HOME
 
-from largebatch.config import RecipeConfig
-from largebatch.config.data import HubOrLocal, Preparation
+from largebatch.config.data import HubOrLocal
 from largebatch.errors import DataError, file_errors
 
 MAX_BYTES_IN_A_JOB = 2**30
 
-Config = TypeVar("Config", bound=RecipeConfig)
 
+@dataclass(frozen=True)
+class Preparation:
+    """Who downloads, decodes and tokenizes the data of a recipe, and how much of it."""
 
-def with_preparation(config: Config, preparation: Preparation) -> Config:
-    """A copy of the config, whose data is prepared in this way if its kind needs preparation."""
-    if not isinstance(config.data, HubOrLocal):
-        return config
-    return config.model_copy(update={"data": config.data.prepared_by(preparation)})
+    command: str = "largebatch prepare RECIPE"  # the command that prepares it, for messages
+    allowed: Literal["everything", "small", "nothing"] = "small"  # "small" unless `data.prepare` says otherwise
+    verify_checksums: bool = False  # whether the checksums of what is prepared are compared
+    num_workers: int | None = None  # processes; None means `data.num_workers`
+    part: int = 0  # of the shards, the part that this process makes
+    num_parts: int = 1
+    # Bytes that each section was found to need. The limit is on their sum: sources of a mixture are opened one by one.
+    _needed: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
+    def workers_for(self, data: HubOrLocal) -> int:
+        """The processes that prepare this data."""
+        return data.num_workers if self.num_workers is None else self.num_workers
 
-def num_workers_for(data: HubOrLocal) -> int:
-    """The processes that prepare this data."""
-    asked_for = data.preparation.num_workers
-    return data.num_workers if asked_for is None else asked_for
+    def check(self, data: HubOrLocal, num_bytes: int) -> None:
+        """Raise NotPrepared if so many bytes would have to be downloaded, decoded or tokenized, and may not be.
 
-
-def write_errors(folder: Path) -> AbstractContextManager[None]:
-    """Raise OSErrors of the block as errors that name a folder of prepared data, as `file_errors` does."""
-    return file_errors(f"{folder} cannot be written", "set HF_HOME to another folder")
+        Those of sections that were checked before are added to them.
+        """
+        section = data.model_dump_json()
+        self._needed[section] = max(num_bytes, self._needed.get(section, 0))
+        total = sum(self._needed.values())
+        by_a_job = data.prepare == "allow" or (data.prepare is None and total <= MAX_BYTES_IN_A_JOB)
+        if self.allowed == "everything" or (self.allowed == "small" and by_a_job):
+            return
+        if self.allowed == "nothing":
+            home = next(path for path in (Path(HF_HOME), *Path(HF_HOME).absolute().parents) if path.exists())
+            what = (
+                "a job does that when it starts" if by_a_job else f"a job would refuse that; run `{self.command}` first"
+            )
+            raise NotPrepared(
+                f"about {num_bytes / 2**20:,.1f} MiB of data must still be prepared: {what}; "
+                f"{shutil.disk_usage(home).free / 2**30:,.0f} GiB are free in {home}",
+                job_would_refuse=not by_a_job,
+            )
+        raise NotPrepared(
+            f"data.prepare: {total / 2**20:,.1f} MiB would have to be prepared while this job's devices wait; run "
+            f'`{self.command}` with the same overrides and HF_HOME first, or write "allow"'
+        )
 
 
 class NotPrepared(DataError):
     """Data is missing that may not be prepared here."""
 
-    would_be_refused = True  # by a job
+    def __init__(self, message: str, job_would_refuse: bool = True):
+        super().__init__(message)
+        self.job_would_refuse = job_would_refuse
 
 
-def check_may_prepare(data: HubOrLocal, num_bytes: int) -> None:
-    """Raise NotPrepared if so many bytes would have to be downloaded, decoded or tokenized, and may not be.
-
-    Those of the other sources of a mixture are added to them.
-    """
-    current, total = data.preparation, num_bytes
-    if current.needed is not None:
-        section = data.model_dump_json()
-        current.needed[section] = max(num_bytes, current.needed.get(section, 0))
-        total = sum(current.needed.values())
-    by_a_job = data.prepare == "allow" or (data.prepare is None and total <= MAX_BYTES_IN_A_JOB)
-    if current.allowed == "everything" or (current.allowed == "small" and by_a_job):
-        return
-    if current.allowed == "nothing":
-        home = next(path for path in (Path(HF_HOME), *Path(HF_HOME).absolute().parents) if path.exists())
-        what = (
-            "a job does that when it starts" if by_a_job else f"a job would refuse that; run `{current.command}` first"
-        )
-        missing = NotPrepared(
-            f"about {num_bytes / 2**20:,.1f} MiB of data must still be prepared: {what}; "
-            f"{shutil.disk_usage(home).free / 2**30:,.0f} GiB are free in {home}"
-        )
-        missing.would_be_refused = not by_a_job
-        raise missing
-    raise NotPrepared(
-        f"data.prepare: {total / 2**20:,.1f} MiB would have to be prepared while this job's devices wait; run "
-        f'`{current.command}` with the same overrides and HF_HOME first, or write "allow"'
-    )
+def write_errors(folder: Path) -> AbstractContextManager[None]:
+    """Raise OSErrors of the block as errors that name a folder of prepared data, as `file_errors` does."""
+    return file_errors(f"{folder} cannot be written", "set HF_HOME to another folder")

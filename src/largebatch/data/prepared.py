@@ -29,9 +29,9 @@ from huggingface_hub.constants import HF_HOME
 from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, names_in
-from largebatch.data.forked import in_processes
+from largebatch.data.forked import run_forked
 from largebatch.data.hub import column, open_splits
-from largebatch.data.preparation import check_may_prepare, num_workers_for, write_errors
+from largebatch.data.preparation import Preparation, write_errors
 from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MIN_SHARDS = 64  # unless they would be smaller than `MIN_SHARD_BYTES`
-MIN_SHARD_BYTES, MAX_SHARD_BYTES = 2**20, 2**28  # of text
-BYTES_AT_ONCE, MAX_ROWS_AT_ONCE = 2**20, 4096  # of documents that are in memory, besides a single long one
+MIN_SHARD_BYTES = 2**20  # of text
+MAX_SHARD_BYTES = 2**28
+BYTES_AT_ONCE = 2**20  # of documents that are in memory, besides a single long one
+MAX_ROWS_AT_ONCE = 4096
 SECONDS_OF_A_LEFTOVER = 600  # a temporary file that was last written so long ago belongs to nobody
 
 
@@ -52,7 +54,7 @@ class OtherPartsMissing(DataError):
     """Shards that other processes prepare are missing."""
 
 
-def open_prepared(data: HubText, tokenizer: Tokenizer) -> tuple[TokenStream, TokenStream]:
+def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation) -> tuple[TokenStream, TokenStream]:
     """The tokens of the training and evaluation documents, which are prepared before if that is allowed.
 
     Raises:
@@ -62,15 +64,15 @@ def open_prepared(data: HubText, tokenizer: Tokenizer) -> tuple[TokenStream, Tok
         OtherPartsMissing: This process has prepared its part, and others have not.
     """
     names = (data.train_split, data.eval_split)
-    train, evaluation = splits = [PreparedSplit(data, name, tokenizer) for name in names]
+    train, evaluation = splits = [PreparedSplit(data, name, tokenizer, preparation) for name in names]
     if not all(split.manifest for split in splits):
         pairs = [
             (split, _text_of(dataset, data.text_column))
-            for split, dataset in zip(splits, open_splits(data), strict=True)
+            for split, dataset in zip(splits, open_splits(data, preparation), strict=True)
             if not split.manifest
         ]
         if lacking := [text.data.nbytes for split, text in pairs if split.missing(text)]:
-            check_may_prepare(data, sum(lacking))
+            preparation.check(data, sum(lacking))
         if missing := sum(split.make(text) for split, text in pairs):
             raise OtherPartsMissing(f"{missing} shards of other parts are still to be prepared")
     return train.open(), evaluation.open()
@@ -92,10 +94,13 @@ class PreparedSplit:
         data: The recipe's section.
         split: Name of the split, in the notation of `datasets`.
         tokenizer: The section's tokenizer.
+        preparation: Who prepares it, and which part of it.
     """
 
-    def __init__(self, data: HubText, split: str, tokenizer: Tokenizer):
-        self._data, self._tokenizer = data, tokenizer
+    def __init__(self, data: HubText, split: str, tokenizer: Tokenizer, preparation: Preparation):
+        self._data = data
+        self._tokenizer = tokenizer
+        self._preparation = preparation
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<i4")
         self._made_from = {
             **data.model_dump(mode="json", include={"path", "name", "text_column"}),
@@ -125,7 +130,7 @@ class PreparedSplit:
             for path in (tokens, ends):
                 record = shard["files"][path.suffix[1:]]
                 is_whole = path.is_file() and path.stat().st_size == record["size"]
-                if not is_whole or (self._data.preparation.verify_checksums and asdict(read_record(path)) != record):
+                if not is_whole or (self._preparation.verify_checksums and asdict(read_record(path)) != record):
                     raise DataError(f"{path} is damaged; remove its folder, and prepare the data again")
             opened = partial(mapped, tokens, self._dtype.str), partial(mapped, ends, "<i8")
             parts.append(Part(shard["tokens"], shard["documents"], *opened))
@@ -143,7 +148,8 @@ class PreparedSplit:
         Args:
             text: The split's rows, with the documents as their only column.
         """
-        preparation, num_workers = self._data.preparation, num_workers_for(self._data)
+        preparation = self._preparation
+        num_workers = preparation.workers_for(self._data)
         with write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.glob(".*.tmp"):
@@ -151,7 +157,7 @@ class PreparedSplit:
                     path.unlink(missing_ok=True)
             mine = [number for number in self.missing(text) if number % preparation.num_parts == preparation.part]
             if num_workers > 1:
-                in_processes(num_workers, partial(self._make, text), mine)
+                run_forked(num_workers, partial(self._make, text), mine)
             else:
                 for number in mine:
                     self._make(text, number)
@@ -191,7 +197,7 @@ class PreparedSplit:
             sync_folder(self.folder)
             counts = {"rows": rows, "documents": rows["stop"] - rows["start"], "tokens": int(ends[-1][-1])}
             replace_json_file(self._file(number, "json"), counts | {"files": files})
-        if self._data.preparation.allowed == "everything":
+        if self._preparation.allowed == "everything":
             print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {counts['tokens']:,} tokens", flush=True)
 
     def _encode(
@@ -218,7 +224,8 @@ class PreparedSplit:
 
 def _rows_of_shards(text: "datasets.Dataset") -> list[dict[str, int]]:
     """The rows of each shard, and how many rows and bytes the split has, which tell other data apart."""
-    num_rows, num_bytes = len(text), max(text.data.nbytes, 1)
+    num_rows = len(text)
+    num_bytes = max(text.data.nbytes, 1)
     each = max(1, num_rows * min(max(num_bytes // MIN_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES) // num_bytes)
     of_split = {"rows_of_split": num_rows, "bytes_of_split": num_bytes}
     return [{"start": start, "stop": min(start + each, num_rows), **of_split} for start in range(0, num_rows, each)]
@@ -229,9 +236,11 @@ def _state_of_files(data: HubText, split: str) -> str:
 
     All files of a local folder belong to each of its splits, except for README.md.
     """
-    patterns, others = [str(Path(data.path).expanduser() / "**")], {"README.md"}
+    patterns = [str(Path(data.path).expanduser() / "**")]
+    others = {"README.md"}
     if files := data.data_files:
-        patterns, others = [each for name in names_in(split) for each in files.by_split[name]], set()
+        patterns = [each for name in names_in(split) for each in files.by_split[name]]
+        others = set()
     paths = sorted({Path(name) for pattern in patterns for name in glob(pattern, recursive=True)})  # noqa: PTH207
     states = [(str(path), path.stat()) for path in paths if path.is_file() and path.name not in others]
     return xxhash.xxh3_64_hexdigest(repr([(name, state.st_size, state.st_mtime_ns) for name, state in states]).encode())

@@ -1,7 +1,8 @@
 """Labeled images in tar files, as WebDataset writes them, read where they lie by an index that is made once.
 
 Members whose names are the same up to the first dot of the last part are a sample: `n01/17.jpg` and `n01/17.cls`. The
-index says where each sample's image lies, and its label; it is in HF_HOME/largebatch.
+index says where each sample's image lies, and its label; it is in HF_HOME/largebatch. (`webdataset` reads in order; its
+`wids`, which it has not had since 1.0, read the headers of a whole tar wherever a process opened it.)
 """
 
 import io
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from largebatch.config.data import HubImages
 from largebatch.data.hub import found_files
 from largebatch.data.order import Indices
-from largebatch.data.preparation import check_may_prepare, write_errors
+from largebatch.data.preparation import Preparation, write_errors
 from largebatch.data.token_stream import mapped
 from largebatch.errors import DataError
 from largebatch.storage.files import replace_file
@@ -33,21 +34,24 @@ class TarRows:
     Args:
         config: The recipe's section; its columns are the endings of the members' names.
         split: "train" or "validation".
+        preparation: Who makes the index.
 
     Raises:
         DataError: A file is no tar without compression, or a sample lacks its image or its label.
         NotPrepared: The index is not there, and may not be made here.
     """
 
-    def __init__(self, config: HubImages, split: str):
-        self._config, self._files = config, found_files(config)[split]
+    def __init__(self, config: HubImages, split: str, preparation: Preparation):
+        self._config = config
+        self._files = found_files(config)[split]
         states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in self._files]
         key = xxhash.xxh3_64_hexdigest(repr([states, config.image_column, config.label_column]).encode())
         path = Path(HF_HOME) / "largebatch" / f"tars_{split}_{key}.npy"
         if not path.is_file():
-            check_may_prepare(config, sum(size for _, size, _ in states))
+            preparation.check(config, sum(size for _, size, _ in states))
             self._write(path)
         self._index: Index = np.load(path, mmap_mode="r")
+        self.labels = self._index[:, 3]
 
     def _write(self, path: Path) -> None:
         rows = [row for number, file in enumerate(self._files) for row in self._samples(number, file)]
@@ -73,9 +77,9 @@ class TarRows:
                     opened = tar.extractfile(label)
                     assert opened is not None
                     yield number, image.offset_data, image.size, int(opened.read())
+        except DataError:
+            raise
         except (tarfile.TarError, ValueError) as error:
-            if isinstance(error, DataError):
-                raise
             raise DataError(
                 f"data.data_files: {file} cannot be read: {error}; write tars without compression, whose labels are "
                 "whole numbers, and copy a damaged one again"
@@ -87,8 +91,8 @@ class TarRows:
             if ending in members:
                 return members[ending]
         raise DataError(
-            f"data: the sample {name!r} in {file} has {', '.join(members)}, and no {endings}; write other endings, as "
-            'in "jpg;jpeg;png" and "cls", in data.image_column and data.label_column'
+            f"data: the sample {name!r} in {file} has {', '.join([*members][:9])}, and no {endings}; write other "
+            'endings, as in "jpg;jpeg;png" and "cls", in data.image_column and data.label_column'
         )
 
     def __len__(self) -> int:

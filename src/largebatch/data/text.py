@@ -13,6 +13,7 @@ import torch
 from largebatch.config.data import HubText, MegatronText, PydocData, TextData, listed
 from largebatch.data.megatron import open_megatron
 from largebatch.data.order import Indices
+from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import open_prepared
 from largebatch.data.source import Batch, SampleSource, longest_of
 from largebatch.data.token_stream import TokenStream
@@ -20,7 +21,9 @@ from largebatch.data.tokenizer import ByteTokenizer, Tokenizer
 from largebatch.errors import DataError
 
 
-def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer) -> tuple[SampleSource, SampleSource]:
+def tokenized_samples(
+    data: HubText | MegatronText, tokenizer: Tokenizer, preparation: Preparation
+) -> tuple[SampleSource, SampleSource]:
     """The training and evaluation documents as samples of this tokenizer's tokens."""
     if isinstance(data, MegatronText):
         train = open_megatron(listed(data.train), "data.train", tokenizer.vocab_size)
@@ -29,7 +32,7 @@ def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer) -> tup
             given = f"the first document of {listed(data.train)[0]} does not end with token {tokenizer.end_of_text}"
             raise DataError(f'data.attention: {given}; make the files with --append-eod, or write "block"')
     else:
-        train, evaluation = open_prepared(data, tokenizer)
+        train, evaluation = open_prepared(data, tokenizer, preparation)
     return _samples(data, train, evaluation, tokenizer.end_of_text if data.attention == "document" else None)
 
 

@@ -76,7 +76,8 @@ class TokenStream:
     def read_document(self, number: int, max_tokens: int) -> NDArray[np.int64]:
         """The first tokens of a document, at most so many; DataError as `read`."""
         which = int(np.searchsorted(self._first_documents, number, side="right")) - 1
-        part, place = self._parts[which], number - int(self._first_documents[which])
+        part = self._parts[which]
+        place = number - int(self._first_documents[which])
         ends = part.ends()
         start = int(ends[place - 1]) if place else 0
         return self._checked(part.tokens()[start : min(int(ends[place]), start + max_tokens)].astype(np.int64))

@@ -7,7 +7,7 @@ import xxhash
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.errors import DataError, reason_of
-from largebatch.local_folder import local_folder
+from largebatch.system.local_folder import local_folder
 
 
 class ByteTokenizer:

@@ -6,13 +6,13 @@ from typing import Any
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import ConfigError
-from largebatch.estimate.hardware import GIB, kept_back
-from largebatch.estimate.memory import model_states, optimizer_states, when_reduced
+from largebatch.estimate.memory import model_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, Strategy
 from largebatch.estimate.step_time import Hardware, step_time
 from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.strategies import SHARDS, find_strategy
+from largebatch.system.hardware import GIB, kept_back
 
 Json = dict[str, Any]
 
@@ -95,11 +95,13 @@ def _cost(
     hardware: Hardware | None,
 ) -> Json:
     """What a strategy holds and sends on the plan's number of processes."""
-    model, flops, micro_batches = workload.model, workload.flops, plan.max_gradient_accumulation_steps
+    model = workload.model
+    flops = workload.flops
+    micro_batches = plan.max_gradient_accumulation_steps
     entry = find_strategy(strategy.name)
     reduced = when_reduced(model, strategy, plan, gpu_memory)
-    strategy = replace(strategy, reduces_each=reduced == "each_micro_batch", ddp_bucket_mib=plan.ddp_bucket_mib)
-    states = model_states(model, strategy, plan.world_size, optimizer_states(plan), micro_batches)
+    strategy = replace(strategy, reduces_each=reduced == "each_micro_batch")
+    states = model_states(model, strategy, plan.world_size, plan.states_of, micro_batches)
     recomputes = config.compute.activation_checkpointing != "none"
     traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes)
     held = asdict(states)
@@ -141,7 +143,9 @@ def _suggest(
 
 def _best(fitting: Mapping[str, Json]) -> tuple[str, str]:
     """The best of the strategies that fit, and why."""
-    fast, between, why = list(fitting), dict.fromkeys(fitting, 0), "it shards the least, and then sends the least"
+    fast = list(fitting)
+    between = dict.fromkeys(fitting, 0)
+    why = "it shards the least, and then sends the least"
     if all(option["step_seconds"] for option in fitting.values()):
         seconds = {name: sum(option["step_seconds"].values()) for name, option in fitting.items()}
         fast = [name for name in fitting if seconds[name] <= (1 + SAME_SPEED) * min(seconds.values())]

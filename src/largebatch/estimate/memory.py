@@ -10,14 +10,13 @@ Weights stay in fp32 under bf16 autocast, so an element is 4 bytes everywhere (8
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import prod
 from pkgutil import resolve_name
 from typing import NamedTuple
 
-from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, padded
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, elements_of, padded
 from largebatch.plan.contract import RunPlan
 from largebatch.plan.strategies import Policy, find_strategy
 
@@ -48,31 +47,23 @@ class ModelStates:
         return self.held + sum(self.transient.values())
 
 
-NumbersKept = Callable[[tuple[int, ...]], int]
-"""Maps the shape of a tensor that an optimizer steps to the count of numbers kept for it, not counting scalars."""
-
-
-def optimizer_states(plan: RunPlan) -> NumbersKept:
-    """The counts of the plan's optimizer."""
-
-    def kept(shape: tuple[int, ...]) -> int:
-        return sum(prod(state) for state in plan.states_of(shape).values() if state)
-
-    return kept
+StatesOf = Callable[[tuple[int, ...]], Mapping[str, tuple[int, ...]]]
+"""Maps the shape of a tensor that an optimizer steps to the shapes of its states, as `RunPlan.states_of` does."""
 
 
 def model_states(
-    model: ModelShape, strategy: Strategy, world_size: int, numbers_kept: NumbersKept, micro_batches: int
+    model: ModelShape, strategy: Strategy, world_size: int, states_of: StatesOf, micro_batches: int
 ) -> ModelStates:
     """The bytes on the fullest process, where each has this many micro-batches in an optimizer step."""
     count: Formula = resolve_name(f"{__name__}:{find_strategy(strategy.name).formulas}")
     held = count(model, strategy, world_size, micro_batches > 1)
+    states = (state for shape in held.stepped for state in states_of(shape).values())
     size = model.element_bytes
     return ModelStates(
         weights=held.weights * size - held.in_bf16 * (size - 2),
         masters=held.masters * size,
         gradients=held.gradients * size,
-        optimizer=sum(map(numbers_kept, held.stepped)) * size,
+        optimizer=sum(prod(state) for state in states if state) * size,
         buffers=model.buffer_bytes,
         transient={cause: elements * size for cause, elements in held.transient.items() if elements},
     )
@@ -87,18 +78,17 @@ def when_reduced(model: ModelShape, strategy: Strategy, plan: RunPlan, gpu_memor
 
     Args:
         model: The shapes of the model.
-        strategy: How processes share the model; its `reduces_each` is ignored.
+        strategy: How processes share the model, as if gradients were reduced with the last micro-batch.
         plan: The plan, which has the number of processes and the largest number of micro-batches in a step.
         gpu_memory: Memory of the smallest GPU in bytes; None without GPUs, where whole gradients are taken to fit.
     """
     asked = plan.compute.reduce_gradients
-    preferred, *others = find_strategy(strategy.name).reduces
-    if asked in others:
-        return others[0]
-    if asked == preferred or preferred == "each_micro_batch" or not others or gpu_memory is None:
+    if asked != "auto":
+        return asked
+    preferred, *others = find_strategy(strategy.name).reduction_policies
+    if not others or preferred == "each_micro_batch" or gpu_memory is None:
         return preferred
-    last = replace(strategy, reduces_each=False)
-    states = model_states(model, last, plan.world_size, optimizer_states(plan), plan.max_gradient_accumulation_steps)
+    states = model_states(model, strategy, plan.world_size, plan.states_of, plan.max_gradient_accumulation_steps)
     return preferred if states.peak <= MAX_FRACTION_OF_GPU * gpu_memory else others[0]
 
 
@@ -120,8 +110,8 @@ Formula = Callable[[ModelShape, Strategy, int, bool], Elements]
 def replicated(model: ModelShape, _strategy: Strategy, _world_size: int, _accumulates: bool) -> Elements:
     """Everything on every process; micro-batches are summed in the buckets that are reduced."""
     stepped = [parameter.shape for parameter in model.trained]
-    in_bf16 = _elements([parameter for parameter in model.parameters if parameter.stored_in_bf16])
-    return Elements(model.elements, 0, _elements(model.trained), stepped, {}, in_bf16)
+    in_bf16 = elements_of(parameter for parameter in model.parameters if parameter.stored_in_bf16)
+    return Elements(model.elements, 0, model.trained_elements, stepped, {}, in_bf16)
 
 
 def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
@@ -142,23 +132,23 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
     keeps_whole = accumulates and not strategy.reduces_each
     transient = {
         # Whole gradients, until the last micro-batch.
-        "accumulated gradients": _elements(model.trained) if keeps_whole else 0,
+        "accumulated gradients": model.trained_elements if keeps_whole else 0,
         "gathered until the backward pass": sum(units[unit] for unit in stay),
         # The block in use, and the next one.
         "gathered blocks": sum(others[:2]),
         # The gradients of a block that are computed, and those of one that are reduced.
         "blocks' gradients": 2 * max(reduced.values()),
     }
-    held = [(parameter, prod(parameter.largest_shard(shards))) for parameter in model.parameters]
-    in_bf16 = sum(rows for parameter, rows in held if parameter.stored_in_bf16)
-    return Elements(sum(rows for _, rows in held), 0, gradients, stepped, transient, in_bf16)
+    weights = sum(parameter.padded_rows(shards) for parameter in model.parameters) // shards
+    in_bf16 = sum(parameter.padded_rows(shards) for parameter in model.parameters if parameter.stored_in_bf16) // shards
+    return Elements(weights, 0, gradients, stepped, transient, in_bf16)
 
 
 def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
     """Whole weights, and a part of each group's flat buffer of masters."""
     zero = strategy.zero
-    groups = [padded(_elements(group), 2 * world_size) for group in model.groups]
-    trained = _elements(model.trained)
+    groups = [padded(elements_of(group), 2 * world_size) for group in model.groups]
+    trained = model.trained_elements
     gradients = _gradients_of_partitions(model, world_size)
     # In stage 1, the parameters have gradients of their own until the last micro-batch.
     accumulated = gradients if zero.stage == 2 else trained
@@ -179,52 +169,41 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
 
 def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
     """Elements of gradients on the fullest process: those of all parameters that it steps a part of, and padding."""
-    changes: Counter[int] = Counter()
-
-    def keep(first: int, end: int, elements: int) -> None:
-        changes[first] += elements
-        changes[end] -= elements
-
+    held = [0] * world_size
     for group in model.groups:
-        elements = _elements(group)
-        size = padded(elements, 2 * world_size) // world_size
+        size = padded(elements_of(group), 2 * world_size) // world_size
         offset = 0
         for parameter in group:
-            keep(offset // size, -(-(offset + parameter.elements) // size), parameter.elements)
-            offset += parameter.elements
-        full = -(-elements // size)
-        keep(elements // size, full, full * size - elements)
-        keep(full, world_size, size)
-    return max(accumulate(change for _, change in sorted(changes.items())))
+            end = offset + parameter.elements
+            for process in range(offset // size, -(-end // size)):
+                held[process] += parameter.elements
+            offset = end
+        for process in range(offset // size, world_size):
+            held[process] += min(size, (process + 1) * size - offset)
+    return max(held)
 
 
 def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> Elements:
     """A part of each parameter."""
     zero = strategy.zero
 
-    def part(parameter: ParameterShape) -> int:
-        return padded(parameter.elements, world_size) // world_size
+    def whole(parameters: Iterable[ParameterShape]) -> list[int]:
+        return [padded(parameter.elements, world_size) for parameter in parameters]
 
-    trained = sum(part(parameter) for parameter in model.trained)
+    trained = sum(whole(model.trained)) // world_size
     threshold = zero.stage3_param_persistence_threshold
-    small = [padded(each.elements, world_size) for each in model.parameters if each.elements <= threshold]
-    large = [padded(each.elements, world_size) for each in model.parameters if each.elements > threshold]
+    small = whole(each for each in model.parameters if each.elements <= threshold)
+    large = whole(each for each in model.parameters if each.elements > threshold)
     # Weights that are used again within the distance stay; the next ones are fetched.
     reach = zero.stage3_max_reuse_distance + zero.stage3_prefetch_bucket_size + max(large, default=0)
     transient = {
         "gathered weights": min(sum(large), reach) if world_size > 1 else 0,
         # The bucket always exists, full or not; gradients are copied into it.
         "reduce bucket": zero.reduce_bucket_size,
-        "whole gradients": min(
-            sum(padded(parameter.elements, world_size) for parameter in model.trained), zero.reduce_bucket_size
-        ),
+        "whole gradients": min(trained * world_size, zero.reduce_bucket_size),
         "update's copy of gradients": min(trained, -(-zero.sub_group_size // world_size)),
     }
     # A single process has nothing to gather.
     gathered = sum(small) if world_size > 1 else 0
-    weights = sum(part(parameter) for parameter in model.parameters) + gathered
+    weights = (sum(small) + sum(large)) // world_size + gathered
     return Elements(weights, trained, trained, [(trained,)], transient)
-
-
-def _elements(parameters: tuple[ParameterShape, ...] | list[ParameterShape]) -> int:
-    return sum(parameter.elements for parameter in parameters)

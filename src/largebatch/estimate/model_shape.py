@@ -1,12 +1,12 @@
 """The shapes of a model and the settings of an engine, which memory and traffic depend on."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
 import pydantic
-from pydantic import NonNegativeInt, TypeAdapter
+from pydantic import NonNegativeInt
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,17 @@ class ModelShape:
     @property
     def elements(self) -> int:
         """Elements of all parameters."""
-        return sum(parameter.elements for parameter in self.parameters)
+        return elements_of(self.parameters)
 
     @property
     def trained(self) -> tuple[ParameterShape, ...]:
         """The parameters that get a gradient."""
         return tuple(parameter for parameter in self.parameters if parameter.group is not None)
+
+    @property
+    def trained_elements(self) -> int:
+        """Elements of the parameters that get a gradient."""
+        return elements_of(self.trained)
 
     @property
     def groups(self) -> list[list[ParameterShape]]:
@@ -94,7 +99,7 @@ class ZeroSettings:
             pydantic.ValidationError: With one of them, memory and traffic cannot be counted.
         """
         given = {name: value for name, value in config.items() if value is not None}
-        return TypeAdapter(cls).validate_python({"overlap_comm": config["stage"] == 3} | given)
+        return cls(**{"overlap_comm": config["stage"] == 3} | given)
 
 
 NO_ZERO = ZeroSettings(stage=0)
@@ -109,11 +114,15 @@ class Strategy:
     reshards: bool = True  # whether FSDP2 gathers its units again for the backward pass
     shard_size: int | None = None  # processes that FSDP2 divides a replica of the model over; None means all
     reduces_each: bool = False  # whether FSDP2 reduces gradients with each micro-batch, not only with the last
-    ddp_bucket_mib: int = 25  # gradients that DDP all-reduces at a time
 
     def shards_of(self, world_size: int) -> int:
         """The number of processes that hold a part each of one copy of the model."""
         return self.shard_size or world_size
+
+
+def elements_of(parameters: Iterable[ParameterShape]) -> int:
+    """The number of the parameters' elements."""
+    return sum(parameter.elements for parameter in parameters)
 
 
 def padded(size: int, multiple: int) -> int:

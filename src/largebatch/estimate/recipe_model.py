@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from largebatch.config import RecipeConfig
-from largebatch.config.task_config import authors_program
+from largebatch.config.task_config import task_code_errors
 from largebatch.errors import UserError
 from largebatch.estimate.cuda_kernels import cuda_kernels
 from largebatch.model.activation_checkpointing import KEPT_RESULTS, blocks_to_recompute, checkpoint_activations
@@ -46,7 +46,7 @@ def recipe_model(config: RecipeConfig) -> tuple[nn.Module, ExampleBatch | None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if config.precision == "fp64" else torch.float32)
     try:
-        with authors_program(folder, "model.py"):
+        with task_code_errors(folder, "model.py"):
             module = import_from(folder, "model")
             model: object = build_shapes(partial(module.build_model, config))
     finally:
@@ -83,8 +83,10 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             # It makes no mask of numbers, so it keeps what attention without documents keeps.
             batch.pop("position_ids", None)
         try:
-            what, blocks, largest = config.compute.activation_checkpointing, list[nn.Module](), 0
-            forward = partial(_kept_by, model, batch, config.precision == "bf16", what)
+            what = config.compute.activation_checkpointing
+            blocks = list[nn.Module]()
+            largest = 0
+            forward = partial(_saved_bytes_by_block, model, batch, config.precision == "bf16", what)
             if what != "none":
                 blocks = blocks_to_recompute(model)
                 kept, _ = forward(blocks)
@@ -117,8 +119,8 @@ def micro_batch_flops(
         warnings.simplefilter("ignore")
         batch = _prepared(model, config, example_batch)
         batch.pop("position_ids", None)
-        in_place = {torch.ops.aten.addmm_: _addmm_flops}
         # The output layer adds to the gradient of its weight in place, which the counter does not know.
+        in_place = {torch.ops.aten.addmm_: _addmm_flops}
         forward, backward = (FlopCounterMode(display=False, custom_mapping=in_place) for _ in range(2))
         try:
             with forward:
@@ -147,7 +149,7 @@ def _prepared(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatc
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     _give_fake_memory(model)
     model.train()
-    with authors_program(folder_of(type(config)), "model.py"):
+    with task_code_errors(folder_of(type(config)), "model.py"):
         example = example_batch(config)
         return {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
 
@@ -161,13 +163,13 @@ def _give_fake_memory(model: nn.Module) -> None:
                 if tensor is None:
                     continue
                 if tensor not in twins:
-                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    twins[tensor] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
+                    twins[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    if isinstance(tensor, nn.Parameter):
+                        twins[tensor] = nn.Parameter(twins[tensor], requires_grad=tensor.requires_grad)
                 tensors[name] = twins[tensor]
 
 
-def _kept_by(
+def _saved_bytes_by_block(
     model: nn.Module,
     micro_batch: Mapping[str, torch.Tensor],
     in_bf16: bool,

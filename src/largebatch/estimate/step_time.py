@@ -12,7 +12,7 @@ Not modeled: slow processes, congestion, waiting for data, the optimizer's updat
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from largebatch.estimate.traffic import Collective, Group
@@ -96,23 +96,24 @@ def step_time(
 
 
 def step_seconds(
-    collectives: Iterable[Collective], computing: Computing, micro_batches: int, fabric: Fabric, exposed_share: float
+    collectives: Sequence[Collective], computing: Computing, micro_batches: int, fabric: Fabric, exposed_share: float
 ) -> float:
     """The time of an optimizer step with these collectives; see `overlapped` for the exposed share."""
-    # What each micro-batch communicates in a pass, and what the last one adds.
-    each, last = {"forward": 0.0, "backward": 0.0}, {"forward": 0.0, "backward": 0.0}
     step = 0.0
     for collective in collectives:
-        seconds = collective_seconds(collective, fabric)
         if collective.phase == "update":
-            step += collective.times * seconds
-        else:
-            with_each, with_last = divmod(collective.times, micro_batches)
-            each[collective.phase] += with_each * seconds
-            last[collective.phase] += with_last * seconds
-    for phase, seconds in (("forward", computing.forward), ("backward", computing.backward)):
-        step += (micro_batches - 1) * overlapped(seconds, each[phase], exposed_share)
-        step += overlapped(seconds, each[phase] + last[phase], exposed_share)
+            step += collective.times * collective_seconds(collective, fabric)
+    for phase, computed in (("forward", computing.forward), ("backward", computing.backward)):
+        # What each micro-batch communicates, and what the last one adds.
+        each = 0.0
+        last = 0.0
+        for collective in collectives:
+            if collective.phase == phase:
+                seconds = collective_seconds(collective, fabric)
+                each += collective.times // micro_batches * seconds
+                last += collective.times % micro_batches * seconds
+        step += (micro_batches - 1) * overlapped(computed, each, exposed_share)
+        step += overlapped(computed, each + last, exposed_share)
     return step
 
 
@@ -128,10 +129,11 @@ def overlapped(computing: float, communicating: float, exposed_share: float) -> 
 def collective_seconds(collective: Collective, fabric: Fabric) -> float:
     """The time of all calls of a collective, without its repetitions (`times`)."""
     size = collective.size / collective.calls
+    seconds = ring(size, collective.group, fabric, collective.passes)
     if collective.operation == "all-reduce":
         # NCCL, too, chooses the faster algorithm.
-        return collective.calls * min(ring(size, collective.group, fabric, 2), tree(size, collective.group, fabric))
-    return collective.calls * ring(size, collective.group, fabric, 1)
+        seconds = min(seconds, tree(size, collective.group, fabric))
+    return collective.calls * seconds
 
 
 def ring(size: float, group: Group, fabric: Fabric, passes: int) -> float:
@@ -140,7 +142,8 @@ def ring(size: float, group: Group, fabric: Fabric, passes: int) -> float:
     A pass takes n - 1 hops of size / n bytes (Thakur et al., sections 4.1 and 4.2). The hops between nodes are
     one fewer than the nodes (NCCL's `nInterSteps`).
     """
-    hops, net_hops = group.size - 1, _nodes(group, fabric) - 1
+    hops = group.size - 1
+    net_hops = _nodes(group, fabric) - 1
     latency = (hops - net_hops) * fabric.node_latency + net_hops * fabric.net_latency
     return fabric.call_latency + passes * (latency + hops / group.size * size / _bandwidth(group, fabric))
 
@@ -150,7 +153,8 @@ def tree(size: float, group: Group, fabric: Fabric) -> float:
 
     All bytes are sent twice. NCCL's formula is the same: its two trees of half the bytes each send as much as its ring.
     """
-    hops, net_hops = group.on_a_node(fabric.gpus_per_node) - 1, math.ceil(math.log2(_nodes(group, fabric)))
+    hops = group.on_a_node(fabric.gpus_per_node) - 1
+    net_hops = math.ceil(math.log2(_nodes(group, fabric)))
     latency = hops * fabric.node_latency + net_hops * fabric.net_latency
     return fabric.call_latency + 2 * (latency + size / _bandwidth(group, fabric))
 

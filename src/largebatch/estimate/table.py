@@ -1,15 +1,13 @@
 """A comparison as readable tables, one for each number of processes, in lines of at most 110 characters."""
 
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from largebatch.config import RecipeConfig
-from largebatch.errors import counted
 from largebatch.estimate.comparison import Json
-from largebatch.estimate.hardware import GIB
 from largebatch.estimate.step_time import CONVOLUTION_PASSES, EXPOSED_SHARE, MFU
+from largebatch.system.hardware import GIB
+from largebatch.words import aligned, counted, digits, span, wrapped
 
-WIDTH = 110
 NOTES = (
     "Sizes are in GiB, for the process that holds the most. If the batch size changes, all numbers are of the largest.",
     "States are exact, before the update: weights, reduced gradients, optimizer states, and DeepSpeed's fp32 copies. "
@@ -40,7 +38,8 @@ def table(comparison: Json, config: RecipeConfig) -> str:
 
 def assumptions(comparison: Json) -> str:
     """The assumptions behind the time of a step."""
-    flops, hardware = comparison["micro_batch_flops"], comparison["hardware"]
+    flops = comparison["micro_batch_flops"]
+    hardware = comparison["hardware"]
     if not flops:
         return "The time of a step is not estimated: the operations of this task or model cannot be counted."
     fabric = hardware["fabric"]
@@ -71,17 +70,19 @@ def _whole_run(column: Json, config: RecipeConfig) -> str:
     if option is None or option["step_seconds"] is None:
         return ""
     # A step with fewer samples takes less time.
-    size, tokens = max(size for _, size in config.batch.sizes), config.tokens_processed_per_sample
-    seconds = [column["samples"] / size * each for each in option["step_seconds"].values()]
-    hours, gpu_hours = ([count * each / 3600 for each in seconds] for count in (1, column["world_size"]))
-    rates = [column["samples"] * (tokens or 1) / each for each in reversed(seconds)]
+    size = max(size for _, size in config.batch.sizes)
+    hours = [column["samples"] / size * seconds / 3600 for seconds in option["step_seconds"].values()]
+    gpu_hours = [column["world_size"] * each for each in hours]
+    tokens = config.tokens_processed_per_sample
+    rates = [column["samples"] * (tokens or 1) / (3600 * each) for each in reversed(hours)]
     unit = "tokens" if tokens else "samples"
     return f"  The whole run: {span(hours)} hours, {span(gpu_hours)} GPU-hours, {span(rates)} {unit} per second"
 
 
 def _cells(option: Json, comparison: Json) -> Mapping[str, str]:
     """What a strategy costs, by the heading of each column."""
-    sent, between = option["sent_bytes_per_step"], option["sent_between_nodes_bytes_per_step"]
+    sent = option["sent_bytes_per_step"]
+    between = option["sent_between_nodes_bytes_per_step"]
     cells = {
         "states": _size(option["model_state_bytes"]["total"]),
         "transient": _size(sum(option["transient_bytes_estimate"].values())),
@@ -98,33 +99,6 @@ def _cells(option: Json, comparison: Json) -> Mapping[str, str]:
     return cells | {"reduced": reduced, "shards": f"{option['shard_group_size']:,}"}
 
 
-def aligned(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """Named rows of cells under their headings."""
-    if not rows:
-        return
-    lines = [["", *next(iter(rows.values()))], *([name, *cells.values()] for name, cells in rows.items())]
-    longest, *widths = (max(map(len, cells)) for cells in zip(*lines, strict=True))
-    for name, *cells in lines:
-        aligned = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        yield f"  {name:<{longest}}  {aligned}"
-
-
 def _size(size: int) -> str:
     """Bytes as GiB."""
     return digits(size / GIB)
-
-
-def digits(number: float) -> str:
-    """A number with three digits, a whole one if it has more, and two digits below 1."""
-    if number < 0.995:
-        return f"{number:.2g}"
-    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def span(ends: Iterable[float]) -> str:
-    """The ends of a range, as one number if they look the same."""
-    return " to ".join(dict.fromkeys(map(digits, ends)))
-
-
-def wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")

@@ -30,12 +30,12 @@ Not counted are scalars (the vote on whether to stop, the norm of each parameter
 that couples samples exchanges, and the statistics of BatchNorm over all processes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Literal
 
-from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, padded
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, elements_of, padded
 from largebatch.plan.strategies import find_strategy
 
 
@@ -63,9 +63,14 @@ class Collective:
     times: int = 1  # how often per step: with each micro-batch, or once, with the last one
 
     @property
+    def passes(self) -> int:
+        """How often the bytes go around a ring: an all-reduce is a reduce-scatter and a gather."""
+        return 2 if self.operation == "all-reduce" else 1
+
+    @property
     def volume(self) -> int:
         """The bytes that each of many processes would send in a step, in a ring."""
-        return (2 if self.operation == "all-reduce" else 1) * self.times * self.size
+        return self.passes * self.times * self.size
 
     @property
     def sent(self) -> int:
@@ -91,12 +96,9 @@ class TrafficCase:
     micro_batches: int  # micro-batches per process in the step
     recomputes: bool  # whether blocks are computed again in the backward pass (activation checkpointing)
 
-    def num_bytes(self, elements: Iterable[int]) -> int:
-        """The bytes of tensors of these numbers of elements, in the precision of the weights."""
-        return sum(elements) * self.model.element_bytes
-
 
 Collectives = tuple[Collective, ...]
+DDP_BUCKET_BYTES = 25 * 2**20  # gradients that DDP all-reduces at a time: torch's `bucket_cap_mb`
 
 
 def traffic_of_a_step(
@@ -112,19 +114,20 @@ def traffic_of_a_step(
 
 def replicated(case: TrafficCase) -> Collectives:
     """Gradients are all-reduced."""
-    size = case.num_bytes(parameter.elements for parameter in case.model.trained)
-    calls = -(-size // (case.strategy.ddp_bucket_mib * 2**20))
+    size = case.model.trained_elements * case.model.element_bytes
+    calls = -(-size // DDP_BUCKET_BYTES)
     return (Collective("all-reduce", size, calls, "backward", Group(case.world_size)),)
 
 
 def sharded(case: TrafficCase) -> Collectives:
     """Weights are gathered unit by unit; gradients are reduce-scattered and, with replicas, all-reduced over them."""
-    model, strategy = case.model, case.strategy
+    model = case.model
+    strategy = case.strategy
     shards = Group(strategy.shards_of(case.world_size))
     replicas = Group(case.world_size // shards.size, stride=shards.size)
     again = [each for each in model.parameters if strategy.reshards and each.unit not in model.gathered_units]
     # The rows of each parameter are padded to a multiple of the number of processes.
-    reduced = case.num_bytes(parameter.padded_rows(shards.size) for parameter in model.trained)
+    reduced = sum(parameter.padded_rows(shards.size) for parameter in model.trained) * model.element_bytes
     trained_units = len({parameter.unit for parameter in model.trained})
 
     def gathered(parameters: Sequence[ParameterShape], phase: Literal["forward", "backward"]) -> Collective:
@@ -143,51 +146,52 @@ def sharded(case: TrafficCase) -> Collectives:
 
 def zero12(case: TrafficCase) -> Collectives:
     """Gradients are reduced, and weights are gathered after the update."""
+    model = case.model
     zero = case.strategy.zero
-    elements = sum(parameter.elements for parameter in case.model.trained)
     # A parameter group is one flat buffer, whose parts start at multiples of 2 elements (4 bytes in fp16).
-    groups = [sum(parameter.elements for parameter in group) for group in case.model.groups]
-    gathered = case.num_bytes(padded(group, 2 * case.world_size) for group in groups)
+    groups = [padded(elements_of(group), 2 * case.world_size) for group in model.groups]
     return (
         Collective(
             # Reducing each part to its owner sends as much as a reduce-scatter.
             "all-reduce" if zero.use_multi_rank_bucket_allreduce else "reduce-scatter",
-            case.num_bytes([elements]),
-            -(-elements // zero.reduce_bucket_size),
+            model.trained_elements * model.element_bytes,
+            -(-model.trained_elements // zero.reduce_bucket_size),
             "backward",
             Group(case.world_size),
             case.micro_batches if zero.stage == 2 else 1,
         ),
-        Collective("gather", gathered, len(groups), "update", Group(case.world_size)),
+        Collective("gather", sum(groups) * model.element_bytes, len(groups), "update", Group(case.world_size)),
     )
 
 
 def zero3(case: TrafficCase) -> Collectives:
     """Weights are gathered for each pass; gradients are reduce-scattered."""
-    model, zero = case.model, case.strategy.zero
+    model = case.model
+    zero = case.strategy.zero
     # Each pass uses the parameters of each module once.
     passes = 3 if case.recomputes else 2
     trace = sum(passes * parameter.modules * parameter.elements for parameter in model.parameters)
-    small = [each for each in model.parameters if each.elements <= zero.stage3_param_persistence_threshold]
-    large = [each for each in model.parameters if each.elements > zero.stage3_param_persistence_threshold]
+    threshold = zero.stage3_param_persistence_threshold
 
-    def size(parameters: Sequence[ParameterShape]) -> int:
+    def size(parameter: ParameterShape) -> int:
         # Each parameter is padded to a multiple of the number of processes.
-        return case.num_bytes(padded(each.elements, case.world_size) for each in parameters)
+        return padded(parameter.elements, case.world_size) * model.element_bytes
 
-    in_modules = sum(each.modules * size([each]) for each in large)
+    small = sum(size(each) for each in model.parameters if each.elements <= threshold)
+    large = [each for each in model.parameters if each.elements > threshold]
+    in_modules = sum(each.modules * size(each) for each in large)
 
     def gathered(size: int, phase: Literal["forward", "backward", "update"], times: int = 1) -> Collective:
         calls = -(-size // (zero.stage3_prefetch_bucket_size * model.element_bytes))
-        return Collective("gather", size, max(1, calls), phase, Group(case.world_size), times)
+        return Collective("gather", size, calls, phase, Group(case.world_size), times)
 
     # Whether large parameters are gathered for each module in each pass, or once for each micro-batch.
     frees = trace >= zero.stage3_max_reuse_distance
-    reduced = size(model.trained)
+    reduced = sum(map(size, model.trained))
     calls = -(-reduced // (zero.reduce_bucket_size * model.element_bytes))
     return (
         Collective("reduce-scatter", reduced, calls, "backward", Group(case.world_size), case.micro_batches),
-        gathered(size(small), "update"),
-        gathered(in_modules if frees else size(large), "forward", case.micro_batches),
+        gathered(small, "update"),
+        gathered(in_modules if frees else sum(map(size, large)), "forward", case.micro_batches),
         gathered(in_modules if frees else 0, "backward", (passes - 1) * case.micro_batches),
     )

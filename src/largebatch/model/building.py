@@ -32,7 +32,8 @@ REPEATABLE = (*RANDOM, *FILLS)
 BLOCK = 2**16
 # The words of the Mersenne Twister, 32 bits each, and where torch keeps them, as 64 bits each, in the state of a
 # generator on the CPU (`CPUGeneratorImplStateLegacy` in aten/src/ATen/CPUGeneratorImpl.cpp, read in torch 2.13).
-TWISTER_WORDS, TWISTER_OFFSET = 624, 24
+TWISTER_WORDS = 624
+TWISTER_OFFSET = 24
 
 
 class Draw(NamedTuple):
@@ -47,15 +48,16 @@ class Draw(NamedTuple):
 def build_without_weights(
     build: Callable[[], M], is_drawn: Callable[[str], bool] = lambda _: True
 ) -> tuple[M, dict[str, Draw]]:
-    """The model that `build` makes, with parameters on the meta device, and how those are drawn whose names `is_drawn`.
+    """Return the model that `build` makes, with parameters on the meta device, and the operations that initialize the
+    parameters for which `is_drawn(name)` is true.
 
     Raises:
         BackendMismatch: A parameter is not initialized, or in a way that cannot be repeated from its name.
     """
-    notes = _Notes()
-    with _parameters_without_memory(), notes:
+    recorder = _InitRecorder()
+    with _parameters_without_memory(), recorder:
         model = build()
-    return model, {name: notes.draw_of(name, each) for name, each in model.named_parameters() if is_drawn(name)}
+    return model, {name: recorder.draw_of(name, each) for name, each in model.named_parameters() if is_drawn(name)}
 
 
 def build_shapes(build: Callable[[], M]) -> M:
@@ -97,13 +99,15 @@ class SeededWeights:
         values = torch.empty(stop - start, dtype=self._like[name][1], device="cpu")
         for number in range(start // BLOCK, -(-stop // BLOCK)):
             first = number * BLOCK
-            begin, end = max(start, first), min(stop, first + BLOCK)
+            begin = max(start, first)
+            end = min(stop, first + BLOCK)
             block = self._block(name, number) if number else first_block
             values[begin - start : end - start] = block[begin - first : end - first]
         return values
 
     def _block(self, name: str, number: int) -> torch.Tensor:
-        (size, dtype), (operation, numbers, fills) = self._like[name], self._draws[name]
+        (size, dtype) = self._like[name]
+        (operation, numbers, fills) = self._draws[name]
         first = number * BLOCK
         block = torch.empty(min(size - first, BLOCK), dtype=dtype, device="cpu")
         options = {"generator": self._generator(name, number)} if operation in RANDOM else {}
@@ -127,13 +131,13 @@ class SeededWeights:
         return generator
 
 
-class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The last in-place operation on each tensor on the meta device."""
+class _InitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the last in-place operation on each tensor on the meta device, which is its initialization."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # With the storage itself, so that no later tensor gets the address of a freed one.
-        self._notes: dict[int, tuple[torch.UntypedStorage, Draw | str]] = {}
+        self._last_operations: dict[int, tuple[torch.UntypedStorage, Draw | str]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -145,36 +149,37 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for argument in func._schema.arguments:
             tensor = (arguments | kwargs).get(argument.name)
             if argument.is_write and isinstance(tensor, torch.Tensor) and tensor.is_meta:
-                note: Draw | str = operation
+                draw: Draw | str = operation
                 is_repeatable = operation in REPEATABLE and not kwargs.keys() - {"generator"}
                 numbers = tuple(float(number) for number in args[1:]) if is_repeatable else ()
                 if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
-                    whole, start = self._note_of(tensor), int(tensor.storage_offset())
-                    note = f"{operation} of a part"
+                    whole = self._last_operation_on(tensor)
+                    start = int(tensor.storage_offset())
+                    draw = f"{operation} of a part"
                     if isinstance(whole, Draw) and operation in FILLS and tensor.is_contiguous():
                         fill = (start, start + tensor.numel(), numbers[0] if numbers else 0.0)
-                        note = whole._replace(fills=(*whole.fills, fill))
+                        draw = whole._replace(fills=(*whole.fills, fill))
                 elif is_repeatable:
-                    note = Draw(operation, numbers)
-                self._notes[storage_of(tensor)] = (tensor.untyped_storage(), note)
+                    draw = Draw(operation, numbers)
+                self._last_operations[storage_of(tensor)] = (tensor.untyped_storage(), draw)
         if operation == "constant_pad_nd" and args[0].is_meta and not any(args[1]):
             # `transformers` replaces an output layer's bias with itself, padded with nothing.
-            self._notes[storage_of(result)] = (result.untyped_storage(), self._note_of(args[0]))
+            self._last_operations[storage_of(result)] = (result.untyped_storage(), self._last_operation_on(args[0]))
         return result
 
-    def _note_of(self, tensor: torch.Tensor) -> Draw | str:
-        _, note = self._notes.get(storage_of(tensor), (None, "nothing"))
-        return note
+    def _last_operation_on(self, tensor: torch.Tensor) -> Draw | str:
+        _, draw = self._last_operations.get(storage_of(tensor), (None, "nothing"))
+        return draw
 
     def draw_of(self, name: str, parameter: torch.Tensor) -> Draw:
-        note = self._note_of(parameter)
-        if isinstance(note, str):
+        draw = self._last_operation_on(parameter)
+        if isinstance(draw, str):
             raise BackendMismatch(
                 f"the model's parameter {name} would start with values that do not follow from its name: the last "
-                f"in-place operation on it, after its module has registered it, is {note}; initialize it with one of "
+                f"in-place operation on it, after its module has registered it, is {draw}; initialize it with one of "
                 f"{', '.join(REPEATABLE)}, as torch.nn.init does"
             )
-        return note
+        return draw
 
 
 @torch.no_grad()
@@ -201,6 +206,8 @@ def _parameters_without_memory() -> Iterator[None]:
             return parameter
         if parameter not in replaced:
             replaced[parameter] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            # What the model declares about it, such as `_no_weight_decay`.
+            vars(replaced[parameter]).update(vars(parameter))
         kept: nn.Parameter = replaced[parameter]
         return kept
 

@@ -8,17 +8,20 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from largebatch.errors import UserError, bulleted, reason_of
-from largebatch.local_folder import local_folder
+from largebatch.errors import UserError, reason_of
 from largebatch.model.building import SeededWeights
 from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.model.transformers_internals import converted_names, without_ignored
 from largebatch.storage.layout import COPIED_FILES, CheckpointError, read_json
 from largebatch.storage.tensors import TensorFiles
+from largebatch.system.local_folder import local_folder
+from largebatch.words import bulleted
 
-WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
 # Fields of a model's configuration that do not change what it computes with the same weights, at least in training.
-FREE = {
+IGNORED_CONFIG_FIELDS = {
     "architectures",
     "bos_token_id",
     "dtype",
@@ -66,7 +69,8 @@ class PretrainedWeights:
     def __init__(self, folder: Path, model: nn.Module, adapters: SeededWeights | None = None):
         self.checksums: dict[str, str] = {} if adapters is None else adapters.checksums
         self._places: dict[str, tuple[str, str]] = {}
-        self._folder, self._adapters = folder, adapters
+        self._folder = folder
+        self._adapters = adapters
         self._field = "model.initial_weights" if adapters is None else "model.path"
         self._files = TensorFiles(folder)
         try:
@@ -118,7 +122,8 @@ class PretrainedWeights:
                 continue
             if len(found) > 1:
                 yield f"it has both {found[0]} and {found[1]}, which are one parameter in this model"
-            file, shape = stored[found[0]], tuple(parameter.shape)
+            file = stored[found[0]]
+            shape = tuple(parameter.shape)
             self._places[aliases[0]] = (file, found[0])
             stored_tensor = self._files.find(file, found[0])
             if stored_tensor.shape != shape:
@@ -160,5 +165,5 @@ def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
     except Exception as error:
         raise CheckpointError(f"its {CONFIG} does not describe a model: {reason_of(error)}") from error
     for name, mine in config.to_dict().items():
-        if name not in FREE and not name.startswith("_") and theirs.get(name) != mine:
+        if name not in IGNORED_CONFIG_FIELDS and not name.startswith("_") and theirs.get(name) != mine:
             yield f"its {CONFIG} has {name} {theirs.get(name)}, but this model has {mine}"

@@ -221,7 +221,8 @@ def _through_chunks(
     parameters = weight.to(dtype), None if bias is None else bias.to(dtype)
     # Not a view of another tensor, because engines register hooks on a module's outputs.
     losses = inputs.new_empty(targets.shape, dtype=precision_of_losses(dtype))
-    flat_losses, targets = losses.view(-1), targets.flatten()
+    flat_losses = losses.view(-1)
+    targets = targets.flatten()
     factors = None if factors is None else factors.flatten()
     of_inputs = torch.empty_like(inputs) if needed[0] else None
     # A weight that FSDP2 has gathered in bf16 has no `zeros_like`.
@@ -292,7 +293,8 @@ def compiled(device: torch.device) -> Callable[..., Any]:
         torch._dynamo.mark_static(logits, 1)
         return function(logits, *others)
 
-    logits, targets = torch.zeros(2, 2, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+    logits = torch.zeros(2, 2, device=device)
+    targets = torch.zeros(2, dtype=torch.int64, device=device)
     try:
         of_any_size(logits, targets, None, True, False)
     # Each compiler raises its own exceptions.

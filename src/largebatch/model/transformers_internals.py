@@ -7,7 +7,7 @@ given.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -18,7 +18,26 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from largebatch.errors import UserError
 
-_given: bool | None = None  # whether the forward pass that runs was given positions; None if it is not known
+
+class _DocumentFinder:
+    """Stands in for the function of `transformers` that looks at positions.
+
+    Args:
+        look: That function, which answers where it is not known whether positions were given.
+    """
+
+    def __init__(self, look: Callable[[torch.Tensor], torch.Tensor | None]):
+        self.look = look
+        self.given: bool | None = None  # whether the forward pass that runs was given positions; None if it is unknown
+
+    def __call__(self, position_ids: torch.Tensor) -> torch.Tensor | None:
+        """The number of each token's document in its sample, (batch, tokens); None if all are in one."""
+        if self.given is None:
+            return self.look(position_ids)
+        if not self.given:
+            return None
+        steps = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1)
+        return (steps != 1).cumsum(-1)
 
 
 def mask_by_given_positions(model: nn.Module, refusal: str | None) -> None:
@@ -26,42 +45,26 @@ def mask_by_given_positions(model: nn.Module, refusal: str | None) -> None:
 
     With a refusal, such calls raise a UserError with this message.
     """
-    if not hasattr(masking_utils.find_packed_sequence_indices, "by_given_positions"):
-        masking_utils.find_packed_sequence_indices = _by_given_positions(masking_utils.find_packed_sequence_indices)
+    finder = masking_utils.find_packed_sequence_indices
+    if not isinstance(finder, _DocumentFinder):
+        finder = _DocumentFinder(finder)
+        masking_utils.find_packed_sequence_indices = finder
     forward = model.forward
 
     @wraps(forward)
     def forward_with_given(*arguments: Any, **options: Any) -> Any:
-        global _given
         # The first argument is the tokens; if there are more, it is not known what they are.
         given = None if len(arguments) > 1 else options.get("position_ids") is not None
         if refusal is not None and given is not False:
             raise UserError(refusal)
-        before, _given = _given, given
+        before = finder.given
+        finder.given = given
         try:
             return forward(*arguments, **options)
         finally:
-            _given = before
+            finder.given = before
 
     model.forward = forward_with_given
-
-
-def _by_given_positions(look: Any) -> Any:
-    """The function of `transformers` that looks at positions, replaced where it is known whether they were given."""
-
-    @wraps(look)
-    def find(position_ids: torch.Tensor) -> torch.Tensor | None:
-        """The number of each token's document in its sample, (batch, tokens); None if all are in one."""
-        if _given is None:
-            found: torch.Tensor | None = look(position_ids)
-            return found
-        if not _given:
-            return None
-        steps = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1)
-        return (steps != 1).cumsum(-1)
-
-    vars(find)["by_given_positions"] = True
-    return find
 
 
 def converted_names(model: PreTrainedModel, stored: Iterable[str]) -> list[str]:

@@ -72,10 +72,12 @@ class Lamb(LayerwiseOptimizer):
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
     """Ranges of a list that follow each other, each with at most CHUNK elements or of one tensor."""
-    start, elements = 0, 0
+    start = 0
+    elements = 0
     for stop, tensor in enumerate(tensors):
         if start < stop and elements + tensor.numel() > CHUNK:
             yield slice(start, stop)
-            start, elements = stop, 0
+            start = stop
+            elements = 0
         elements += tensor.numel()
     yield slice(start, len(tensors))

@@ -28,7 +28,9 @@ class Lars(LayerwiseOptimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay} | options)
 
     def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
-        decay, eta, momentum = group["weight_decay"], group["trust_coefficient"], group["momentum"]
+        decay = group["weight_decay"]
+        eta = group["trust_coefficient"]
+        momentum = group["momentum"]
         weights = parts.split(tensors)
         gradients = parts.split([tensor.grad for tensor in tensors if tensor.grad is not None])
         if momentum != 0:

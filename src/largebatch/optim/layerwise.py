@@ -105,7 +105,7 @@ class LayerwiseOptimizer(Optimizer):
     """An optimizer that multiplies the update of each layer by a trust ratio, a function of two norms of the layer.
 
     A layer is a parameter. Parameters in groups with `"layerwise": False` are not adapted: their ratio is 1.
-    Until `locate` is called, each tensor counts as a whole layer.
+    Until `set_layer_parts` is called, each tensor counts as a whole layer.
     """
 
     def __init__(self, params: Any, defaults: dict[str, Any]):
@@ -115,7 +115,7 @@ class LayerwiseOptimizer(Optimizer):
         self._sum_over_processes: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._stepped_together: dict[tuple[torch.Tensor, ...], PartsOfLayers] = {}
 
-    def locate(
+    def set_layer_parts(
         self,
         parts: Mapping[torch.Tensor, Sequence[LayerPart]],
         layers: Sequence[str],
@@ -173,7 +173,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def _sizes_between(parts: Sequence[LayerPart], size: int) -> list[int]:
     """The sizes that a tensor of `size` elements is cut into: those of the parts, and of the gaps around them."""
-    sizes, end = [], 0
+    sizes = []
+    end = 0
     for part in parts:
         sizes += [part.offset - end, part.length]
         end = part.offset + part.length

@@ -14,7 +14,8 @@ from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
 from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
-from largebatch.config.optimizers import OptimizerEntry, OptimizerSection, Shape
+from largebatch.config.optimizers import OptimizerEntry, Shape
+from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
 from largebatch.errors import ConfigError, UserError
 
@@ -23,9 +24,6 @@ from largebatch.errors import ConfigError, UserError
 STOP_VOTE_STEPS = 2
 # A request during a step is in the vote of the next one.
 STEPS_TO_STOP = STOP_VOTE_STEPS + 2
-# MiB of DDP's buckets: torch's default and, from this many processes on, whose all-reduces begin more slowly, more.
-DDP_BUCKET = 25
-MANY_PROCESSES, LARGE_DDP_BUCKET = 64, 100
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,6 @@ class RunPlan:
     # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
     optimizer_entry: OptimizerEntry | None = field(default=None, compare=False)
 
-    @property
-    def ddp_bucket_mib(self) -> int:
-        """MiB of gradients that DDP all-reduces at a time."""
-        default = LARGE_DDP_BUCKET if self.world_size >= MANY_PROCESSES else DDP_BUCKET
-        return self.compute.ddp_bucket_mib or default
-
     # --- for a step, counted from 0 -------------------------------------------------------------------------------
 
     def batch_at(self, step: int) -> GlobalBatch:
@@ -95,7 +87,7 @@ class RunPlan:
         return self.lr_of(self.batch_at(step))
 
     def lr_of(self, batch: GlobalBatch) -> float:
-        """The same for the global batch of a step."""
+        """The learning rate for the global batch of a step, which `batch_at` returned."""
         return self.schedule.lr_at(batch.samples_before, self.peak_lr_for(batch.global_batch_size))
 
     def peak_lr_for(self, global_batch_size: int) -> float:
@@ -114,7 +106,7 @@ class RunPlan:
         return completed_steps == self.stop_after_steps or self._is_due(completed_steps, self.evaluation_of(name).every)
 
     def checkpoints_after(self, completed_steps: int) -> bool:
-        """Whether a checkpoint is due; those to keep need not be among the others, as every 25 steps and every 10."""
+        """Whether a checkpoint is due; `keep_every` need not be a multiple of `every`."""
         return (
             completed_steps == self.stop_after_steps
             or self._is_due(completed_steps, self.checkpoint.every)
@@ -130,7 +122,7 @@ class RunPlan:
         return completed_steps in (1, self.stop_after_steps) or self._is_due(completed_steps, self.logging.every)
 
     def _is_due(self, completed_steps: int, every: Duration | None) -> bool:
-        return every is not None and self.timeline.completes(completed_steps, every.length)
+        return every is not None and self.timeline.crosses_multiple(completed_steps, every.length)
 
     def evaluation_of(self, name: str | None) -> EvalSet:
         """When to evaluate the further set of this name, or the evaluation set; UserError if there is none."""
@@ -187,7 +179,10 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     Raises:
         ConfigError: A global batch does not divide over these processes, or the model cannot be compiled on them.
     """
-    data, rate, entry, timeline = config.data, config.learning_rate, config.optimizer_entry, config.timeline
+    data = config.data
+    rate = config.learning_rate
+    entry = config.optimizer_entry
+    timeline = config.timeline
     micro_batch_size = micro_batch_size or config.batch.micro_batch_size
     sizes = [phase.global_batch_size for phase in timeline.phases]
     accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in sizes)
@@ -260,12 +255,14 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr:
     def place_after(length: Length) -> int:
         return timeline.at(timeline.steps_in(length)).samples_before
 
-    warmup, warmup_start_lr = 0, 0.0
+    warmup = 0
+    warmup_start_lr = 0.0
     if rate.warmup is not None:
         warmup_start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
         # Warmup leads from the tuned rate up to the scaled one, if that is higher (Goyal et al. 2017, section 5.1).
         warmup = place_after(rate.warmup.duration.length) if peak_lr > warmup_start_lr else 0
-    decay, decay_start = rate.decay, warmup
+    decay = rate.decay
+    decay_start = warmup
     if isinstance(decay, WarmupStableDecay):
         first_step = timeline.steps_before(total_steps, decay.decay.length)
         assert first_step is not None

@@ -14,6 +14,14 @@ from typing import Any, Literal
 from largebatch.config.sections import Expected
 from largebatch.plan.contract import RunPlan
 
+# Quantiles of Student's distribution at 97.5 % for 1, 2, … degrees of freedom: NIST/SEMATECH e-Handbook of Statistical
+# Methods, section 1.3.6.7.2. A table, because to load scipy takes longer than all else that `largebatch plan` does.
+STUDENT_T = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -38,12 +46,16 @@ def range_of(expected: Expected) -> tuple[float, float] | None:
     """The range that holds one more of the source's runs with a probability of 95 %; None for a single seed."""
     if expected.seeds == 1:
         return None
-    # Few recipes need it, and every command imports this file.
-    from scipy.special import stdtrit
-
     center = expected.after.length.amount if expected.reached else expected.value
-    margin = float(stdtrit(expected.seeds - 1, 0.975)) * expected.spread * math.sqrt(1 + 1 / expected.seeds)
+    margin = _student_t(expected.seeds - 1) * expected.spread * math.sqrt(1 + 1 / expected.seeds)
     return center - margin, center + margin
+
+
+def _student_t(degrees: int) -> float:
+    if degrees <= len(STUDENT_T):
+        return STUDENT_T[degrees - 1]
+    # The quantile of the normal distribution, and the first term of its expansion (Abramowitz and Stegun, 26.7.5).
+    return 1.960 + 2.372 / degrees
 
 
 def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparison | None:
@@ -66,16 +78,19 @@ def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparis
         is_over = found is None and bool(places) and high is not None and places[-1][0] > high
     else:
         due = plan.timeline.steps_in(length)
-        found, is_over = next((value for step, value in lines if step >= due), None), False
+        found = next((value for step, value in lines if step >= due), None)
+        is_over = False
     verdict: Literal["inside", "outside", "unknown"] = "unknown"
     if low is not None and high is not None and (found is not None or is_over):
         verdict = "inside" if found is not None and low <= found <= high else "outside"
     return Comparison(expected.metric, expected.source, found, low, high, verdict)
 
 
-def in_words(expected: Expected) -> list[str]:
+def describe_figure(expected: Expected) -> list[str]:
     """The figure as lines of text."""
-    length, value, seeds = expected.after.length, f"{expected.metric} {expected.value:.6g}", expected.seeds
+    length = expected.after.length
+    value = f"{expected.metric} {expected.value:.6g}"
+    seeds = expected.seeds
     spread = f" ± {expected.spread:,.6g}" if seeds > 1 else ""
     text = f"{value}{spread} after {length}"
     if expected.reached:

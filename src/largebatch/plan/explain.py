@@ -6,10 +6,10 @@ from typing import Any
 from largebatch.batch import Length, micro_steps
 from largebatch.batch.mixture import Mixture
 from largebatch.config.sections import EvalSet
-from largebatch.errors import counted
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
-from largebatch.plan.expected import in_words
+from largebatch.plan.expected import describe_figure
 from largebatch.plan.strategies import POLICY_WORDS
+from largebatch.words import counted
 
 MAX_LINES = 6
 
@@ -31,7 +31,7 @@ def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None, 
         "Learning rate": _learning_rate(plan),
         "Optimizer": _optimizer(plan),
         "Compiling": _compiling(plan),
-        "Expected": in_words(plan.expected) if plan.expected else [],
+        "Expected": describe_figure(plan.expected) if plan.expected else [],
         "Notes": list(notes),
     }
     for name, body in bodies.items():
@@ -76,8 +76,6 @@ def _loss(plan: RunPlan) -> list[str]:
     ]
     if plan.compute.reduce_gradients != "auto":
         lines.append(f"gradients are reduced with {POLICY_WORDS[plan.compute.reduce_gradients]}")
-    if plan.world_size > 1:
-        lines.append(f"under ddp, gradients are reduced in buckets of {plan.ddp_bucket_mib:,} MiB")
     if weight is None:
         lines.append(f"samples have different numbers of {unit}, which are counted over all processes before each step")
     if plan.coupled_loss:
@@ -85,9 +83,11 @@ def _loss(plan: RunPlan) -> list[str]:
             "each sample's loss depends on the whole global batch: changing global_batch_size changes the loss"
         )
     if plan.uses_batch_norm:
-        of, size = "micro_batch_size", plan.micro_batch_size
+        of = "micro_batch_size"
+        size = plan.micro_batch_size
         if plan.sync_batch_norm:
-            of, size = "micro_batch_size x world_size", size * plan.world_size
+            of = "micro_batch_size x world_size"
+            size = size * plan.world_size
         lines.append(f"BatchNorm normalizes over {of} = {size:,} samples: changing it changes the loss")
     return lines
 
@@ -105,8 +105,10 @@ def _steps(plan: RunPlan) -> list[str]:
     ]
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}, on the whole run's learning-rate schedule")
-    evaluation, checkpoint = plan.evaluation, plan.checkpoint
-    evaluated, of = evaluation.samples_of(plan.num_eval_samples), plan.num_eval_samples
+    evaluation = plan.evaluation
+    checkpoint = plan.checkpoint
+    evaluated = evaluation.samples_of(plan.num_eval_samples)
+    of = plan.num_eval_samples
     unseen = plan.mixture.never_evaluated(evaluated) if plan.mixture else []
     none_of = f"; none of {', '.join(unseen)}" if unseen else ""
     every = f"every {checkpoint.every.length}, " if checkpoint.every else ""
@@ -146,13 +148,13 @@ def _epoch(plan: RunPlan) -> list[str]:
 
 def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
     """What each source of a mixture contributes in each phase, and how often it is seen."""
-    drawn = mixture.drawn(plan.timeline.at(plan.total_steps).samples_before)
+    counts = mixture.counts_after(plan.timeline.at(plan.total_steps).samples_before)
     lines = []
     for number, (name, size) in enumerate(zip(mixture.names, mixture.sizes, strict=True)):
         shares = [f"{100 * phase.weights[number] / sum(phase.weights):.3g} %" for phase in mixture.phases]
         lines.append(
-            f"{name}: {', then '.join(shares)} of each batch, {counted(drawn[number], 'sample')}: "
-            f"{counted(drawn[number] / size, 'pass', 'passes', form='.3g')} over its {size:,}"
+            f"{name}: {', then '.join(shares)} of each batch, {counted(counts[number], 'sample')}: "
+            f"{counted(counts[number] / size, 'pass', 'passes', form='.3g')} over its {size:,}"
         )
     if len(mixture.phases) > 1:
         starts = [f"{_steps_to(plan, phase.first_sample):,}" for phase in mixture.phases[1:]]
@@ -177,7 +179,8 @@ def _learning_rate(plan: RunPlan) -> list[str]:
 
 
 def _warmup(plan: RunPlan) -> str:
-    schedule, warmup = plan.schedule, plan.learning_rate.warmup
+    schedule = plan.schedule
+    warmup = plan.learning_rate.warmup
     if warmup is None:
         return "no warmup"
     if schedule.warmup == 0:
@@ -205,8 +208,9 @@ def _decay(plan: RunPlan) -> str:
 def _optimizer(plan: RunPlan) -> list[str]:
     optimizer = plan.optimizer
     decay = f"weight decay {optimizer.weight_decay:.6g}"
-    if optimizer.no_decay and optimizer.weight_decay:
-        decay += f", none on {', '.join(optimizer.no_decay)} parameters"
+    exempt = [*optimizer.no_decay, *optimizer.no_decay_names]
+    if exempt and optimizer.weight_decay:
+        decay += f", none on {', '.join(exempt)} parameters"
     lines = [f"{optimizer.name} with {_options(plan.optimizer_options)}; {decay}"]
     if plan.optimizer_explanation:
         lines.append(plan.optimizer_explanation)

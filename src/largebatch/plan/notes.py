@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from largebatch.batch import Length
 from largebatch.config import RecipeConfig
 from largebatch.config.data import TextData
-from largebatch.errors import counted
 from largebatch.plan.contract import RunPlan
+from largebatch.words import counted
 
-MIN_STEPS, MIN_WARMUP_STEPS = 500, 20
+MIN_STEPS = 500
+MIN_WARMUP_STEPS = 20
 MAX_PASSES = 4
 """Passes over the same text that are almost as good as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 MAX_BATCH_OF_ADAPTERS = 32
@@ -28,7 +29,8 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
     """
     if config.demonstration:
         return
-    timeline, rate = plan.timeline, "learning_rate.warmup.duration"
+    timeline = plan.timeline
+    rate = "learning_rate.warmup.duration"
     is_pretrained = config.model.read_in_parts_from or getattr(config.model, "initial_weights", None)
     if plan.total_steps < MIN_STEPS and not is_pretrained:
         yield f"{plan.total_steps:,} steps are few to train from random weights; a smaller batch takes more of them"

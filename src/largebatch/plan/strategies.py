@@ -40,7 +40,7 @@ class StrategyEntry:
         shards: State that is divided over processes; each holds all of the rest. Strategies that shard more communicate
             more, and are suggested if those that shard less do not fit.
         steps: Kind of tensors that the optimizer steps on a process.
-        reduces: When it can reduce gradients, beginning with what "auto" prefers; see `estimate.memory`.
+        reduction_policies: When it can reduce gradients, beginning with what "auto" prefers; see `estimate.memory`.
         no_fp64: Why precision "fp64" would not be exact; None if it is.
         replicates_shards: Whether groups of processes, such as those of a node, hold a sharded copy of the model each.
         zero_stage: The stage that the DeepSpeed JSON of a launch must have; None for other engines.
@@ -52,7 +52,7 @@ class StrategyEntry:
     formulas: str
     shards: Shards
     steps: Literal["whole parameters", "rows of parameters", "flat pieces of several parameters"]
-    reduces: tuple[Policy, ...]
+    reduction_policies: tuple[Policy, ...]
     no_fp64: str | None = None
     replicates_shards: bool = False
     zero_stage: int | None = None
@@ -66,7 +66,8 @@ class StrategyEntry:
         return Refusal(found.why, f"launch with {others}, or {found.remedy}" if others else found.remedy)
 
     def _conflict(self, config: RecipeConfig) -> Refusal | None:
-        optimizer, reduce_gradients = config.optimizer_entry, config.compute.reduce_gradients
+        optimizer = config.optimizer_entry
+        reduce_gradients = config.compute.reduce_gradients
         if config.precision == "fp64" and self.no_fp64:
             return Refusal(f"{self.no_fp64}, but the recipe has precision fp64", "set precision fp32")
         if config.model.stores_frozen_in_bf16 and self.engine == "DeepSpeed":
@@ -75,8 +76,10 @@ class StrategyEntry:
         if optimizer.needs == "whole matrices" and self.steps != "whole parameters":
             why = f'optimizer "{optimizer.name}" needs whole matrices, but under {self.name} it would step {self.steps}'
             return Refusal(why, "use another optimizer")
-        if reduce_gradients not in ("auto", *self.reduces):
-            why = f'compute.reduce_gradients is "{reduce_gradients}", but {self.name} has "{self.reduces[0]}"'
+        if reduce_gradients not in ("auto", *self.reduction_policies):
+            why = (
+                f'compute.reduce_gradients is "{reduce_gradients}", but {self.name} has "{self.reduction_policies[0]}"'
+            )
             return Refusal(why, 'write "auto"')
         return None
 
@@ -94,10 +97,10 @@ DDP = StrategyEntry(
     formulas="replicated",
     shards="nothing",
     steps="whole parameters",
-    reduces=("last_micro_batch",),
+    reduction_policies=("last_micro_batch",),
 )
 # It has nothing to reduce, so any policy is right.
-SINGLE = replace(DDP, name="single", engine="one process", reduces=("last_micro_batch", "each_micro_batch"))
+SINGLE = replace(DDP, name="single", engine="one process", reduction_policies=("last_micro_batch", "each_micro_batch"))
 """One process, started without a launcher."""
 FSDP = StrategyEntry(
     "fsdp",
@@ -106,9 +109,9 @@ FSDP = StrategyEntry(
     formulas="sharded",
     shards="the optimizer and weights",
     steps="rows of parameters",
-    reduces=("last_micro_batch", "each_micro_batch"),
+    reduction_policies=("last_micro_batch", "each_micro_batch"),
 )
-HSDP = replace(FSDP, name="hsdp", reduces=("each_micro_batch", "last_micro_batch"), replicates_shards=True)
+HSDP = replace(FSDP, name="hsdp", reduction_policies=("each_micro_batch", "last_micro_batch"), replicates_shards=True)
 
 
 def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
@@ -119,7 +122,7 @@ def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
         formulas="zero3" if stage == 3 else "zero12",
         shards="the optimizer and weights" if stage == 3 else "the optimizer",
         steps="flat pieces of several parameters",
-        reduces=("last_micro_batch",) if stage == 1 else ("each_micro_batch",),
+        reduction_policies=("last_micro_batch",) if stage == 1 else ("each_micro_batch",),
         no_fp64="DeepSpeed ZeRO keeps its master weights in fp32",
         zero_stage=stage,
     )

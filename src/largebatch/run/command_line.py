@@ -8,17 +8,18 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import torch
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import RunStopped, UserError, printable
-from largebatch.failures import in_words, keep_exception, kind_of, storage_errors
-from largebatch.run.record.record import report_failure
-from largebatch.variables import whole_number_or_none
+from largebatch.errors import RunStopped, UserError
+from largebatch.system.endings import OwnEnding
+from largebatch.system.failures import storage_errors
+from largebatch.system.variables import whole_number_or_none
+from largebatch.words import printable
 
 SECONDS_FOR_THE_REPORT = 10
 AFTER_A_MESSAGE = "note: the reason is the message above; what follows is the launcher's report that a process ended"
@@ -42,10 +43,28 @@ class RunOptions:
     recipe: Path | None = None  # the file from which the config was read, for the history
     # Seed of the rounding errors by which the initial weights are changed, to measure how they grow; None changes none.
     perturb_weights: int | None = None
+    ending: OwnEnding = field(default_factory=OwnEnding)  # of this process, also by an exception in the recipe's code
 
 
-def parse_command_line(config_class: type[Config], arguments: Sequence[str] | None = None) -> tuple[Config, RunOptions]:
-    """The recipe's validated config, and the options of the run; ConfigError lists all problems at once."""
+@contextmanager
+def from_command_line(
+    config_class: type[Config], arguments: Sequence[str] | None = None
+) -> Iterator[tuple[Config, RunOptions]]:
+    """The recipe's validated config, and the options of the run, for a block that trains.
+
+    What goes wrong in the block, or in the command line, ends the process as `user_errors` says.
+
+    Args:
+        config_class: The task's `Config`.
+        arguments: The words of the command line; None for this process's.
+    """
+    ending = OwnEnding()
+    with user_errors(ending):
+        yield _parse(config_class, arguments, ending)
+
+
+def _parse(config_class: type[Config], arguments: Sequence[str] | None, ending: OwnEnding) -> tuple[Config, RunOptions]:
+    """The config and the options; ConfigError lists all problems at once."""
     parser = _Parser(
         description="Run a recipe; start it with accelerate launch.",
         epilog="Any field of the config can be overridden: --batch.global_batch_size 512. "
@@ -64,7 +83,7 @@ def parse_command_line(config_class: type[Config], arguments: Sequence[str] | No
     config = load_config(options.config, overrides, config_class)
     fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
     run_dir = options.run_dir or Path("runs") / options.config.stem
-    return config, RunOptions(run_dir, options.resume, fields, options.config, options.perturb_weights)
+    return config, RunOptions(run_dir, options.resume, fields, options.config, options.perturb_weights, ending)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,11 +93,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
+def user_errors(ending: OwnEnding) -> Iterator[None]:
     """Exit with a message and the error's exit code, without a traceback, when the user can fix what went wrong.
 
     An error that every process meets is printed by the first process of each machine, or of the job once the processes
-    have joined. An error of one process alone is printed by that process.
+    have joined. An error of one process alone is printed by that process. Who prints it also writes it as the ending of
+    the process.
     """
     try:
         with storage_errors():
@@ -88,11 +108,9 @@ def user_errors() -> Iterator[None]:
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
         alone = joined and not error.everywhere
         if alone or (rank if joined else local_rank) == 0:
+            # Who has stopped the run has written why.
             if not isinstance(error, RunStopped):
-                _report(error)
-                if error.exit_code == UserError.exit_code:
-                    # For `largebatch job-ended`: a refused start may not write to the run folder.
-                    _leave_for_others("LARGEBATCH_REFUSAL", str(error))
+                ending.fail(error)
             where = f"[rank {rank}] " if alone else ""
             lines = [f"{where}{error.title}: {error}", *([AFTER_A_MESSAGE] if _has_a_launcher() else [])]
             print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
@@ -102,16 +120,11 @@ def user_errors() -> Iterator[None]:
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
     except Exception as error:
-        _report(error)
+        ending.fail(error)
         _tell_the_launcher(traceback.format_exc())
         if _has_a_launcher():
             error.add_note(AFTER_A_TRACEBACK)
         raise
-
-
-def _report(error: Exception) -> None:
-    report_failure(in_words(error), kind_of(error), type(error).__name__)
-    keep_exception(error)
 
 
 def _has_a_launcher() -> bool:
@@ -124,11 +137,6 @@ def _has_a_launcher() -> bool:
 def _tell_the_launcher(message: str) -> None:
     """Put the message where torch's launcher looks for a worker's traceback, so that its own report shows it too."""
     failure = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
-    _leave_for_others("TORCHELASTIC_ERROR_FILE", json.dumps({"message": failure}))
-
-
-def _leave_for_others(variable: str, text: str) -> None:
-    """Write a text to the file that an environment variable names, if there is one."""
     with suppress(OSError):
-        if path := os.environ.get(variable):
-            Path(path).write_text(text, encoding="utf-8", errors="replace")
+        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            Path(path).write_text(json.dumps({"message": failure}), encoding="utf-8")

@@ -33,8 +33,10 @@ class Evaluator:
     """
 
     def __init__(self, backend: Backend, num_workers: int, stopwatch: Stopwatch, heartbeat: Callable[[], None]):
-        self._backend, self._num_workers = backend, num_workers
-        self._stopwatch, self._heartbeat = stopwatch, heartbeat
+        self._backend = backend
+        self._num_workers = num_workers
+        self._stopwatch = stopwatch
+        self._heartbeat = heartbeat
         # The set that each name in evaluations.jsonl belongs to; every line begins with the place in the run.
         self._sets: dict[str, str | None] = dict.fromkeys(("step", "samples", "epoch"), "the line itself")
 
@@ -77,8 +79,8 @@ class Evaluator:
                     if values.shape[:1] != (max(stop - start, 1),):
                         raise ValueError(f"{name!r} has shape {tuple(values.shape)}; return one row per sample")
                 mine.append({name: values[: stop - start] for name, values in rows.items()})
-        self._backend.check_rows(mine, "run.rows")
-        return self._backend.gather_rows(mine, num_samples)
+        self._backend.processes.check_rows(mine, "run.rows")
+        return self._backend.processes.gather_rows(mine, num_samples)
 
     @contextmanager
     def evaluating(self, completed_steps: int) -> Iterator[None]:
@@ -125,7 +127,7 @@ def mean_over_samples(
             (batch,) each, such as each sample's loss summed over its tokens, and its number of tokens.
         parts: Ranges of samples by name, over each of which there is another mean, named "value/part".
     """
-    wholes = {"": range(2**63 - 1)} | {f"/{name}": part for name, part in parts.items()}
+    subsets = {"": range(2**63 - 1)} | {f"/{name}": part for name, part in parts.items()}
     totals = TaskMetrics()
     for start, stop, batch in batches:
         for name, value in per_sample(batch).items():
@@ -133,7 +135,7 @@ def mean_over_samples(
             for values, which in ((sums, "values"), (weights, "weights")):
                 if values.shape != (max(stop - start, 1),):
                     raise ValueError(f"{which} of {name!r} have shape {tuple(values.shape)}; return one per sample")
-            for suffix, part in wholes.items():
+            for suffix, part in subsets.items():
                 mine = slice(max(part.start - start, 0), max(min(part.stop, stop) - start, 0))
                 totals.add({name + suffix: (sums[mine].double().sum(), weights[mine].double().sum())}, contributes=True)
     means = totals.over_processes(backend)

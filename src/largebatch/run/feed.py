@@ -70,7 +70,7 @@ def training_feed(
         batch = plan.batch_at(step)
         micro_steps = list(islice(loaded, plan.micro_steps_of(batch)))
         mine = sum(micro_step.weight for micro_step in micro_steps if micro_step.contributes)
-        units = backend.sum_over_processes(round(mine * WEIGHT_UNITS))
+        units = backend.processes.sum_over_processes(round(mine * WEIGHT_UNITS))
         rest = then_fetch(micro_steps, step + 1)
         upcoming.append(StepFeed(batch, rest, len(micro_steps), lambda: units() / WEIGHT_UNITS))
 
@@ -85,7 +85,8 @@ def training_feed(
 
 
 def _micro_step(plan: RunPlan, requested: MicroBatch, loaded: Loaded) -> MicroStep:
-    count, each = len(requested.indices), plan.loss_weight_per_sample
+    count = len(requested.indices)
+    each = plan.loss_weight_per_sample
     if each is not None and loaded.weight != count * each:
         raise DataError(
             f"{count} samples have {loaded.weight} {plan.loss_unit} in the loss, but the plan says {each} each; "

@@ -27,10 +27,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from largebatch.backend.base import Backend
-from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.config import RecipeConfig, as_json
 from largebatch.data.source import SampleSource
 from largebatch.errors import RunStopped, TrainingFailed
+from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.evaluate import Evaluator, PerSample
 from largebatch.run.feed import training_feed
 from largebatch.run.non_finite import NonFiniteSteps
@@ -39,8 +39,9 @@ from largebatch.run.record.recorder import Recorder
 from largebatch.run.rehearsal import rehearsed_step
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients, until_updated
-from largebatch.run.watch.stop import StopRequests, StopVote, reason_in_words
+from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
 from largebatch.run.watch.watchdog import Watchdog
+from largebatch.system.endings import StopReason
 
 
 class Loop:
@@ -64,12 +65,17 @@ class Loop:
         stop: StopRequests,
         model_files: dict[str, bytes],
     ):
-        self.config, self.backend, self.plan, self.start = config, backend, backend.plan, start
-        self.recorder, self.record, self.metrics = recorder, recorder.record, recorder.metrics
+        self.config = config
+        self.backend = backend
+        self.plan = backend.plan
+        self.start = start
+        self.recorder = recorder
+        self.record = recorder.record
+        self.metrics = recorder.metrics
         self.stopwatch = recorder.metrics.stopwatch
         self.stop = stop
         self.stop_vote = StopVote(backend.all_max)
-        self.stop_reason = 0  # why the run stops after the current step, by its number in `REASONS`; 0 if it does not
+        self.stop_reason: StopReason | None = None  # why the run stops after the current step, if it does
         self.save_due = False  # whether a checkpoint follows the current step
         self.step: Step | None = None  # the current or latest one
         self.writer = CheckpointWriter(
@@ -85,7 +91,8 @@ class Loop:
             latest=start.checkpoint,
         )
         self.non_finite = NonFiniteSteps(backend, start, recorder, self.writer)
-        self.watchdog = Watchdog(self.plan.faults.hang_seconds, backend.rank, recorder.stack_folder)
+        hang_seconds = self.plan.faults.hang_seconds
+        self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.record.ending.hang, recorder.stack_folder)
         self.evaluator = Evaluator(backend, config.data.num_workers, self.stopwatch, self.watchdog.heartbeat)
 
     @property
@@ -97,7 +104,7 @@ class Loop:
         """See `Run.steps`."""
         first = self.start.step
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
-        feed = traced(feed, first, self.plan.logging.profile, self.metrics, self.recorder.trace_file)
+        feed = traced(feed, first, self.plan.logging.profile, self.backend.device, self.recorder.trace_file)
         with self.watchdog, closing(feed):
             if self.config.train.rehearse_largest_batch:
                 self.step = rehearsed_step(first, self.backend, train_set, self.watchdog.heartbeat, self.recorder.say)
@@ -128,8 +135,8 @@ class Loop:
                 step.check_passes()
             # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
             # after a gradient that was not finite.
-            self.stop_reason = self.stop_vote.result()
-            self.save_due = self.stop_reason > 0 or self.plan.checkpoints_after(completed)
+            self.stop_reason = REASONS[self.stop_vote.result()]
+            self.save_due = self.stop_reason is not None or self.plan.checkpoints_after(completed)
             is_logged = self.plan.logs_after(completed)
             # A checkpoint of the step before may still be copying the weights that are about to change.
             self.writer.wait_until_copied()
@@ -137,11 +144,11 @@ class Loop:
             # reduced the gradient over the processes. It is the gradient of the global batch's mean loss.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
-            update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.parts))
+            update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
             self.record.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
-            if step.parts and update.applied and update.grad_norm is not None:
-                self.recorder.noise_scale.add(completed, step.parts, update.grad_norm)
+            if step.noise_parts and update.applied and update.grad_norm is not None:
+                self.recorder.noise_scale.add(completed, step.noise_parts, update.grad_norm)
             if not update.applied:
                 # The gradient is not finite, and weights and optimizer are as before: skip the step, or roll back.
                 # DeepSpeed does not apply such a step with "stop" either; then this fails.
@@ -180,7 +187,7 @@ class Loop:
         with self.stopwatch.paused():
             self._save()
             if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
-                self._end_stopped()
+                self._end_stopped(self.stop_reason)
 
     def _save(self) -> None:
         """Begin a checkpoint, of which a thread writes this process's part; the next `update` waits for its copy."""
@@ -192,14 +199,14 @@ class Loop:
         self.record.flush()
         self.writer.save(self.completed_steps, self.non_finite.count)
 
-    def _end_stopped(self) -> None:
+    def _end_stopped(self, reason: StopReason) -> None:
         """Wait for the checkpoint, report that the run can be resumed, and leave the process group."""
         self._finish_checkpoint()
         step = self.completed_steps
         self.writer.require(step)
-        reason, total = reason_in_words(self.stop_reason), self.plan.total_steps
-        message = f"by {reason}, after step {step:,} of {total:,}, with a checkpoint"
-        self.recorder.stopped(message)
+        total = self.plan.total_steps
+        message = f"by {describe_reason(reason)}, after step {step:,} of {total:,}, with a checkpoint"
+        self.recorder.stopped(reason, message)
         self._leave()
         raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
 

@@ -3,9 +3,9 @@
 import math
 
 from largebatch.backend.base import Backend
-from largebatch.checkpoint.load import load
-from largebatch.checkpoint.save import CheckpointWriter
 from largebatch.errors import TrainingFailed
+from largebatch.run.checkpoint.load import load
+from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start, checkpoints_of, latest_usable
 from largebatch.storage.catalog import entry_at
@@ -22,7 +22,10 @@ class NonFiniteSteps:
     """
 
     def __init__(self, backend: Backend, start: Start, recorder: Recorder, writer: CheckpointWriter):
-        self._backend, self._start, self._recorder, self._writer = backend, start, recorder, writer
+        self._backend = backend
+        self._start = start
+        self._recorder = recorder
+        self._writer = writer
         self._plan = backend.plan
         self.count = start.manifest.bad_steps if start.manifest else 0  # skipped steps of the whole run
 
@@ -37,7 +40,7 @@ class NonFiniteSteps:
         if self._plan.faults.on_non_finite == "stop":
             # Raises, and names step and rank.
             self._recorder.metrics.check(step)
-        self._recorder.metrics.leave_out(step)
+        self._recorder.metrics.discard(step)
         losses = self._backend.gather_objects(loss_sum)
         bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
         where = (
@@ -70,7 +73,7 @@ class NonFiniteSteps:
         candidates += [entry_at(self._start.checkpoint)] if self._start.checkpoint is not None else []
         usable, skipped = latest_usable(candidates, self._backend)
         if usable is None:
-            why = skipped[0] if skipped else "none has been written yet"
+            why = f"{skipped[0].path}: {skipped[0].problem}" if skipped else "none has been written yet"
             raise TrainingFailed(
                 f"{what}, and no checkpoint can be restored ({why}); try a longer learning_rate.warmup, a lower "
                 "learning_rate.base_lr, or a shorter checkpoint.every",

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -11,11 +11,13 @@ from largebatch.backend.base import Backend
 from largebatch.batch import Timeline
 from largebatch.config import RecipeConfig
 from largebatch.config.differences import differences, is_within
-from largebatch.errors import StorageError, UserError, bulleted, file_errors, reason_of
+from largebatch.errors import StorageError, UserError, file_errors, reason_of
 from largebatch.plan import RunPlan
-from largebatch.run.record.folder import RunFolder
-from largebatch.storage.catalog import UNREADABLE, Entry, entries, entry_at, problem_of, verify_checksums
-from largebatch.storage.layout import MANIFEST, MARKER, CheckpointError, Manifest, read_manifest, read_object
+from largebatch.storage.catalog import Entry, entries, entry_at, unusable, verify_checksums
+from largebatch.storage.layout import MANIFEST, MARKER, CheckpointError, Manifest, read_manifest
+from largebatch.storage.run_folder import RunFolder
+from largebatch.system.failures import Kind
+from largebatch.words import bulleted
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Start:
     manifest: Manifest | None = None
     skipped: list[str] = field(default_factory=list)  # later checkpoints that cannot be used, with the reasons
     changes: list[str] = field(default_factory=list)  # allowed differences from the checkpoint's recipe, one line each
-    is_over: bool = False  # whether there is nothing left to train
+    is_finished: bool = False  # whether there is nothing left to train
 
     @property
     def step(self) -> int:
@@ -50,13 +52,15 @@ def find_start(
         # As the main process sees it: others may see a shared folder later, or while another run begins in it.
         if not backend.gather_objects(folder.is_a_run)[0]:
             return Start()
-        finished = backend.gather_objects(read_object(folder.status_file).get("outcome"))[0] == "finished"
+        ending = folder.ending() if backend.is_main_process else None
+        finished = backend.gather_objects(ending is not None and ending.kind == Kind.FINISHED)[0]
         candidates = checkpoints_of(folder.checkpoints_dir, backend)
     else:
         candidates = [entry_at(Path(resume))]
-    usable, skipped = latest_usable(candidates, backend)
+    usable, not_usable = latest_usable(candidates, backend)
+    skipped = [f"{entry.path}: {entry.problem}" for entry in not_usable]
     with backend.raise_on_all_ranks():
-        if usable is None and any(f": {UNREADABLE}" in reason for reason in skipped):
+        if usable is None and any(entry.is_transient for entry in not_usable):
             raise StorageError(f"no checkpoint can be used: {'; '.join(skipped)}; the same command tries again")
         if usable is None and resume != "auto":
             raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists the checkpoints in a run folder")
@@ -67,9 +71,10 @@ def find_start(
             )
     if usable is None:
         # The same recipe starts over in the same folder, which keeps its history; a finished run is moved aside.
-        same = not differences(read_object(folder.config_file), config)
+        same = not differences(folder.config(), config)
         return Start(in_place=not finished and all(backend.gather_objects(same)), skipped=skipped)
-    path, manifest = usable[0].resolve(), usable[1]
+    path = usable[0].resolve()
+    manifest = usable[1]
     try:
         refused, allowed = _split(manifest, config, plan, allow_change)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -77,7 +82,7 @@ def find_start(
         raise UserError(f"{path}: {what}; resume from another checkpoint", everywhere=True) from error
     if refused and finished and not allow_change:
         return Start()
-    is_over = finished and manifest.step >= plan.stop_after_steps
+    is_finished = finished and manifest.step >= plan.stop_after_steps
     with backend.raise_on_all_ranks():
         if refused and resume == "auto":
             which = f"{folder.path} holds {'a' if finished else 'an unfinished'} run of a different recipe"
@@ -85,42 +90,45 @@ def find_start(
             raise _refusal(which, refused, others, allow_change)
         if refused:
             raise _refusal(f"{path} is of a different recipe", refused, "restore the earlier values;", allow_change)
-        if manifest.step > plan.stop_after_steps and not is_over:
+        if manifest.step > plan.stop_after_steps and not is_finished:
             raise UserError(
                 f"the checkpoint is of step {manifest.step}, but the run would end after step {plan.stop_after_steps} "
                 f"(of {plan.total_steps}); resume from an earlier one (--resume PATH), or make the run at "
                 "least that long"
             )
     in_place = path.is_relative_to(folder.path) or path.parent == folder.checkpoints_dir.resolve()
-    return Start(in_place, path, manifest, skipped, allowed, is_over)
+    return Start(in_place, path, manifest, skipped, allowed, is_finished)
 
 
 def checkpoints_of(folder: Path, backend: Backend) -> list[Entry]:
     """The checkpoints in a folder, the latest first, as the main process sees them."""
     with backend.raise_on_all_ranks(), file_errors(f"{folder} cannot be read", "choose another run folder"):
         found = entries(folder) if backend.is_main_process else []
-    rows = backend.gather_objects([(str(each.path), each.step, each.problem, each.size) for each in found])[0]
+    mine = [(str(each.path), each.step, each.problem, each.size, each.is_transient) for each in found]
+    rows = backend.gather_objects(mine)[0]
     return [Entry(Path(path), *rest) for path, *rest in rows]
 
 
-def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[Path, Manifest] | None, list[str]]:
-    """The first candidate that is complete and intact, with its manifest, and why those before it are not.
+def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[Path, Manifest] | None, list[Entry]]:
+    """The first candidate that is complete and intact, with its manifest, and those before it, which are not.
 
     The processes share the work of verifying checksums.
     """
-    skipped: list[str] = []
+    skipped: list[Entry] = []
     for entry in candidates:
-        problem = entry.problem or verify_checksums(entry.path, backend.rank, backend.world_size)
+        found = entry
         manifest = None
-        if problem is None:
+        if entry.problem is None:
             try:
+                verify_checksums(entry.path, backend.rank, backend.world_size)
                 manifest = read_manifest(entry.path)
             except (CheckpointError, OSError) as error:
-                problem = problem_of(error)
-        problems = [other for other in backend.gather_objects(problem) if other is not None]
+                found = unusable(entry, error)
+        problems = [each for each in backend.gather_objects((found.problem, found.is_transient)) if each[0] is not None]
         if manifest is not None and not problems:
             return (entry.path, manifest), skipped
-        skipped.append(f"{entry.path}: {problems[0]}")
+        problem, is_transient = problems[0]
+        skipped.append(replace(entry, problem=problem, is_transient=is_transient))
     return None, skipped
 
 

@@ -16,29 +16,28 @@ from largebatch.backend.check import DTYPES, check_backend, check_before, expect
 from largebatch.backend.launch import end_with_the_launcher, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
-from largebatch.backend.trial import try_optimizer
-from largebatch.checkpoint.load import StartingWeights, load, set_weights
-from largebatch.checkpoint.model_files import model_files
 from largebatch.config import RecipeConfig
-from largebatch.config.data import Preparation
 from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
-from largebatch.data.preparation import with_preparation
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
 from largebatch.errors import UserError
-from largebatch.estimate.flops import utilization_of
-from largebatch.failures import building_the_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.building import SeededWeights, build_without_weights, perturb_weights
 from largebatch.model.channels_last import channels_last_inputs
+from largebatch.model.flops import utilization_of
 from largebatch.model.parts import is_adapter
+from largebatch.optim.groups import decay_summary
+from largebatch.optim.trial import try_optimizer
 from largebatch.plan import explain, resolve
 from largebatch.plan.strategies import POLICY_WORDS
+from largebatch.run.checkpoint.load import StartingWeights, load, set_weights
+from largebatch.run.checkpoint.model_files import model_files
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import PerSample, RowsPerSample
 from largebatch.run.loop import Loop
-from largebatch.run.record.folder import RunFolder
+from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.record.task_metrics import Logged
 from largebatch.run.record.trackers import check_trackers
@@ -46,6 +45,7 @@ from largebatch.run.resume import find_start
 from largebatch.run.step import Step
 from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
+from largebatch.system.failures import building_the_model
 
 Config = TypeVar("Config", bound=RecipeConfig)
 M = TypeVar("M", bound=nn.Module)
@@ -66,7 +66,7 @@ class Run(Generic[Config]):
     def __init__(self, config: Config, options: RunOptions):
         self.config = config
         end_with_the_launcher()
-        self.folder = RunFolder(options.run_dir)
+        self.folder = OwnFolder(options.run_dir)
         launch = read_launch(config=config)
         self.plan = resolve(config, launch.world_size)
         self.folder.check_usable()
@@ -74,10 +74,11 @@ class Run(Generic[Config]):
         try_optimizer(self.plan)
 
         self.backend = start(launch, self.plan)
-        stop_files = self.folder.stop_files if self.backend.is_main_process else {}
+        stop_files = self.folder.obeyed_stop_files if self.backend.is_main_process else {}
         self._stop = StopRequests(stop_files, self.plan.faults.time_limit_margin_seconds)
         self._stop.listen()
-        self._starting = Starting(self.backend, self._stop, self.plan.faults.hang_seconds)
+        self._ending = options.ending
+        self._starting = Starting(self.backend, self._stop, self.plan.faults.hang_seconds, self._ending)
         self._agree_on_the_plan()
         self._print(explain(self.plan, self.folder.path.name))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
@@ -88,8 +89,9 @@ class Run(Generic[Config]):
                 self.folder.hold()
         self._recipe = None if options.recipe is None else str(options.recipe)
         self._start = find_start(options.resume, options.allow_change, self.folder, config, self.plan, self.backend)
-        if self._start.is_over:
-            step, total = self._start.step, self.plan.total_steps
+        if self._start.is_finished:
+            step = self._start.step
+            total = self.plan.total_steps
             more = "raise train.stop_after_steps to train longer" if step < total else "there is nothing left to do"
             self._print(
                 f"the run in {self.folder.path} is finished, after step {step:,} of {total:,}; {more} "
@@ -130,20 +132,21 @@ class Run(Generic[Config]):
 
     # --- before training ------------------------------------------------------------------------------------------
 
-    def load(self, open_sources: Callable[[Config], tuple[SampleSource, ...]]) -> tuple[SampleSource, ...]:
+    def load(self, open_sources: Callable[[Config, Preparation], tuple[SampleSource, ...]]) -> tuple[SampleSource, ...]:
         """Open the training and evaluation sets, first on one process, which prepares what the others read.
 
         Args:
-            open_sources: Opens both sets, and any further ones after them, given the config.
+            open_sources: Opens both sets, and any further ones after them, given the config and how much data a job may
+                prepare.
 
         Raises:
             UserError: They cannot be opened, or do not have the plan's sizes; every process raises it.
         """
 
-        preparation = Preparation(f"largebatch prepare {self._recipe or 'RECIPE'}", needed={})
+        preparation = Preparation(f"largebatch prepare {self._recipe or 'RECIPE'}")
 
         def open_checked() -> tuple[SampleSource, ...]:
-            opened = open_sources(with_preparation(self.config, preparation))
+            opened = open_sources(self.config, preparation)
             check_size(opened[0], self.plan.num_train_samples, "train")
             check_size(opened[1], self.plan.num_eval_samples, "eval")
             return opened
@@ -167,7 +170,8 @@ class Run(Generic[Config]):
         Raises:
             UserError: The files with its initial weights cannot be used; every process raises it.
         """
-        section, build = self.config.model, partial(build_model, self.config)
+        section = self.config.model
+        build = partial(build_model, self.config)
         path = section.read_in_parts_from
         if path is not None and (model := self._build_in_parts(build, path)) is not None:
             return model
@@ -192,7 +196,8 @@ class Run(Generic[Config]):
         from largebatch.model.pretrained import PretrainedWeights, find_folder
 
         folder = self._starting.once_per_machine_first(partial(find_folder, where, "model.path"))
-        self._pretrained_folder, reason = folder, None
+        self._pretrained_folder = folder
+        reason = None
         try:
             model, draws = build_without_weights(build, is_adapter)
             weights = PretrainedWeights(folder, model, SeededWeights(model, draws, self.plan.seed))
@@ -232,7 +237,7 @@ class Run(Generic[Config]):
             UserError: The host has too little memory for asynchronous checkpoints.
         """
         self._starting.check()
-        self.backend.kept.check(self.backend)
+        self.backend.kept.check(self.backend.processes)
         with self.backend.raise_on_all_ranks():
             check_before(model, optimizer, self.backend)
             check_savable(model)
@@ -249,9 +254,11 @@ class Run(Generic[Config]):
         utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)
         if utilization.at(0) is not None:
             self._print(f"  {'MFU':<14}{utilization.convention}")
+        if self.plan.optimizer.weight_decay:
+            self._print(f"  {'Weight decay':<14}{decay_summary(optimizer.param_groups)}")
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
-        if len(self.backend.launch.entry.reduces) > 1 and self.plan.max_gradient_accumulation_steps > 1:
+        if len(self.backend.launch.entry.reduction_policies) > 1 and self.plan.max_gradient_accumulation_steps > 1:
             self._print(f"  {'Gradients':<14}reduced with {POLICY_WORDS[self.backend.reduces]}")
         with self.backend.raise_on_all_ranks():
             check_backend(self.backend, expected)
@@ -269,7 +276,9 @@ class Run(Generic[Config]):
             if self.plan.world_size > 1:
                 raise UserError("--perturb-weights changes the weights of a single process; launch one")
             perturb_weights(self.backend.model, self._perturb_weights)
-        recorder = Recorder(self.config, self.backend, self.folder, self._start, self._recipe, utilization)
+        recorder = Recorder(
+            self.config, self.backend, self.folder, self._start, self._recipe, utilization, self._ending
+        )
         self._loop = Loop(self.config, self.backend, self._start, recorder, self._stop, files)
         self._loop.writer.reserve()
         self._loop.agree_on_compiling()

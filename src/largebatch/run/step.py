@@ -26,7 +26,7 @@ class Step:
         self.own_metrics = TaskMetrics()  # what the recipe has logged
         # If the step measures the gradient noise scale: of each micro-batch of this process, the share in the weight of
         # the global batch, and the squared norm of its part of the gradient.
-        self.parts: list[tuple[float, torch.Tensor]] = []
+        self.noise_parts: list[tuple[float, torch.Tensor]] = []
         self._measures_noise = backend.plan.measures_noise_after(index + 1)
         self._backend = backend
         self._feed = feed
@@ -92,7 +92,7 @@ class Step:
             factor = torch.where(torch.isfinite(loss_sum.detach()), factor, torch.nan)
         if self._measures_noise:
             share = micro_step.weight / self.weight if micro_step.contributes else 0.0
-            self.parts.append((share, self._backend.measured_backward(loss_sum, factor)))
+            self.noise_parts.append((share, self._backend.measured_backward(loss_sum, factor)))
         else:
             self._backend.backward(loss_sum, factor)
         self._micro_steps_done += 1

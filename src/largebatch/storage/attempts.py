@@ -1,7 +1,8 @@
 """Attempts: the starts of one run, of which only the latest may write to its folder.
 
 A machine that has lost its network can keep writing to the shared folder for a while after its job was requeued. So
-each start takes the next number and, before it publishes anything, checks whether a later one has been taken.
+each start takes the next number and, before it publishes anything, checks whether a later one has been taken. A start
+has a record, 0001.json, and a folder 0001_<token>/ in which its processes write how they end (see `system.endings`).
 """
 
 import errno
@@ -11,6 +12,7 @@ import re
 import secrets
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,8 @@ from typing import Any
 
 from largebatch.errors import TrainingFailed
 from largebatch.storage.files import sync_folder, write_json_file
-from largebatch.variables import whole_number
+from largebatch.system.regular_file import read_bytes
+from largebatch.system.variables import whole_number
 
 FILE_NAME = re.compile(r"([0-9]{4,})\.json")
 
@@ -29,17 +32,22 @@ class Attempt:
 
     folder: Path  # the run's folder of attempts
     number: int  # the number of the start, counted from 1
-    token: str  # tells it apart from the attempt with the same number of a run whose folder has taken this one's place
+    token: str  # distinguishes attempts of the same number if the run folder was replaced
 
     @property
     def name(self) -> str:
         """A name no other attempt has."""
-        return f"{self.number:04d}_{self.token}"
+        return attempt_name({"attempt": self.number, "token": self.token})
+
+    @property
+    def endings_dir(self) -> Path:
+        """Where its processes write how they end."""
+        return self.folder / self.name
 
     def is_current(self) -> bool:
         """Whether no later attempt has begun and the folder is still this run's; OSError if that cannot be read."""
         latest = latest_attempt(self.folder)
-        return latest is not None and (latest["attempt"], latest["token"]) == (self.number, self.token)
+        return latest is not None and attempt_name(latest) == self.name
 
     def check(self) -> None:
         """Raise TrainingFailed unless the attempt is current; OSError if that cannot be read."""
@@ -66,8 +74,10 @@ def claim(folder: Path, about: dict[str, Any]) -> Attempt:
             with suppress(FileExistsError):
                 # Complete when it appears under its name, and only if no other has it: `link` does not replace.
                 os.link(temporary, folder / f"{number:04d}.json")
+                attempt = Attempt(folder, number, token)
+                attempt.endings_dir.mkdir()
                 sync_folder(folder)
-                return Attempt(folder, number, token)
+                return attempt
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -92,18 +102,35 @@ def is_restart_of(earlier: dict[str, Any]) -> bool:
 
 def latest_attempt(folder: Path) -> dict[str, Any] | None:
     """The record of the latest attempt, if there is one; OSError if it cannot be read."""
-    number = max(_numbers(folder), default=0) if folder.is_dir() else 0
-    if number == 0:
-        return None
+    numbers = _numbers(folder)
+    return _record(folder, max(numbers)) if numbers else None
+
+
+def read_attempts(folder: Path) -> list[dict[str, Any]]:
+    """The records of all attempts, in their order, without those that cannot be read."""
+    found = []
+    for number in sorted(_numbers(folder)):
+        with suppress(OSError):
+            found.append(_record(folder, number))
+    return found
+
+
+def attempt_name(record: Mapping[str, Any]) -> str:
+    """The name of the attempt with a record, which no other attempt has."""
+    return f"{record['attempt']:04d}_{record['token']}"
+
+
+def _record(folder: Path, number: int) -> dict[str, Any]:
     file = folder / f"{number:04d}.json"
     try:
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        record["attempt"], record["token"], record["host"]
-    except (ValueError, LookupError, TypeError) as error:
+        record: dict[str, Any] = json.loads(read_bytes(file))
+        record["host"], attempt_name(record)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise OSError(errno.EIO, f"not the record of an attempt: {error}", str(file)) from error
     return record
 
 
 def _numbers(folder: Path) -> list[int]:
     # Listing opens the folder, which makes network file systems refresh their cache.
-    return [int(match[1]) for path in folder.iterdir() if (match := FILE_NAME.fullmatch(path.name))]
+    paths = folder.iterdir() if folder.is_dir() else []
+    return [int(match[1]) for path in paths if (match := FILE_NAME.fullmatch(path.name))]

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from largebatch.errors import may_pass
+from largebatch.errors import is_transient
 from largebatch.storage.files import FileRecord, read_record, remove_folder, rename_folder, sync_folder
 from largebatch.storage.layout import (
     MANIFEST,
@@ -14,11 +14,10 @@ from largebatch.storage.layout import (
     CheckpointError,
     check_file_names,
     read_json,
+    reading,
     step_of,
     temporary_name,
 )
-
-UNREADABLE = "it cannot be read now"
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,9 @@ class Entry:
 
     path: Path
     step: int  # optimizer steps completed, by the folder's name; -1 if it was renamed
-    problem: str | None  # why it cannot be used; None if all files are there with the sizes they must have
-    size: int  # bytes of its files
+    problem: str | None = None  # why it cannot be used; None if all files are there with the sizes they must have
+    size: int = 0  # bytes of its files
+    is_transient: bool = False  # whether another try may find no problem
 
 
 def entries(folder: Path) -> list[Entry]:
@@ -40,18 +40,19 @@ def entries(folder: Path) -> list[Entry]:
 
 def entry_at(path: Path) -> Entry:
     """The checkpoint in a folder, which may have been renamed."""
-    step = step_of(path.name)
-    step = -1 if step is None else step
+    named = step_of(path.name)
+    entry = Entry(path, -1 if named is None else named)
     try:
         records = read_marker(path)
         for name, record in records.items():
             if not (path / name).is_file():
                 raise CheckpointError(f"{name} is missing")
-            if (size := (path / name).stat().st_size) != record.size:
+            size = (path / name).stat().st_size
+            if size != record.size:
                 raise CheckpointError(f"{name} has {size} bytes, but had {record.size} when it was complete")
     except (CheckpointError, OSError) as error:
-        return Entry(path, step, problem_of(error), 0)
-    return Entry(path, step, None, sum(record.size for record in records.values()))
+        return unusable(entry, error)
+    return replace(entry, size=sum(record.size for record in records.values()))
 
 
 def read_marker(path: Path) -> dict[str, FileRecord]:
@@ -76,23 +77,22 @@ def read_marker(path: Path) -> dict[str, FileRecord]:
     return records
 
 
-def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> str | None:
-    """Return what is wrong with the content of a complete checkpoint's files; None if their checksums are right.
+def verify_checksums(path: Path, share: int = 0, num_shares: int = 1) -> None:
+    """Raise CheckpointError if the content of a complete checkpoint's files has changed; OSError if it cannot be read.
 
     To divide the work over `num_shares` processes, each reads every `num_shares`-th file, from number `share` on.
     """
-    try:
-        for name, record in sorted(read_marker(path).items())[share::num_shares]:
+    for name, record in sorted(read_marker(path).items())[share::num_shares]:
+        with reading(name):
             if read_record(path / name) != record:
-                return f"{name} has changed since it was written: its checksum differs"
-    except (CheckpointError, OSError) as error:
-        return problem_of(error)
-    return None
+                raise CheckpointError(f"{name} has changed since it was written: its checksum differs")
 
 
-def problem_of(error: CheckpointError | OSError) -> str:
-    """What is wrong with a checkpoint; it starts with `UNREADABLE` if another try may find it intact."""
-    return f"{UNREADABLE}: {error}" if may_pass(error) else str(error)
+def unusable(entry: Entry, error: CheckpointError | OSError) -> Entry:
+    """The entry of a checkpoint that cannot be used because of an error."""
+    transient = is_transient(error)
+    problem = f"it cannot be read now: {error}" if transient else str(error)
+    return replace(entry, problem=problem, is_transient=transient)
 
 
 def prune(folder: Path, keep_last: int | None, is_kept_forever: Callable[[int], bool], attempt: str) -> None:

@@ -5,6 +5,7 @@ Every change of the file system is a call of `os` (`pathlib` and `shutil` make s
 stop the process before and after each of them.
 """
 
+import hashlib
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-from largebatch.regular_file import read_bytes
+from largebatch.system.regular_file import read_bytes
 
 CHUNK_BYTES = 16 * 2**20
 
@@ -31,14 +32,12 @@ class FileRecord:
 
 def write_file(path: Path, parts: Iterable[memoryview]) -> FileRecord:
     """Write the parts one after another and wait until they are on disk; an older file, or a link, is replaced."""
-    digest, size = xxhash.xxh3_128(), 0
-    # Somebody else may write to the folder: a link is not followed, and a file of theirs is not written to.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except FileExistsError:
+    digest = xxhash.xxh3_128()
+    size = 0
+    # Somebody else may write to the folder: with O_EXCL, no link is followed, and no file of theirs is written to.
+    if os.path.lexists(path):
         path.unlink()
-        descriptor = os.open(path, flags, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         for part in parts:
             left = part.cast("B")
@@ -117,13 +116,9 @@ def remove_folder(path: Path) -> None:
 
 def read_record(path: Path) -> FileRecord:
     """Size and checksum of a file as it is now."""
-    digest, size = xxhash.xxh3_128(), 0
-    buffer = memoryview(bytearray(CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            size += count
-    return FileRecord(size, digest.hexdigest())
+        checksum = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        return FileRecord(file.tell(), checksum)
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

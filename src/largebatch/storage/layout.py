@@ -31,8 +31,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import SafetensorError
 
-from largebatch.errors import may_pass
-from largebatch.regular_file import read_bytes
+from largebatch.errors import is_transient
+from largebatch.system.regular_file import read_bytes
 
 # For checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
 FORMAT = "largebatch 3"
@@ -58,7 +58,7 @@ MARKER = "complete.json"
 WEIGHT = "weight"
 BUFFER = "buffer"
 
-FOLDER_NAME = re.compile(r"step_([0-9]{8,})")
+FOLDER_NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,})")  # as `folder_name` writes it
 TEMPORARY_NAME = re.compile(r"\.step_[0-9]{8,}\.attempt_[0-9]{4,}_[0-9a-f]{8}\.(tmp|old)")
 FILE_NAME = re.compile("|".join([r"rank_[0-9]{5,}\.safetensors", *map(re.escape, (MANIFEST, *MODEL_FILES))]))
 
@@ -148,15 +148,16 @@ class Manifest(BaseModel):
             size = math.prod(parameter.other_shapes.get(kind, parameter.shape))
             if position != size:
                 raise CheckpointError(f"{name} has {position} of {size} elements")
-        missing = [name for name in self.parameters if f"{WEIGHT}/{name}" not in self.vectors]
-        if missing:
-            raise CheckpointError(f"the weights of {missing[0]} are missing")
+        for name in self.parameters:
+            if f"{WEIGHT}/{name}" not in self.vectors:
+                raise CheckpointError(f"the weights of {name} are missing")
 
 
 def overlaps(ranges: Iterable[Range], start: int, stop: int) -> Iterator[tuple[Range, int]]:
     """The parts of `ranges` that lie within `start` to `stop` of the vector, and the place of each in its file."""
     for part in ranges:
-        first, last = max(part.start, start), min(part.stop, stop)
+        first = max(part.start, start)
+        last = min(part.stop, stop)
         if first < last:
             yield Range(part.file, first, last), first - part.start
 
@@ -176,7 +177,7 @@ def folder_name(step: int) -> str:
 def step_of(name: str) -> int | None:
     """The step of a checkpoint's folder by its name; None if it is not the name of one."""
     match = FOLDER_NAME.fullmatch(name)
-    return int(match[1]) if match and folder_name(int(match[1])) == name else None
+    return int(match[1]) if match else None
 
 
 def temporary_name(step: int, attempt: str, suffix: Literal["tmp", "old"]) -> str:
@@ -208,7 +209,7 @@ def reading(file: str) -> Iterator[None]:
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing") from None
     except (SafetensorError, OSError, LookupError, ValueError, RecursionError) as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 

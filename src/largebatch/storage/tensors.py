@@ -59,8 +59,12 @@ def _parts(shapes: Shapes, tensors: Iterable[torch.Tensor], metadata: Mapping[st
     for (dtype, shape), tensor in zip(shapes.values(), tensors, strict=True):
         assert tensor.dtype == dtype
         assert tuple(tensor.shape) == tuple(shape)
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        yield flat.view(torch.uint8).numpy().data
+        yield _content(tensor)
+
+
+def _content(tensor: torch.Tensor) -> memoryview:
+    """The tensor's bytes in row-major order, on the host."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,8 @@ class TensorFiles(ExitStack):
 
 def whole_weight(files: TensorFiles, name: str, manifest: Manifest) -> torch.Tensor:
     """A whole parameter in its shape."""
-    vector, shape = f"{WEIGHT}/{name}", manifest.parameters[name].shape
+    vector = f"{WEIGHT}/{name}"
+    shape = manifest.parameters[name].shape
     parts = [files.read(manifest.files[part.file], vector) for part in manifest.vectors[vector]]
     return torch.cat(parts).view(shape) if parts else torch.empty(shape)
 
@@ -163,5 +168,5 @@ def fingerprint(*tensors: torch.Tensor) -> str:
     """A checksum of the tensors' content, the same on every device and in every memory layout."""
     digest = xxhash.xxh3_128()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_content(tensor))
     return digest.hexdigest()

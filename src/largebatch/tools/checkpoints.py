@@ -6,10 +6,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from largebatch.errors import UserError, printable
-from largebatch.storage.catalog import entries, verify_checksums
+from largebatch.errors import UserError
+from largebatch.storage.catalog import verify_checksums
 from largebatch.storage.layout import CheckpointError, read_manifest
+from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.options import Commands, add_command
+from largebatch.words import printable
 
 LINE = "{:<16}{:>10}  {:<18}{:>10}  {:<16}  {}"
 
@@ -30,22 +32,24 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per checkpoint of a run, latest first; 1 if the latest cannot be resumed from."""
-    found = entries(options.run_dir / "checkpoints")
+    found = RunFolder(options.run_dir).checkpoints()
     if not found:
-        why = "has no checkpoints" if options.run_dir.is_dir() else "is not a folder"
-        raise UserError(f"{options.run_dir} {why}; give the folder of a run, such as runs/resnet_digits")
+        raise UserError(f"{options.run_dir} has no checkpoints; give the folder of a run, such as runs/resnet_digits")
     print(LINE.format("checkpoint", "step", "written by", "size", "written at", "state"))
     states = []
     for entry in found:
-        about, state = ("-", "-", "-"), "complete"
+        about = ("-", "-", "-")
+        state = "complete"
         try:
-            if problem := entry.problem or (verify_checksums(entry.path) if options.verify else None):
-                raise CheckpointError(problem)
+            if entry.problem is not None:
+                raise CheckpointError(entry.problem)
+            if options.verify:
+                verify_checksums(entry.path)
             manifest = read_manifest(entry.path)
             writer = f"{manifest.world_size} x {manifest.strategy}, #{manifest.attempt}"
             written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.time))
             about = (writer, tqdm.format_sizeof(entry.size, "B"), written_at)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             state = f"cannot be used: {error}"
         print(printable(LINE.format(entry.path.name, f"{entry.step:,}", *about, state)))
         states.append(state)

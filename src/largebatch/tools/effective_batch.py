@@ -38,8 +38,10 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--nodes", type=positive_int, default=1, help="number of nodes; default: 1")
     parser.add_argument("--accumulation", type=positive_int, default=1, help="backward passes per step; default: 1")
     parser.add_argument("--split-batches", action="store_true", help="all processes share the batch, as in Accelerate")
-    how = "how processes combine gradients, if they can choose: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
-    how += "parameter server that waits for all workers (average, sum) or for none (separate, its default)"
+    how = (
+        "how processes combine gradients, if they can choose: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
+        "parameter server that waits for all workers (average, sum) or for none (separate, its default)"
+    )
     parser.add_argument("--gradients", choices=["average", "sum", "separate"], help=how)
     parser.add_argument("--lr", dest="learning_rate", type=positive_float, help="the script's learning rate")
 
@@ -47,7 +49,7 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the effective batch, what it is the product of, and the recipe's lines."""
     batch = effective_batch(options)
-    size, k = batch.global_batch_size, batch.gradient_factor
+    size = batch.global_batch_size
     sizes = {"global_batch_size": size, "micro_batch_size": batch.samples_per_process}
     learning_rate = {"base_lr": options.learning_rate or "LR", "reference_batch_size": size, "scaling": "none"}
     print(
@@ -61,11 +63,12 @@ def run(options: argparse.Namespace) -> int:
         'for another batch, change global_batch_size, and scaling to "linear" (SGD) or "sqrt" (Adam): see the plan',
         sep="\n",
     )
-    if k > 1:
+    factor = batch.gradient_factor
+    if factor > 1:
         print(
-            f"the script's gradients are {k} times as large as the recipe's, which are means: for SGD, multiply the "
-            f"learning rate by {k} and divide the weight decay by {k}; for clipping, divide the norm by {k}; for Adam, "
-            "no change"
+            f"the script's gradients are {factor} times as large as the recipe's, which are means: for SGD, multiply "
+            f"the learning rate by {factor} and divide the weight decay by {factor}; for clipping, divide the norm by "
+            f"{factor}; for Adam, no change"
         )
     return 0
 
@@ -90,16 +93,16 @@ def effective_batch(options: argparse.Namespace) -> EffectiveBatch:
     Raises:
         UserError: The numbers contradict each other.
     """
-    size, processes, is_split = options.batch_size, options.nodes * options.devices, options.split_batches
+    size = options.batch_size
+    processes = options.nodes * options.devices
+    is_split = options.split_batches
     if options.framework == DATA_PARALLEL:
         if options.nodes > 1 or is_split or options.gradients:
-            raise UserError(
-                "--from dp: DataParallel is one process on one node, which splits its batch and sums the gradients of "
-                "its devices; remove --nodes, --split-batches and --gradients, or use --from ddp"
-            )
+            raise UserError("--from dp has no --nodes, --split-batches or --gradients; remove them, or use --from ddp")
         # In effect, its devices are processes that share the batch, if they get equal shares.
-        is_split = size % processes == 0
-        processes = processes if is_split else 1
+        is_split = True
+        if size % processes:
+            processes = 1
     if is_split and size % processes:
         raise UserError(
             f"--batch-size {size} --split-batches: not a multiple of the {processes} processes; "

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from largebatch.checkpoint.export import export
+from largebatch.run.checkpoint.export import export
 from largebatch.tools.options import Commands, add_command
 
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from largebatch.errors import did_you_mean
 from largebatch.task_folders import recipes_in
+from largebatch.words import did_you_mean
 
 WIDTH = 100
 RECIPES = Path("recipes")  # the folder of the tasks' folders, from the top of a project

@@ -3,16 +3,15 @@
 import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
 from largebatch.estimate.comparison import Json, Workload, compare_strategies
-from largebatch.estimate.hardware import GIB, GPUS, SHORT_NAMES, Network, find_gpu
 from largebatch.estimate.table import table
 from largebatch.plan import RunPlan, explain, notes_on, resolve
+from largebatch.system.hardware import GIB, GPUS, SHORT_NAMES, Network, find_gpu
 from largebatch.tools.options import (
     Commands,
     add_accelerate_configs,
@@ -83,20 +82,19 @@ def run(options: argparse.Namespace) -> int:
     """Print the plan, or the comparison."""
     if options.world_sizes and options.critical_batch:
         options.refuse("--critical-batch requires --world-size")
-    of_gpus = (options.gpu_memory, options.gpu, options.network, options.accelerate_configs)
-    if options.world_size and any(of_gpus):
+    if options.world_size and (options.gpu_memory or options.gpu or options.network or options.accelerate_configs):
         options.refuse("--gpu-memory, --gpu, --network and --accelerate-configs require --world-sizes")
     if bool(options.gpu) != bool(options.network):
         options.refuse("--gpu, such as h100, and --network, such as 400G/gpu, require each other; or give --gpu-memory")
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
     if options.world_sizes:
         comparison = scale_model(options, config)(config)
-        text = json.dumps(comparison, indent=2) + "\n" if options.json else table(comparison, config)
+        text = json.dumps(comparison, indent=2) if options.json else table(comparison, config)
     else:
         plan = resolve(config, options.world_size)
         notes = notes_on(config, plan, options.critical_batch)
-        text = plan.to_json() if options.json else explain(plan, options.config.stem, notes=notes) + "\n"
-    sys.stdout.write(text)
+        text = plan.to_json() if options.json else explain(plan, options.config.stem, notes=notes)
+    print(text.rstrip("\n"))
     return 0
 
 
@@ -133,18 +131,20 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
     plan = first_plan(config, options.world_sizes)
 
     # These import torch and what model.py imports, which takes seconds.
-    from largebatch.backend.accelerate_configs import find_strategies
     from largebatch.backend.fsdp_units import shape_of
-    from largebatch.backend.trial import try_optimizer
     from largebatch.estimate.recipe_model import activation_bytes, convolves, micro_batch_flops, recipe_model
     from largebatch.estimate.step_time import Fabric, Hardware
+    from largebatch.optim.trial import try_optimizer
+    from largebatch.tools.accelerate_configs import find_strategies
 
     try_optimizer(plan)
     strategies, not_counted = find_strategies(options.accelerate_configs, config, options.gpus_per_node)
     model, example_batch = recipe_model(config)
     shape = shape_of(model, plan)
     activations = activation_bytes(model, config, example_batch)
-    memory, hardware, flops = options.gpu_memory and round(options.gpu_memory * GIB), None, None
+    memory = options.gpu_memory and round(options.gpu_memory * GIB)
+    hardware = None
+    flops = None
     if options.gpu:
         gpu = find_gpu(options.gpu)
         assert gpu is not None

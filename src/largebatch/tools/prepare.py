@@ -8,22 +8,22 @@ import sys
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.config.data import HubOrLocal, Mixable, Preparation, TokenizedText
-from largebatch.config.task_config import authors_program
-from largebatch.data.preparation import NotPrepared, with_preparation
+from largebatch.config.data import HubOrLocal, Mixable, TokenizedText
+from largebatch.config.task_config import task_code_errors
+from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.data.prepared import OtherPartsMissing
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.errors import UserError, file_errors, printable
+from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task, positive_int
+from largebatch.words import printable
 
 COUNTED = ("num_train_samples", "num_eval_samples")
 
@@ -59,38 +59,44 @@ def run(options: argparse.Namespace) -> int:
     """Prepare, and print the available samples; return 1 if the recipe expects more."""
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if options.write and options.overrides:
-        raise UserError("--write: overridden data has other numbers; write the overrides to the recipe first")
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
-    if options.write and not isinstance(config.data, HubOrLocal | TokenizedText):
-        raise UserError("--write: the size of this data follows from the recipe; remove --write")
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if options.write and (options.overrides or not isinstance(config.data, HubOrLocal | TokenizedText)):
+        raise UserError("--write: the numbers of this data follow from the recipe, or are overridden; remove --write")
     part, num_parts = options.shard
-    allowed: Literal["nothing", "everything"] = "nothing" if options.dry_run else "everything"
-    command, num_workers = f"largebatch prepare {options.config}", options.workers or cores
-    preparation = Preparation(command, allowed, options.check, num_workers, part, num_parts, needed={})
-    config = with_preparation(config, preparation)
+    preparation = Preparation(
+        command=f"largebatch prepare {options.config}",
+        allowed="nothing" if options.dry_run else "everything",
+        verify_checksums=options.check,
+        num_workers=options.workers or os.cpu_count() or 1,
+        part=part,
+        num_parts=num_parts,
+    )
     parts = {"": config}
     if isinstance(config.data, Mixable) and config.data.sources:
-        names = [source.name for source in config.data.sources]
-        sections = zip(names, config.data.sections(), strict=True)
-        parts = {name: config.model_copy(update={"data": section}) for name, section in sections}
+        sections = zip(config.data.sources, config.data.sections(), strict=True)
+        parts = {source.name: config.model_copy(update={"data": section}) for source, section in sections}
     found: dict[str, dict[str, int]] = {}
-    code = max(_prepare(one, name, options, found) for name, one in parts.items())
+    code = max(_prepare(one, name, preparation, options, found) for name, one in parts.items())
     if options.write and len(found) == len(parts):
         _write(options.config, found)
         print(f"wrote these numbers to {options.config}")
     return code
 
 
-def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, found: dict[str, dict[str, int]]) -> int:
+def _prepare(
+    config: RecipeConfig,
+    source: str,
+    preparation: Preparation,
+    options: argparse.Namespace,
+    found: dict[str, dict[str, int]],
+) -> int:
     """Prepare one source, or all data where there is only one, and return the exit code; `found` gets its samples."""
     where = f"{source}: " if source else ""
     try:
-        opened = _open(config)
+        opened = _open(config, preparation)
     except NotPrepared as missing:
         print(f"{where}{missing}")
-        return int(missing.would_be_refused)
+        return int(missing.job_would_refuse)
     except OtherPartsMissing:
         print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
         return 0
@@ -114,17 +120,15 @@ def _prepare(config: RecipeConfig, source: str, options: argparse.Namespace, fou
     return 0
 
 
-def _open(config: RecipeConfig) -> dict[str, SampleSource]:
+def _open(config: RecipeConfig, preparation: Preparation) -> dict[str, SampleSource]:
     """Prepare, and return the training and evaluation samples by the config's field of their number."""
     if isinstance(config.data, HubOrLocal | TokenizedText):
         # Data with too few samples is still prepared.
         config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
     folder = folder_of(type(config))
-    with authors_program(folder):
-        open_sources = getattr(import_from(folder, "data"), "sources", None)
-    if open_sources is None:
-        raise UserError(f"{folder / 'data.py'} has no function sources(config), which docs/tasks.md describes")
-    return dict(zip(COUNTED, open_sources(config), strict=False))
+    with task_code_errors(folder, blamed="data.py"):
+        open_sources = import_from(folder, "data").sources
+    return dict(zip(COUNTED, open_sources(config, preparation), strict=False))
 
 
 def _shown(sample: Batch, tokenizer: str) -> str:
@@ -139,7 +143,8 @@ def _shown(sample: Batch, tokenizer: str) -> str:
     positions = sample["position_ids"][0].tolist() if "position_ids" in sample else range(len(inputs))
     # The token that is read next, unless it begins what a pack keeps apart.
     following = [token if position else None for token, position in zip(inputs, positions, strict=True)]
-    tokens, is_predicted = [], False
+    tokens = []
+    is_predicted = False
     for token, label, after in zip(inputs, labels, [*following[1:], None], strict=True):
         tokens.append((is_predicted, token))
         is_predicted = label == after

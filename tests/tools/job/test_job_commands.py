@@ -5,7 +5,9 @@ import os
 
 import pytest
 
-from largebatch.tools.command_line import main
+from ending_files import write_ending
+from largebatch.__main__ import main
+from largebatch.storage.attempts import claim
 from saving import make_checkpoint
 
 
@@ -26,26 +28,45 @@ def ask(tmp_path, capsys):
     return ask
 
 
-def write_status(folder, job="5", restart=0, **status):
-    value = {"outcome": "failed", "message": "nan", "resume": False, "step": 7, "job_id": job, "restart": restart}
-    (folder / "status.json").write_text(json.dumps(value | status))
+def fail(folder, start=0, kind="error", message="m", **about):
+    """Write the ending of the first process of a start."""
+    return write_ending(folder / f"jobs/5/start_{start}/endings", kind, message, **about)
+
+
+def begin(folder, job="5", restart=0):
+    """Begin an attempt, as a start of a job, and return where its endings are."""
+    return claim(folder / "attempts", {"job_id": job, "restart": restart}).endings_dir
 
 
 def test_a_start_begins_and_ends(ask, tmp_path):
     assert ask("job-begins") == "go"
-    write_status(tmp_path, message="gone\naway", resume=True, kind="communication", exception="DistError")
-    assert ask("job-ended", "--exit-code=1") == "requeue failed: gone away; resumes from step 0"
+    path = fail(tmp_path, kind="communication", message="gone\naway", exception="DistError", step=7)
+    message = f"failed: rank 0 on h0: gone away (see {path})"
+    assert ask("job-ended", "--exit-code=1") == f"requeue {message}; resumes from step 0"
     ending = json.loads((tmp_path / "jobs/5/start_0/ending.json").read_text())
     assert ending["time"] > 1
-    expected = {"code": None, "message": "failed: gone away", "kind": "communication", "exception": "DistError"}
+    expected = {"code": None, "message": message, "kind": "communication", "exception": "DistError"}
     assert ending.items() >= (expected | {"step": 7, "trained": False, "micro_batch_size": None}).items()
 
 
 @pytest.mark.parametrize(("job", "restart"), [("4", 0), ("55", 0), ("5", 11), (None, 0)])
 def test_what_others_have_left_is_not_about_this_start(job, restart, ask, tmp_path):
-    write_status(tmp_path, job, restart)
+    write_ending(begin(tmp_path, job, restart), "finished")
+    fail(tmp_path, start=0)
     answer = ask("job-ended", "--exit-code=1", start=1)
     assert answer == "requeue ended before the run began (exit code 1); resumes from step 0"
+
+
+def test_a_run_that_was_killed_had_begun(ask, tmp_path):
+    begin(tmp_path, restart=1)
+    make_checkpoint(tmp_path / "checkpoints/step_00000040")
+    assert ask("job-ended", "--exit-code=1", start=1) == "requeue killed at step 40; resumes from step 40"
+
+
+def test_an_ending_that_only_the_run_folder_took_is_read(ask, tmp_path):
+    """A person has stopped the run, and the folder of the job's start was full."""
+    write_ending(begin(tmp_path), "stopped", "by the stop file", reason="stop_file")
+    assert ask("job-ended", "--exit-code=75").startswith("leave 75 stopped by the stop file")
 
 
 def test_each_piece_of_evidence_is_read(ask, tmp_path):
@@ -55,22 +76,18 @@ def test_each_piece_of_evidence_is_read(ask, tmp_path):
     killed = f"n1: Signal 9 (SIGKILL) received by PID 5, which the kernel sends for lack of memory (see {logs}/n1.log)"
     assert ask("job-ended", "--exit-code=1").startswith(f"requeue {killed}; ended before")
     assert ask("job-ended", "--exit-code=1", "--asked-to-stop=SIGTERM").startswith("requeue asked to stop by SIGTERM")
-    (logs / "errors").mkdir()
-    error = {"message": "no\nx", "kind": "import", "exception": "ImportError", "time": 1, "consequence": False}
-    (logs / "errors/rank_0.json").write_text(json.dumps(error | {"rank": 0, "node": "n1"}))
+    path = fail(tmp_path, kind="import", message="no\nx", exception="ImportError", node="n1")
     assert ask("job-ended", "--exit-code=1") == (
-        f"leave 1 failed: rank 0 on n1: no x (see {logs}/errors/rank_0.json); the same start would fail again: "
-        "not requeued"
+        f"leave 1 failed: rank 0 on n1: no x (see {path}); the same start would fail again: not requeued"
     )
-    (logs / "refusal").write_text("seed: no")
+    fail(tmp_path, kind="refused", message="seed: no", rank=1)
     assert ask("job-ended", "--exit-code=1") == "leave 2 refused: seed: no"
 
 
 def test_an_ending_is_compared_with_the_latest_one_that_is_known(ask, tmp_path):
-    bug = {"resume": True, "kind": "error", "exception": "KeyError", "trained": False}
     for start, code in ((0, "requeue"), (2, "leave 1")):
         ask("job-begins", start=start)
-        write_status(tmp_path, restart=start, **bug)
+        fail(tmp_path, start, exception="KeyError")
         assert ask("job-ended", "--exit-code=1", start=start).startswith(code)
 
 
@@ -105,8 +122,8 @@ def test_starts_without_progress_are_counted_over_those_that_have_not_ended(ask,
 
 
 def test_pipes_that_others_put_there_are_not_waited_for(ask, tmp_path, capsys):
-    (tmp_path / "jobs/5/start_0").mkdir(parents=True)
-    for name in ("starts", "start_0/refusal"):
+    (tmp_path / "jobs/5/start_0/endings").mkdir(parents=True)
+    for name in ("starts", "start_0/endings/rank_0.json"):
         os.mkfifo(tmp_path / "jobs/5" / name)
     assert ask("job-ended", "--exit-code=1").startswith("requeue ended before the run began")
     assert main(["job-begins", "--run-dir", str(tmp_path), "--start=0", "--max-restarts=3"]) != 0
@@ -125,6 +142,9 @@ def test_a_start_of_a_very_large_number_is_judged_at_once(ask, tmp_path):
     folder.mkdir(parents=True)
     kept = {"kind": "error", "exception": "ValueError", "trained": False}
     (folder / "ending.json").write_text(json.dumps(kept))
-    write_status(tmp_path, restart=10**20, message="m", resume=True, kind="error", exception="ValueError")
+    path = fail(tmp_path, 10**20, exception="ValueError")
     answer = ask("job-ended", "--exit-code=1", start=10**20)
-    assert answer == "leave 1 failed: m; for the second time before the first step: not requeued"
+    assert (
+        answer
+        == f"leave 1 failed: rank 0 on h0: m (see {path}); for the second time before the first step: not requeued"
+    )

@@ -11,10 +11,10 @@ import pytest
 
 from jobs import run_job, train
 from largebatch import __version__
+from largebatch.__main__ import main
 from largebatch.config import load_config
-from largebatch.tools.command_line import main
+from largebatch.tools.local_jobs.small_runs import debug_model_overrides, tiny_data_overrides
 from largebatch.tools.verify.differences import read_run
-from largebatch.tools.verify.training import debug_model_overrides, tiny_data_overrides
 from paths import RECIPES, ROOT, STRATEGIES
 from played import write_commands
 
@@ -46,7 +46,7 @@ SHARED = {
     *(f"recipes/accelerate_configs/{strategy}.yaml" for strategy in (*STRATEGIES, "zero3_offload")),
     *(f"ds_configs/{name}.json" for name in ("zero1", "zero2", "zero3", "zero3_offload")),
 }
-WRITTEN = {"README.md", "requirements.txt", ".gitignore", "tests/test_recipe.py", "LICENSE.largebatch"}
+WRITTEN = {"README.md", "requirements.txt", ".gitignore", "LICENSE.largebatch"}
 
 
 def test_a_recipe(tmp_path):
@@ -127,32 +127,6 @@ def test_the_smallest_task(monkeypatch, capsys):
     assert re.search(rf"tide_tables under ddp, .*on {processes} processes\n", capsys.readouterr().out)
 
 
-def test_a_second_task(monkeypatch, capsys):
-    """It is added to a project, whose files stay as they are."""
-    assert main(["new", "job", "--recipe=gpt_pydoc"]) == 0
-    before = tree(Path("job"))
-    assert main(["new", "job", "--task=tides"]) == 0
-    made = tree(Path("job"))
-    assert before == {name: made[name] for name in before}
-    assert main(["new", "alone", "--task=tides"]) == 0
-    alone = tree(Path("alone"))
-    alone["tests/test_tides.py"] = alone["tests/test_recipe.py"]
-    assert made.keys() - before.keys() == {name for name in alone if "tides" in name}
-    assert all(text == alone[name] for name, text in made.items() if name not in before)
-
-    monkeypatch.chdir("job")
-    # Again, and where only one of its files exists.
-    assert main(["new", ".", "--task=tides"]) == 2
-    Path("slurm/rivers.sbatch").touch()
-    capsys.readouterr()
-    assert main(["new", ".", "--task=rivers"]) == 2
-    assert capsys.readouterr().err.startswith("error: slurm/rivers.sbatch exists, and nothing is overwritten")
-    Path("slurm/rivers.sbatch").unlink()
-    assert tree(Path()) == made
-    assert main(["lint"]) == 0
-    assert main(["plan", "tides", "--world-size=2"]) == 0
-
-
 @pytest.mark.slow
 def test_the_smallest_task_learns(tmp_path):
     assert main(["new", "job", "--task", "tides"]) == 0
@@ -171,7 +145,11 @@ def test_the_smallest_task_learns(tmp_path):
         ("x", "--recipe=", "--recipe : no such recipe; write one of bert_"),
         ("x", "--task=Tide tables", "--task Tide tables: this names a folder next to"),
         ("x", "--task=../x", "--task ../x: this names a folder"),
-        ("full", "--recipe=gpt_pydoc", "full exists, and nothing is overwritten; give a new folder, or another name"),
+        (
+            "full",
+            "--recipe=gpt_pydoc",
+            "full cannot be created (File exists); remove what is there, or",
+        ),
         ("none/x", "--recipe=gpt_pydoc", "none/x cannot be created (No such file or directory)"),
         ("full/a/x", "--recipe=gpt_pydoc", "full/a/x cannot be created (Not a directory)"),
     ],
@@ -189,7 +167,7 @@ def test_refused(place, what, message, tmp_path, capsys):
 
 def test_without_torch():
     program = (
-        "import sys; from largebatch.tools.command_line import main; code = main(['new', 'job', '--recipe=llama_8b']); "
+        "import sys; from largebatch.__main__ import main; code = main(['new', 'job', '--recipe=llama_8b']); "
         "sys.exit(code or {'torch', 'accelerate', 'deepspeed', 'transformers'} & sys.modules.keys() or 0)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -2,34 +2,39 @@
 
 import multiprocessing
 import os
+import shutil
 import socket
 from types import SimpleNamespace
 
 import pytest
 
 from largebatch.config import load_config
-from largebatch.tools.preflight import all_reduce, meeting, phases, run_folder
-from largebatch.tools.preflight.node import checkpoint_bytes
-from largebatch.tools.verify.jobs import JobFailed
+from largebatch.tools.local_jobs.jobs import JobFailed
+from largebatch.tools.preflight import all_reduce, phases, reports
+from largebatch.tools.preflight.node_checks import checkpoint_bytes
 from paths import PYDOC
-from preflight_nodes import TOKEN, die, late, run_nodes, shared, too_late
+from preflight_nodes import TOKEN, begins_after, die, late, run_nodes, shared
 
 pytestmark = pytest.mark.slow
 
 
-def run_forked(function, *arguments, **_):
+def run_forked(function, *arguments, environment, timeout, **_):
     """What `run_job` does for one process, without a server that would import torch for every node."""
-    os.environ["LOCAL_RANK"] = "0"
+    os.environ.update({**environment, "LOCAL_RANK": "0"})
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=lambda: theirs.send(function(*arguments)))
     process.start()
     theirs.close()
+    reason = f"no result within {timeout:.0f} s"
     try:
-        return [mine.recv()]
+        if mine.poll(timeout):
+            return [mine.recv()]
+        process.kill()
     except EOFError:
         process.join()
-        raise JobFailed([(0, f"exit code {process.exitcode}", "")]) from None
+        reason = f"exit code {process.exitcode}"
+    raise JobFailed([(0, reason, "")])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -40,11 +45,10 @@ def _imports():
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    """Small tensors, no start of Python, and deadlines for processes that begin at once."""
+    """Small tensors, and no start of Python."""
     monkeypatch.setattr(all_reduce, "run_job", run_forked)
+    monkeypatch.setattr(phases, "run_job", run_forked)
     monkeypatch.setattr(all_reduce, "MEBIBYTES_ON_CPUS", 1)
-    monkeypatch.setattr(meeting, "SECONDS_UNREACHABLE", 3.0)
-    monkeypatch.setattr(run_folder, "SECONDS_UNTIL_VISIBLE", 3.0)
 
 
 def codes(ended):
@@ -65,6 +69,8 @@ def test_good_nodes(tmp_path):
     assert lines[2].startswith("  all-reduce of 1 MiB over 4 nodes by gloo, 1 process per node: ")
     assert [each.out for each in ended[1:]] == ["", "", ""]
     assert bad_nodes(tmp_path) is None
+    # Whoever can list the folder must not learn the token.
+    assert not list(shared(tmp_path).glob(f"*{TOKEN}*"))
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
@@ -82,78 +88,110 @@ def test_a_node_that_is_late_within_the_deadline(tmp_path):
     assert codes(run_nodes(tmp_path, 2, before=late(0, 3), seconds=60)) == [0, 0]
 
 
+def test_a_first_node_that_clears_the_folder_when_it_starts(tmp_path):
+    wait = begins_after(tmp_path, 0, "presence_1")
+
+    def before(rank):
+        wait(rank)
+        if rank == 0:
+            shutil.rmtree(shared(tmp_path))
+            shared(tmp_path).mkdir()
+
+    assert codes(run_nodes(tmp_path, 2, before=before)) == [0, 0]
+
+
+def test_files_of_another_start_are_ignored(tmp_path):
+    """Whoever it was, it found a bad node, and this start's first node is late."""
+    shared(tmp_path).mkdir(parents=True)
+    for name in ("presence_0", "presence_1", "presence_decision", "checks_decision"):
+        (shared(tmp_path) / f"{name}.0123456789abcdef").write_text("3")
+    assert codes(run_nodes(tmp_path, 2, before=late(0, 2))) == [0, 0]
+
+
 def test_a_node_that_is_too_late_is_not_bad(tmp_path):
-    ended = run_nodes(tmp_path, 4, before=too_late(tmp_path, 2), seconds=12)
+    ended = run_nodes(tmp_path, 4, before=begins_after(tmp_path, 2, "presence_decision"), seconds=8)
     assert codes(ended) == [2, 2, 2, 2], ended
-    assert "late: n3: not present after 12 seconds" in ended[0].out
+    assert f"late: n3: not present in {shared(tmp_path)} after 8 seconds" in ended[0].out
     assert "raise LARGEBATCH_PREFLIGHT_SECONDS" in ended[0].out
-    assert "n3: the pre-flight ended before this node was present" in ended[2].err
-    # Whoever can list the folder must not learn the token.
-    assert not list(shared(tmp_path).glob(f"*{TOKEN}*"))
+    assert bad_nodes(tmp_path) is None
+
+
+def test_a_first_node_that_is_too_late(tmp_path):
+    """The others have left without a trace when it comes."""
+    ended = run_nodes(tmp_path, 3, before=late(0, 12), seconds=6)
+    assert codes(ended) == [2, 2, 2], ended
+    assert "late: n1: not present in " in ended[1].out
+    assert "late: n2, n3: not present in " in ended[0].out
     assert bad_nodes(tmp_path) is None
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "phase", "limits"),
+    ("function", "phase", "limits"),
     [
-        (phases, "check_node", "its own checks", {(phases, "SECONDS_TO_CHECK"): 20.0}),
+        ("_check", "checks", {(phases, "SECONDS_TO_CHECK"): 15.0, (phases, "SECONDS_TO_TELL"): 5.0}),
         # The others wait in their all-reduce.
-        (phases, "measure", "the all-reduce", {(all_reduce, "SECONDS"): 4.0, (phases, "SECONDS_TO_TELL"): 12.0}),
+        ("_all_reduce", "all_reduce", {(all_reduce, "SECONDS"): 4.0, (phases, "SECONDS_TO_TELL"): 12.0}),
     ],
 )
-def test_a_node_that_dies(module, name, phase, limits, tmp_path, monkeypatch):
+def test_a_node_that_dies(function, phase, limits, tmp_path, monkeypatch):
     """It is waited for until a limit, within which the others have to answer however slow the machine is."""
     for (owner, limit), seconds in limits.items():
         monkeypatch.setattr(owner, limit, seconds)
-    ended = run_nodes(tmp_path, 4, before=lambda rank: monkeypatch.setattr(module, name, _die) if rank == 1 else None)
+    ended = run_nodes(tmp_path, 4, before=lambda rank: rank == 1 and monkeypatch.setattr(phases, function, die))
     assert codes(ended) == [3, 9, 3, 3], ended
     assert f"bad node n2: it stopped answering in {phase}" in ended[0].out
     assert bad_nodes(tmp_path) == "n2\n"
 
 
-def _die(*_):
-    die()
-
-
 def test_the_first_node_dies(tmp_path, monkeypatch):
-    ended = run_nodes(tmp_path, 2, before=lambda rank: rank or monkeypatch.setattr(phases, "check_node", _die))
-    assert codes(ended) == [9, 3], ended
-    assert "n2: the first node, localhost, stopped answering in " in ended[1].err
+    monkeypatch.setattr(reports, "SECONDS_IN_ALL", 3.0)
+    before = begins_after(tmp_path, 0, "presence_1")
+
+    def die_early(rank):
+        before(rank)
+        if rank == 0:
+            monkeypatch.setattr(phases, "_check", die)
+
+    ended = run_nodes(tmp_path, 3, before=die_early, seconds=10)
+    assert codes(ended) == [9, 3, 3], ended
+    assert "bad node n1: it stopped answering in checks" in ended[1].out
+    assert bad_nodes(tmp_path) == "n1\n"
+
+
+@pytest.mark.parametrize(
+    ("check", "reason"), [(die, "exit code 9"), (lambda *_: multiprocessing.Event().wait(), "no result within 4 s")]
+)
+def test_a_driver_that_crashes_or_hangs(check, reason, tmp_path, monkeypatch):
+    """Its node can still say so."""
+
+    def before(rank):
+        if rank == 1:
+            monkeypatch.setattr(phases, "check_node", check)
+            monkeypatch.setattr(phases, "SECONDS_TO_CHECK", 4.0)
+
+    ended = run_nodes(tmp_path, 3, before=before)
+    assert codes(ended) == [3, 3, 3], ended
+    assert f"bad node n2: its own checks failed: rank 0: {reason}" in ended[0].out
+    assert bad_nodes(tmp_path) == "n2\n"
 
 
 def test_a_port_in_use_is_no_nodes_fault(tmp_path):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        ended = run_nodes(tmp_path, 2, port=port, before=too_late(tmp_path, 1))
+        ended = run_nodes(tmp_path, 2, port=port)
     assert codes(ended) == [2, 2], ended
-    assert f"n1 cannot open a store at localhost:{port} (" in ended[0].out
-    assert "EADDRINUSE" in ended[0].out
+    assert f"n1 cannot listen at localhost:{port} (" in ended[0].out
+    assert "Address already in use" in ended[0].out
     assert "start the job again" in ended[0].out
     assert bad_nodes(tmp_path) is None
 
 
-def test_a_store_that_does_not_answer_is_no_nodes_fault(tmp_path, monkeypatch):
-    """As torch's does while strangers hold 800 connections to it."""
-
-    def time_out(*_, **__):
-        raise RuntimeError("timed out")
-
-    ended = run_nodes(tmp_path, 2, before=lambda rank: rank and monkeypatch.setattr(meeting, "_store", time_out))
-    assert codes(ended) == [2, 2], ended
-    assert "accepts connections but does not answer (timed out (RuntimeError))" in ended[1].err
-    assert bad_nodes(tmp_path) is None
-
-
-def test_what_is_no_report_counts_against_its_sender(tmp_path, monkeypatch):
-    messages = ["", "x", "[]", '{"node": 1}', '{"node": "n7", "versions": 7}', "[" * 100_000]
-
-    def be_a_stranger(rank):
-        if rank:
-            monkeypatch.setattr(meeting, "json", SimpleNamespace(dumps=lambda _: messages[rank - 1]))
-
-    ended = run_nodes(tmp_path, 1 + len(messages), before=be_a_stranger)
-    assert ended[0].exit_code == 2, ended
-    assert "late: n2, n3, n4, n5, n6, n7:" in ended[0].out
+@pytest.mark.parametrize("text", ["x", "[]", '{"node": 1}', '{"node": "n7", "versions": 7}', "[" * 100_000])
+def test_a_report_of_another_version(text, tmp_path, monkeypatch):
+    other = SimpleNamespace(dumps=lambda _: text)
+    ended = run_nodes(tmp_path, 2, before=lambda rank: rank and monkeypatch.setattr(reports, "json", other))
+    assert codes(ended) == [3, 3], ended
+    assert "bad node n2: its report in presence cannot be read" in ended[0].out
     assert "Traceback" not in ended[0].err
 
 
@@ -170,27 +208,25 @@ def _no_connection(rank, monkeypatch):
 def test_a_node_that_cannot_reach_the_first(count, bad, tmp_path, monkeypatch):
     ended = run_nodes(tmp_path, count, before=lambda rank: _no_connection(rank, monkeypatch))
     assert codes(ended) == [3] * count, ended
-    assert "n2: cannot connect to the first node at localhost:" in ended[1].err
-    assert "Connection refused" in ended[1].err
     assert f"bad node {bad}: n2 cannot connect to the first node at localhost:" in ended[0].out
+    assert "Connection refused" in ended[0].out
+    assert bad_nodes(tmp_path) == f"{bad}\n"
 
 
-def test_an_unshared_folder(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written(tmp_path):
+    """As on a node where it is mounted read-only."""
+    shared(tmp_path).mkdir(parents=True)
+    file = tmp_path / "file"
+    file.touch()
+
     def before(rank):
         if rank == 1:
-            (tmp_path / "own").mkdir()
-            os.chdir(tmp_path / "own")
-            read_text = run_folder.Path.read_text
+            os.environ["LARGEBATCH_LOGS"] = str(file)
 
-            def of_another_folder(path, **options):
-                return "41" if path.name == "token" else read_text(path, **options)
-
-            monkeypatch.setattr(run_folder.Path, "read_text", of_another_folder)
-
-    ended = run_nodes(tmp_path, 2, before=before)
-    assert codes(ended) == [3, 3], ended
-    assert "bad node n2: " in ended[0].out
-    assert "is not the folder that the batch script wrote to" in ended[0].out
+    ended = run_nodes(tmp_path, 2, before=before, seconds=5)
+    assert codes(ended) == [2, 2], ended
+    assert f"error: {file}/preflight/presence_1." in ended[1].err
+    assert "cannot be written" in ended[1].err
 
 
 def test_a_refusal_by_the_recipe(tmp_path):
@@ -207,21 +243,10 @@ def test_bandwidth_below_the_minimum(tmp_path):
     assert bad_nodes(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("failure", "reason"),
-    [
-        (lambda: os.kill(os.getpid(), 9), "exit code -9"),
-        (lambda: 1 / 0, "exit code 1"),
-    ],
-)
-def test_an_all_reduce_that_fails_on_a_node(failure, reason, tmp_path, monkeypatch):
+def test_an_all_reduce_that_fails_on_a_node(tmp_path, monkeypatch):
     monkeypatch.setattr(all_reduce, "SECONDS", 4.0)
-
-    def before(rank):
-        if rank == 1:
-            monkeypatch.setattr(all_reduce, "_bandwidth", lambda *_: failure())
-
-    ended = run_nodes(tmp_path, 4, before=before)
+    ended = run_nodes(tmp_path, 4, before=lambda rank: rank == 1 and monkeypatch.setattr(all_reduce, "_bandwidth", die))
     assert codes(ended) == [2, 2, 2, 2], ended
-    assert f"1 process per node: failure 1, on n2: rank 0: {reason}" in ended[0].out
+    assert "failure 1, on n2: all-reduce of 1 MiB over 4 nodes by gloo" in ended[0].out
+    assert "rank 0: exit code 9" in ended[0].out
     assert bad_nodes(tmp_path) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from largebatch.tools.preflight.verdict import Findings, judge
+from largebatch.tools.preflight.verdict import Findings, compare
 
 NODES = ["n1", "n2", "n3", "n4"]
 
@@ -13,29 +13,23 @@ def findings(**changes):
 
 
 def test_nothing_to_say():
-    verdict = judge(findings(), {})
+    verdict = compare(findings())
     assert (verdict.bad_nodes, verdict.problems, verdict.notes, verdict.exit_code) == ({}, [], [], 0)
 
 
-def test_a_node_that_fell_silent():
-    verdict = judge(findings()[:3], {"n4": "it stopped answering in connections"})
-    assert verdict.bad_nodes == {"n4": ["it stopped answering in connections"]}
-    assert verdict.exit_code == 3
-
-
 def test_the_usual_version_is_right_even_if_the_first_node_has_another():
-    verdict = judge(findings(n1={"versions": {"torch": "2.12"}}), {})
+    verdict = compare(findings(n1={"versions": {"torch": "2.12"}}))
     assert verdict.bad_nodes == {"n1": ["torch is 2.12, but 2.13 on 3 nodes"]}
 
 
 def test_of_two_alike_the_first_node_is_right():
     two = [Findings("n1", {"torch": "2.12"}), Findings("n2", {"torch": "2.13"})]
-    assert judge(two, {}).bad_nodes == {"n2": ["torch is 2.13, but 2.12 on 1 node"]}
-    assert judge(two[::-1], {}).bad_nodes.keys() == {"n1"}
+    assert compare(two).bad_nodes == {"n2": ["torch is 2.13, but 2.12 on 1 node"]}
+    assert compare(two[::-1]).bad_nodes.keys() == {"n1"}
 
 
 def test_a_missing_package():
-    assert judge(findings(n3={"versions": {}}), {}).bad_nodes == {"n3": ["torch is missing, but 2.13 on 3 nodes"]}
+    assert compare(findings(n3={"versions": {}})).bad_nodes == {"n3": ["torch is missing, but 2.13 on 3 nodes"]}
 
 
 @pytest.mark.parametrize(("amount", "is_bad"), [(250.9, False), (4.0, True), (900.0, False)])
@@ -44,20 +38,37 @@ def test_amounts_may_differ_a_little(amount, is_bad):
     sizes = {node: {"amounts": {"the size of /dev/shm in GiB": 251.2}} for node in NODES}
     sizes["n2"] = {"amounts": {"the size of /dev/shm in GiB": amount}}
     reason = f"the size of /dev/shm in GiB is {amount:.4g}, but 251.2 on other nodes"
-    assert judge(findings(**sizes), {}).bad_nodes == ({"n2": [reason]} if is_bad else {})
+    assert compare(findings(**sizes)).bad_nodes == ({"n2": [reason]} if is_bad else {})
 
 
 def test_what_a_node_says_of_itself():
-    verdict = judge(findings(n2={"problems": ["GPU 3 fails: Xid"]}), {})
+    verdict = compare(findings(n2={"problems": ["GPU 3 fails: Xid"]}))
     assert verdict.bad_nodes == {"n2": ["GPU 3 fails: Xid"]}
 
 
 def test_no_node_is_to_blame():
     refused = {node: {"refusals": ["batch: 7 does not divide"]} for node in NODES}
-    verdict = judge(findings(**refused), {})
+    verdict = compare(findings(**refused))
     assert verdict.problems == ["batch: 7 does not divide"]
     assert (verdict.bad_nodes, verdict.exit_code) == ({}, 2)
 
 
+@pytest.mark.parametrize(("cut_off", "bad"), [(["n2"], ["n2"]), (["n2", "n4"], ["n2", "n4"]), (NODES[1:], ["n1"])])
+def test_nodes_that_cannot_reach_the_first_one(cut_off, bad):
+    """If nobody can, it is the first one's fault."""
+    verdict = compare(findings(**{node: {"unreachable": "cannot connect"} for node in cut_off}))
+    assert list(verdict.bad_nodes) == bad
+    assert [text for reasons in verdict.bad_nodes.values() for text in reasons] == [
+        f"{node} cannot connect" for node in cut_off
+    ]
+
+
+def test_the_first_failures_of_the_all_reduce():
+    failed = {node: {"failure": "no", "failed_at": 10.0 - number} for number, node in enumerate(NODES)}
+    verdict = compare(findings(**failed))
+    assert verdict.problems == ["failure 1, on n4: no", "failure 2, on n3: no", "failure 3, on n2: no"]
+    assert (verdict.bad_nodes, verdict.exit_code) == ({}, 2)
+
+
 def test_what_was_measured():
-    assert judge(findings(n1={"notes": ["1.00 GB are free"]}), {}).notes == ["1.00 GB are free"]
+    assert compare(findings(n1={"notes": ["1.00 GB are free"]})).notes == ["1.00 GB are free"]

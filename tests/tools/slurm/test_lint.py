@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.tools.command_line import main
+from largebatch.__main__ import main
 from largebatch.tools.slurm.lint import files_of_repository, lint_files
 from paths import RECIPES, ROOT
 from planting import plant
@@ -186,7 +186,7 @@ def test_outside_of_a_repository(tmp_path, monkeypatch, capsys):
 
 def test_commands_without_torch():
     program = (
-        "import sys; from largebatch.tools.command_line import main; "
+        "import sys; from largebatch.__main__ import main; "
         "code = main(['lint']) or main(['effective-batch', '--from=ddp', '--batch-size=8']); "
         "sys.exit(code or {'torch', 'accelerate', 'deepspeed', 'transformers'} & sys.modules.keys() or 0)"
     )

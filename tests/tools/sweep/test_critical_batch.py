@@ -5,14 +5,14 @@ import math
 
 import pytest
 
+from largebatch.__main__ import main
 from largebatch.config import as_json, load_config
 from largebatch.plan import resolve
 from largebatch.storage.files import read_json_lines
-from largebatch.tools.command_line import main
+from largebatch.tools.local_jobs import jobs as server
 from largebatch.tools.sweep.critical_batch import branch_sections
 from largebatch.tools.sweep.points import Sweep
 from largebatch.tools.sweep.verdicts import largest_within
-from largebatch.tools.verify import jobs as server
 from quadratic import BATCH, QUADRATIC, STEP, WINDOW, expected_loss, train
 from resuming import Interruption, assert_same_weights, run_interrupted
 
@@ -23,7 +23,8 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
 
     bench/results/critical_batch has all batches and enough seeds.
     """
-    run_dir, folder = tmp_path / "run", tmp_path / "branches"
+    run_dir = tmp_path / "run"
+    folder = tmp_path / "branches"
     before = train(run_dir, STEP + WINDOW // BATCH)
     command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches", "8", "--folder", str(folder)]
     assert main([*command, "--window", "1089"]) == 2

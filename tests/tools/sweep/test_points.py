@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from largebatch.__main__ import main
 from largebatch.errors import UserError
-from largebatch.tools.command_line import main
 from largebatch.tools.sweep.points import Sweep, grid
 from paths import MAPS
 
@@ -149,10 +149,3 @@ def test_a_wrong_point_is_told_before_any_starts(tmp_path, capsys):
 def test_what_does_not_go_together(words, problem, tmp_path, capsys):
     assert main(["sweep", str(MAPS), *words, "--folder", str(tmp_path / "sweep")]) == 2
     assert problem in capsys.readouterr().err
-
-
-def test_a_dry_run_writes_nothing(tmp_path, capsys):
-    folder = tmp_path / "sweep"
-    assert main(["sweep", str(MAPS), *RATES, "--dry-run", "--folder", str(folder)]) == 0
-    assert capsys.readouterr().out == f"2 points in {folder}, 0 of them trained already\n"
-    assert not folder.exists()

@@ -8,10 +8,10 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from largebatch.tools.command_line import main
+from ending_files import end_run
+from largebatch.__main__ import main
 from largebatch.tools.sweep.points import BATCH, RATE, Sweep, grid
 from largebatch.tools.sweep.results import Results
-from largebatch.tools.sweep.verdicts import Cell, verdict
 from paths import DIGITS
 from run_folders import write_lines, write_run
 
@@ -40,10 +40,7 @@ def write_sweep(folder, losses=LOSSES, **about):
         rate, batch = (point.settings.get(name, of) for name, of in zip((RATE, BATCH), first, strict=True))
         value = losses[rate, batch][point.seed]
         run = folder / point.name
-        plan = write_run(run, tuple(point.overrides), outcome="failed" if value is None else "finished")
-        if value is None:
-            status = json.loads((run / "status.json").read_text())
-            (run / "status.json").write_text(json.dumps(status | {"kind": "training"}))
+        plan = write_run(run, tuple(point.overrides), kind="training" if value is None else "finished")
         evaluations = []
         for step, loss in ((50, 2.5), (100, 1.25), (200, value)):
             samples = plan.batch_at(step).samples_before
@@ -107,7 +104,7 @@ def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
     assert cells(Results.read(write_sweep(tmp_path / "b", losses)).table())["base_lr=0.2"][1:] == [f"best ± 0.05{END}"]
     # Not before there is a result of each rate.
     for seed in (0, 1):
-        (tmp_path / f"b/base_lr=0.8_seed={seed}/status.json").unlink()
+        end_run(tmp_path / f"b/base_lr=0.8_seed={seed}", None)
     assert cells(Results.read(tmp_path / "b").table())["base_lr=0.2"][1:] == ["best ± 0.05"]
 
 
@@ -134,8 +131,7 @@ def test_samples_and_time_to_a_target(tmp_path):
 
 def test_points_that_are_not_finished(tmp_path, capsys):
     folder = write_sweep(tmp_path)
-    status = folder / "base_lr=0.1_global_batch_size=64_seed=1/status.json"
-    status.write_text(status.read_text().replace('"finished"', '"running"'))
+    end_run(folder / "base_lr=0.1_global_batch_size=64_seed=1", None)
     (folder / "base_lr=0.2_global_batch_size=64_seed=0/plan.json").unlink()
     table = Results.read(folder).table()
     assert "; 22 of 24 points are over" in table
@@ -183,22 +179,3 @@ def test_values_that_names_do_not_say(tmp_path):
     assert first.startswith("  warmup=None ")
     assert second.startswith("  warmup=value2 ")
     assert last == 'warmup=value2: {"learning_rate.warmup": {"duration": {"epochs": 1}}}'
-
-
-def test_a_sweep_of_seeds_has_no_plot(tmp_path):
-    folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1]})
-    assert main(["report", str(folder)]) == 0
-    assert 'id="sweep"' not in (folder / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("lower", "higher", "found"),
-    [
-        ((0.10, 0.12), (0.20, 0.22), "holds"),
-        ((0.20, 0.22), (0.10, 0.12), "does not hold"),
-        ((0.10, 0.20), (0.14, 0.24), "cannot be told"),
-        ((0.1,), (0.9,), "cannot be told"),
-    ],
-)
-def test_verdicts_on_planted_numbers(lower, higher, found):
-    assert verdict(Cell(lower), Cell(higher)) == found

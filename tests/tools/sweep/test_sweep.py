@@ -6,10 +6,10 @@ import os
 import pytest
 
 import jobs  # noqa: F401  # for the server that jobs are forked from
+from largebatch.__main__ import main
 from largebatch.storage.files import read_json_lines
-from largebatch.tools.command_line import main
+from largebatch.tools.local_jobs import jobs as server
 from largebatch.tools.sweep.start import shares_of_machine
-from largebatch.tools.verify import jobs as server
 from paths import MAPS
 from resuming import TINY_MAPS, Interruption, run_interrupted
 

@@ -103,7 +103,8 @@ torch.optim.AdamW.step = step"""
     assert "the first update differs most in " in output
     assert "0 of 1 combinations agree" in output
     row = next(line for line in output.splitlines() if line.startswith("ddp ")).split()
-    update, parameters = float(row[6]), float(row[7])
+    update = float(row[6])
+    parameters = float(row[7])
     assert update == pytest.approx(0.1, rel=0.1)
     # The weights agree.
     assert parameters < 1e-5

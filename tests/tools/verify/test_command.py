@@ -2,9 +2,9 @@
 
 import pytest
 
-from largebatch.backend.accelerate_configs import is_rehearsed, rehearsal_environment
+from largebatch.__main__ import main
 from largebatch.backend.launch import read_launch
-from largebatch.tools.command_line import main
+from largebatch.tools.accelerate_configs import is_rehearsed, rehearsal_environment
 from paths import PYDOC, ROOT
 from tasks import TINY
 from verifying import verify

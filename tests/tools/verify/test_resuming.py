@@ -13,7 +13,9 @@ def test_state_that_checkpoints_do_not_have_is_found_by_resuming(tmp_path, monke
     """A moving average in train.py, which every run that is not stopped has."""
     recipe = recipe_with("average = 1.0", tmp_path)
     script = recipe.with_name("train.py")
-    text = script.read_text().replace("def main() -> None:\n", "def main() -> None:\n    global average\n")
+    text = script.read_text().replace(
+        "options: RunOptions) -> None:\n", "options: RunOptions) -> None:\n    global average\n"
+    )
     text = text.replace("        run.update(step)\n", "        average = average * 0.9 + 1\n        run.update(step)\n")
     script.write_text(text.replace("token_losses(batch).sum())", "token_losses(batch).sum() * average)"))
     monkeypatch.chdir(tmp_path)

@@ -94,7 +94,7 @@ def test_what_rounding_alone_makes_is_measured(monkeypatch):
     assert row.verdict == "agrees"
     assert row.differences.parameters > 1e-6
     assert row.problem == "rounding alone causes such differences"
-    monkeypatch.setattr(verification, "CLEAR", limits(1e-7))
+    monkeypatch.setattr(verification, "MAX_DISTINGUISHABLE", limits(1e-7))
     [row] = held.rows([Combination("ddp", 2, 16)])
     assert row.verdict == "unclear"
     assert row.problem.endswith("too large to tell apart from errors: use fewer --steps, or --precision fp64")

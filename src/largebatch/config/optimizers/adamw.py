@@ -3,7 +3,8 @@
 from typing import ClassVar, Literal
 
 from largebatch.batch.scaling import DecayRule, weight_decay_factor
-from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, WithScaledBetas, adam_moments
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, adam_moments
+from largebatch.config.optimizers.sections import WithScaledBetas
 
 
 class AdamW(WithScaledBetas):

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, WithBetas, adam_moments
+from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, adam_moments, adapt_if_decayed
+from largebatch.config.optimizers.sections import WithBetas
 from largebatch.config.sections import PositiveFloat
 
 
@@ -21,5 +22,6 @@ LAMB = OptimizerEntry(
     adam_moments,
     tolerance=ENLARGED_ROUNDING,
     needs="norms of layers",
+    group_of=adapt_if_decayed,
     explanation="each layer's step is scaled by norms of the whole layer, except where no_decay exempts it",
 )

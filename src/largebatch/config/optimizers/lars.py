@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, momentum_buffer
+from largebatch.config.optimizers import ROUNDING, OptimizerEntry, adapt_if_decayed, momentum_buffer
+from largebatch.config.optimizers.sections import WithMomentum
 from largebatch.config.sections import PositiveFloat
 
 
@@ -21,5 +22,6 @@ LARS = OptimizerEntry(
     momentum_buffer,
     tolerance=ROUNDING,
     needs="norms of layers",
+    group_of=adapt_if_decayed,
     explanation="each layer's step is scaled by norms of the whole layer, except where no_decay exempts it",
 )

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from largebatch.config.optimizers import ROUNDING, OptimizerEntry, WithMomentum, momentum_buffer
+from largebatch.config.optimizers import ROUNDING, OptimizerEntry, momentum_buffer
+from largebatch.config.optimizers.sections import WithMomentum
 
 
 class Sgd(WithMomentum):

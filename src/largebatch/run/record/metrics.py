@@ -14,13 +14,14 @@ from torch.profiler import record_function
 from largebatch.backend.base import Backend
 from largebatch.data.loading import Loaded
 from largebatch.errors import TrainingFailed, UserError
-from largebatch.estimate.flops import Utilization
-from largebatch.estimate.hardware import GIB
+from largebatch.model.flops import Utilization
 from largebatch.plan import RunPlan
 from largebatch.run.record.task_metrics import TaskMetrics
+from largebatch.system.hardware import GIB
 
 # Ranges in traces of a run's steps.
-DATA_WAIT, PAUSED = "data_wait", "training is paused"
+DATA_WAIT = "data_wait"
+PAUSED = "training is paused"
 
 
 class Stopwatch:
@@ -74,7 +75,8 @@ class StepMetrics:
         # Of each step since the last logged one: the sum of losses and, if it was computed, the norm of the gradient.
         self._pending: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._utilization = utilization
-        self._earlier_seconds, self._earlier_samples = seconds, backend.plan.batch_at(first_step).samples_before
+        self._earlier_seconds = seconds
+        self._earlier_samples = backend.plan.batch_at(first_step).samples_before
         self._own = TaskMetrics()  # those of the step that was added last
         self._weight = 0.0
         self._total_weight = 0.0
@@ -103,10 +105,11 @@ class StepMetrics:
         `own` is what the task has logged in the step.
         """
         self._pending[step] = loss_sum, grad_norm
-        self._weight, self._own = weight, own
+        self._weight = weight
+        self._own = own
         self._total_weight += weight
 
-    def leave_out(self, step: int) -> None:
+    def discard(self, step: int) -> None:
         """Exclude a step that was not taken from the metrics."""
         del self._pending[step]
 
@@ -122,10 +125,12 @@ class StepMetrics:
         _, norm = self._pending[step]
         losses, num_own, waits, peaks = self._gather(step)
         loss = math.fsum(losses) / self._weight
-        place, seconds = place_of(plan, step), self.stopwatch.seconds
+        place = position_fields(plan, step)
+        seconds = self.stopwatch.seconds
         earlier_step, earlier_seconds, earlier_samples, earlier_weight, _ = self._logged
         self._logged = (step, seconds, place["samples"], self._total_weight, self.data_wait)
-        samples, weight = place["samples"] - earlier_samples, self._total_weight - earlier_weight
+        samples = place["samples"] - earlier_samples
+        weight = self._total_weight - earlier_weight
         line = {
             **place,
             "loss": loss,
@@ -149,10 +154,6 @@ class StepMetrics:
         speed = {"samples_per_second": round(samples / seconds, 3), "mfu": self._utilization.at(samples / seconds)}
         in_tokens = self._plan.loss_unit == "tokens"
         return speed | ({"tokens_per_second": round(weight / seconds, 3)} if in_tokens else {})
-
-    def mfu(self, step: int, seconds: float) -> float | None:
-        """The MFU of a step that took so many seconds; None if unknown."""
-        return self._utilization.at(self._plan.batch_at(step - 1).size / seconds)
 
     def summary(self, step: int) -> dict[str, Any]:
         """What summary.json says of speed after `step` steps; rates are those of this attempt."""
@@ -178,7 +179,8 @@ class StepMetrics:
         Then, of each process: the number of metrics of the task's own in that step, the seconds of waiting for data
         since the last line, and the peak of memory in GiB.
         """
-        pending, self._pending = self._pending, {}
+        pending = self._pending
+        self._pending = {}
         steps = list(pending)
         window = torch.stack([loss_sum for loss_sum, _ in pending.values()]).tolist()
         first_bad = next((index for index, loss_sum in enumerate(window) if not math.isfinite(loss_sum)), -1)
@@ -206,7 +208,7 @@ def peak_memory(device: torch.device) -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (GIB if sys.platform == "darwin" else 2**20), 4)
 
 
-def place_of(plan: RunPlan, step: int) -> dict[str, Any]:
+def position_fields(plan: RunPlan, step: int) -> dict[str, Any]:
     """The progress of training after `step` steps: "step", "samples" trained on and, where there are such, "epoch"."""
     place: dict[str, Any] = {"step": step, "samples": plan.batch_at(step).samples_before}
     return place if plan.mixture else place | {"epoch": round(float(plan.timeline.progress(step, "epochs")), 6)}

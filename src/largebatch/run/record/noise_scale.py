@@ -21,12 +21,14 @@ class NoiseScale:
     """
 
     def __init__(self, backend: Backend, earlier: Sequence[dict[str, Any]], keep: Callable[[dict[str, Any]], None]):
-        self._backend, self._plan, self._keep = backend, backend.plan, keep
+        self._backend = backend
+        self._plan = backend.plan
+        self._keep = keep
         self._pending: dict[int, torch.Tensor] = {}
         self._latest = deque(filter(is_measurement, earlier), WINDOW)
 
     def add(self, step: int, parts: Sequence[tuple[float, torch.Tensor]], norm: torch.Tensor) -> None:
-        """Take this process's `Step.parts`, and the norm of the whole gradient, without waiting for the device."""
+        """Take this process's `Step.noise_parts` and the norm of the whole gradient, without waiting for the device."""
         shares = math.fsum(share**2 for share, _ in parts)
         squares = torch.stack([square for _, square in parts]).sum()
         # All three become sums over processes.

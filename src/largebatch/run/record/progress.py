@@ -5,7 +5,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from largebatch.run.record.folder import RunFolder
+from largebatch.storage.run_folder import RunFolder
 
 
 def progress(line: dict[str, Any], total: int, seconds_per_step: float) -> str:
@@ -15,7 +15,7 @@ def progress(line: dict[str, Any], total: int, seconds_per_step: float) -> str:
     return f"step {line['step']}/{total}: {numbers}, {left} left"
 
 
-def in_words(summary: dict[str, Any], folder: RunFolder) -> str:
+def describe_summary(summary: dict[str, Any], folder: RunFolder) -> str:
     """The content of summary.json as text, and where the run's results are."""
     loss = math.nan if summary["train_loss"] is None else summary["train_loss"]
     expected = f"  expected     {summary['expected']['in_words']}\n" if "expected" in summary else ""

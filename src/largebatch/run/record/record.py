@@ -1,45 +1,32 @@
-"""The record of an attempt in the run's folder, besides checkpoints: files of JSON lines, and the outcome.
+"""The record of an attempt in the run's folder, besides checkpoints: files of JSON lines, and how the run stands.
 
-The outcome is in status.json, because the launcher exits with 1 whatever the exit code of its workers:
-
-    {"outcome": "running" | "finished" | "stopped" | "failed", "message": …, "resume": true | false,
-     "step": …, "checkpoint_step": …, "trained": true | false, "micro_batch_size": …,
-     "kind": a kind of `failures` or null, "exception": the name of a type or null,
-     "attempt": …, "job_id": …, "restart": …, "time": …}
-
-"trained" says whether this start has completed a step. A job that is over and has the outcome "running" was killed; it
-can be resumed like a stopped one.
+status.json tells people how the run stands. If it says "running" after the job is over, the run was killed, or its
+first process could not write any more; it can be resumed like a stopped one.
 """
 
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from largebatch.errors import TrainingFailed
-from largebatch.failures import HOPELESS, Kind
-from largebatch.installed import installed_versions
-from largebatch.run.record.folder import RunFolder
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import Attempt, job_start
-from largebatch.storage.catalog import entries, remove_leftovers, set_aside
-from largebatch.storage.files import parse_line, replace_file, replace_json_file
+from largebatch.storage.catalog import remove_leftovers, set_aside
+from largebatch.storage.files import parse_line, replace_file
 from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
+from largebatch.storage.source_code import GIT
+from largebatch.system.endings import Ending, OwnEnding, StopReason, decisive, read_endings
+from largebatch.system.failures import Kind
+from largebatch.system.installed import installed_versions
 
 MAX_PENDING_LINES = 100_000
 SECONDS_UNTIL_WRITTEN = 1.0  # at most, for a line of metrics.jsonl, plus the time to the next one
-
-_of_this_process: list["Record"] = []
-
-
-def report_failure(message: str, kind: Kind, exception: str | None = None) -> None:
-    """Record that the attempt of this process, if it had begun, failed, and the type of the exception if it was one."""
-    for record in _of_this_process:
-        record.fail(message, kind, exception)
 
 
 @dataclass
@@ -108,7 +95,7 @@ class Journal:
 
 @dataclass
 class Record:
-    """The record of one attempt, of which every process has one: the main process writes, others only failures."""
+    """The record of one attempt, of which every process has one: the main process writes it, each its own ending."""
 
     folder: RunFolder
     attempt: Attempt
@@ -116,6 +103,7 @@ class Record:
     micro_batch_size: int
     is_main_process: bool
     say: Callable[[str], None]  # called with a warning for the user
+    ending: OwnEnding  # that of this process
 
     def __post_init__(self) -> None:
         self._journals = {
@@ -125,7 +113,7 @@ class Record:
             "history": Journal(self.folder.history_file, self.attempt, self.say),
         }
         self.step = self.start.step  # optimizer steps completed
-        _of_this_process[:] = [self]
+        self.ending.begin(self.attempt.endings_dir, self._progress, self._ended)
 
     def restore(self, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
@@ -135,7 +123,8 @@ class Record:
         """
         if not self.is_main_process:
             return {}, {}
-        start, folder = self.start, self.folder
+        start = self.start
+        folder = self.folder
         last_steps = dict.fromkeys(self._journals, float(start.step)) | {"history": math.inf}
         latest = {name: journal.keep_until(last_steps[name]) for name, journal in self._journals.items()}
         remove_leftovers(folder.checkpoints_dir)
@@ -153,7 +142,7 @@ class Record:
             checkpoint=str(start.checkpoint) if start.checkpoint else None,
             checkpoints_not_used=start.skipped,
             changes=start.changes,
-            git=read_object(folder.source_dir / "git.json"),
+            git=read_object(folder.source_dir / GIT),
             versions=installed_versions(),
             **about,
         )
@@ -175,56 +164,42 @@ class Record:
             journal.flush()
 
     def running(self) -> None:
-        """Publish that the attempt is training, and its latest checkpoint."""
+        """Tell people that the attempt is training, and its latest checkpoint."""
         if self.is_main_process:
-            with suppress(OSError):
-                self._publish("running", f"from step {self.start.step:,}", resume=True)
+            self._show({"outcome": "running", "message": f"from step {self.start.step:,}", "resume": True})
 
-    def end(self, outcome: Literal["finished", "stopped"], message: str, /, **about: Any) -> None:
-        """Publish how the attempt ended, and add it to history.jsonl; OSError if the former cannot be written."""
-        self.event(outcome, self.step, **about)
+    def end(self, kind: Kind, message: str, reason: StopReason | None = None, /, **about: Any) -> None:
+        """Write how all processes end, and add it to history.jsonl with `about`; OSError if the former is refused."""
+        self.event(kind, self.step, **about)
         if self.is_main_process:
-            self._publish(outcome, message, resume=outcome == "stopped")
+            self.ending.write(kind, message, reason=reason)
 
-    def fail(self, message: str, kind: Kind, exception: str | None = None) -> None:
-        """Like `report_failure`; on any process, because the main one may be the one that hangs."""
-        is_the_cause = False
-        with suppress(OSError):
-            is_the_cause = self._publish("failed", message, kind not in HOPELESS, kind, exception)
-        if self.is_main_process:
-            # Even if another process failed first; the lines of a later attempt are its own.
+    def _progress(self) -> dict[str, Any]:
+        """What an ending says of training."""
+        trained = self.step > self.start.step
+        return {"step": self.step, "trained": trained, "micro_batch_size": self.micro_batch_size}
+
+    def _ended(self, own: Ending) -> None:
+        """Keep, on the main process, how the run has ended, and the lines that still wait."""
+        if not self.is_main_process:
+            return
+        # Another process may have failed first.
+        ending = decisive([own, *read_endings(self.attempt.endings_dir)]) or own
+        outcome = ending.kind if ending.kind in (Kind.FINISHED, Kind.STOPPED) else "failed"
+        if outcome == "failed":
+            # The lines of a later attempt are its own.
             with suppress(TrainingFailed):
                 self._journals["metrics"].flush()
-        if is_the_cause:
-            self._journals["history"].append(
-                {"event": "failed", "step": self.step, "message": message, "kind": kind, "time": time.time()}
-            )
+                self.event("failed", self.step, message=ending.message, kind=ending.kind)
+        kind = ending.kind if outcome == "failed" else None
+        resume = ending.retry and ending.kind != Kind.FINISHED
+        about = {"kind": kind, "exception": ending.exception, "reason": ending.reason}
+        self._show({"outcome": outcome, "message": ending.message, "resume": resume, **about})
 
-    def _publish(
-        self, outcome: str, message: str, resume: bool, kind: Kind | None = None, exception: str | None = None
-    ) -> bool:
-        """Write status.json, unless another attempt or failure has, and return whether that was done."""
-        if not self.attempt.is_current():
-            return False
-        # The first of several failures in one job is the cause, and stays; after a hang, all processes end.
-        earlier = read_object(self.folder.status_file)
-        failed_already = earlier.get("outcome") == "failed" and earlier.get("attempt") == self.attempt.number
-        if failed_already and (outcome == "failed" or earlier.get("kind") == "hang"):
-            return False
-        complete = (entry.step for entry in entries(self.folder.checkpoints_dir) if entry.problem is None)
-        value = {
-            "outcome": outcome,
-            "message": message,
-            "resume": resume,
-            "step": self.step,
-            "checkpoint_step": next(complete, 0),
-            "trained": self.step > self.start.step,
-            "micro_batch_size": self.micro_batch_size,
-            "kind": kind,
-            "exception": exception,
-            "attempt": self.attempt.number,
-            **job_start(),
-            "time": time.time(),
-        }
-        replace_json_file(self.folder.status_file, value)
-        return True
+    def _show(self, how: Mapping[str, Any]) -> None:
+        """Write status.json, if the file system takes it, unless a later attempt has begun."""
+        with suppress(OSError):
+            if self.attempt.is_current():
+                checkpoint = {"checkpoint_step": self.folder.checkpoint_step()}
+                attempt = {"attempt": self.attempt.number, **job_start(), "time": time.time()}
+                self.folder.write_status({**how, **self._progress(), **checkpoint, **attempt})

@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.backend.base import Backend
-from largebatch.checkpoint.export import export_intact
 from largebatch.config import RecipeConfig
 from largebatch.errors import file_errors
-from largebatch.estimate.flops import Utilization
+from largebatch.model.flops import Utilization
 from largebatch.plan.expected import compare
-from largebatch.run.record.folder import RunFolder
-from largebatch.run.record.metrics import StepMetrics, place_of
+from largebatch.run.checkpoint.export import export_intact
+from largebatch.run.record.folder import OwnFolder
+from largebatch.run.record.metrics import StepMetrics, position_fields
 from largebatch.run.record.noise_scale import NoiseScale
-from largebatch.run.record.progress import in_words, numbers, progress
+from largebatch.run.record.progress import describe_summary, numbers, progress
 from largebatch.run.record.record import Record
 from largebatch.run.record.trackers import Trackers, connect
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import Attempt
-from largebatch.storage.files import read_json_lines, replace_json_file
+from largebatch.system.endings import OwnEnding, StopReason
+from largebatch.system.failures import Kind
 
 
 class Recorder:
@@ -36,6 +37,7 @@ class Recorder:
         start: Where the attempt begins.
         recipe: The file of the recipe, for the history.
         utilization: The model's operations per sample, and the device's.
+        ending: That of this process.
 
     Raises:
         UserError: Another run is writing to the folder, or it cannot be written.
@@ -45,21 +47,25 @@ class Recorder:
         self,
         config: RecipeConfig,
         backend: Backend,
-        folder: RunFolder,
+        folder: OwnFolder,
         start: Start,
         recipe: str | None,
         utilization: Utilization,
+        ending: OwnEnding,
     ):
         self.folder = folder
-        self._backend, self._plan = backend, backend.plan
+        self._backend = backend
+        self._plan = backend.plan
         about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
         attempt = self._begin_attempt(config, start, about)
-        self.record = Record(folder, attempt, start, backend.plan.micro_batch_size, backend.is_main_process, self.say)
+        self.record = Record(
+            folder, attempt, start, backend.plan.micro_batch_size, backend.is_main_process, self.say, ending
+        )
         with backend.raise_on_all_ranks(), folder.writing():
             self._last_logged, evaluation = self.record.restore(about)
-            measured = read_json_lines(folder.noise_scale_file) if backend.is_main_process else []
+            measured = folder.noise_scale() if backend.is_main_process else []
         self._last_evaluation = {
-            name: value for name, value in evaluation.items() if name not in place_of(backend.plan, 0)
+            name: value for name, value in evaluation.items() if name not in position_fields(backend.plan, 0)
         }
         seconds = self._last_logged.get("seconds", 0.0)
         # The line may be damaged.
@@ -100,7 +106,7 @@ class Recorder:
     def evaluated(self, step: int, means: dict[str, float]) -> None:
         """Log an evaluation's means by name; the summary has the latest of each name."""
         self._last_evaluation |= means
-        self.record.add("evaluations", place_of(self._plan, step) | means)
+        self.record.add("evaluations", position_fields(self._plan, step) | means)
         self._trackers.add("evaluation", means, step)
         self.say(f"evaluation after step {step}: {numbers(means)}")
 
@@ -109,12 +115,11 @@ class Recorder:
     def flush(self) -> None:
         """Write and show everything that still waits."""
         self.record.flush()
-        self._trackers.flush()
 
-    def stopped(self, message: str) -> None:
+    def stopped(self, reason: StopReason, message: str) -> None:
         """Publish that the run was stopped and can be resumed, and delete the request."""
         with self._backend.raise_on_all_ranks(), file_errors("that the run was stopped cannot be written"):
-            self.record.end("stopped", message, message=message)
+            self.record.end(Kind.STOPPED, message, reason, message=message)
         if self._backend.is_main_process:
             self.folder.forget_requests()
 
@@ -127,9 +132,9 @@ class Recorder:
         what = f"training is over, with its state in {checkpoint}, but the weights and the summary cannot be written"
         with self._backend.raise_on_all_ranks(), file_errors(what):
             summary = self._write_results(checkpoint, bad_steps) if self._backend.is_main_process else None
-            self.record.end("finished", f"after step {self.record.step:,}")
+            self.record.end(Kind.FINISHED, f"after step {self.record.step:,}")
         if summary is not None:
-            print(in_words(summary, self.folder), flush=True)
+            print(describe_summary(summary, self.folder), flush=True)
 
     def _write_results(self, checkpoint: Path, bad_steps: int) -> dict[str, Any]:
         """Write the final weights and the summary, and return the latter."""
@@ -143,9 +148,9 @@ class Recorder:
             "strategy": self._backend.launch.strategy,
             **self.noise_scale.summary(),
         }
-        if figure := compare(self._plan, read_json_lines(self.folder.evaluations_file)):
+        if figure := compare(self._plan, self.folder.evaluations()):
             summary["expected"] = asdict(figure) | {"in_words": str(figure)}
-        replace_json_file(self.folder.summary_file, summary)
+        self.folder.write_summary(summary)
         return summary
 
     def close(self) -> None:

@@ -7,21 +7,23 @@ import importlib.util
 import json
 import os
 import secrets
-import threading
-import time
-from collections.abc import Callable, Sequence
-from queue import SimpleQueue
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, TensorBoardTracker, WandBTracker
 
 from largebatch.config import RecipeConfig, as_json, flatten
 from largebatch.errors import UserError
-from largebatch.run.record.folder import RunFolder
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 
-PATIENCE_SECONDS = 60.0  # how long a tracker may take to connect, or to show what is left at the end
+# How long trackers may wait for their server, in their own variables: W&B when it connects and sends what is left, also
+# at the process's exit; MLflow in each of two attempts of a call, and it is called while the run waits.
+TIME_LIMITS = {
+    "wandb": {"WANDB_INIT_TIMEOUT": "30", "WANDB_FINISH_TIMEOUT": "60"},
+    "mlflow": {"MLFLOW_HTTP_REQUEST_TIMEOUT": "12", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"},
+}
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -32,7 +34,9 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Trackers of a run; one that fails or hangs is dropped with a warning.
+    """Trackers of a run; one that fails is dropped with a warning.
+
+    They are called where the run calls: they write to files, send in threads of their own, or limit how long they wait.
 
     Args:
         names: Their names in the recipe.
@@ -42,73 +46,35 @@ class Trackers:
 
     def __init__(self, names: Sequence[str], connect: Callable[[str], GeneralTracker], say: Callable[[str], None]):
         self._say = say
-        self._threads = [_TrackerThread(name, connect) for name in names]
+        self._trackers: dict[str, GeneralTracker] = {}
         # They connect before loader processes are forked.
-        self.flush()
+        for name in names:
+            with self._dropped_if_it_fails(name):
+                self._trackers[name] = connect(name)
 
     def add(self, group: str, values: dict[str, float], step: int) -> None:
-        """Show values by name, without waiting until they are shown."""
+        """Show values by name."""
         named = {f"{group}/{name}": value for name, value in values.items()}
-        for thread in self._threads:
-            thread.call(lambda tracker: tracker.log(named, step=step))
-        self._drop_broken()
+        for name, tracker in list(self._trackers.items()):
+            with self._dropped_if_it_fails(name):
+                tracker.log(named, step=step)
 
     def close(self) -> None:
         """End the run in each tracker, when it has shown all values."""
-        for thread in self._threads:
-            thread.call(lambda tracker: tracker.finish())
-        self.flush()
-        self._threads = []
+        for name, tracker in list(self._trackers.items()):
+            with self._dropped_if_it_fails(name):
+                tracker.finish()
+        self._trackers.clear()
 
-    def flush(self) -> None:
-        """Wait until all values are shown; a tracker that is not done in time is dropped."""
-        for thread in self._threads:
-            thread.mark()
-        end = time.monotonic() + PATIENCE_SECONDS
-        for thread in self._threads:
-            if thread.problem is None and not thread.caught_up.wait(end - time.monotonic()):
-                thread.problem = f"it has not answered within {PATIENCE_SECONDS:g} s"
-        self._drop_broken()
-
-    def _drop_broken(self) -> None:
-        broken = [thread for thread in self._threads if thread.problem]
-        for each in broken:
-            self._say(f"WARNING: {each.name} is dropped and gets no more values in this attempt: {each.problem}")
-        self._threads = [thread for thread in self._threads if thread not in broken]
-
-
-class _TrackerThread(threading.Thread):
-    """Calls a tracker, so that it holds up neither training nor the others, nor the end of the process.
-
-    All calls are made in one thread, because MLflow keeps its state per thread.
-    """
-
-    def __init__(self, name: str, connect: Callable[[str], GeneralTracker]):
-        super().__init__(name=name, daemon=True)
-        self.problem: str | None = None  # why the tracker can no longer be used
-        self._connect = connect
-        self._calls: SimpleQueue[Callable[[GeneralTracker], Any]] = SimpleQueue()
-        self.caught_up = threading.Event()
-        self.start()
-
-    def call(self, function: Callable[[GeneralTracker], Any]) -> None:
-        """Call a function with the tracker, after the calls before."""
-        self._calls.put(function)
-
-    def mark(self) -> None:
-        """Set `caught_up` after the calls before."""
-        self.caught_up.clear()
-        self.call(lambda _: self.caught_up.set())
-
-    def run(self) -> None:
+    @contextmanager
+    def _dropped_if_it_fails(self, name: str) -> Iterator[None]:
         try:
-            tracker = self._connect(self.name)
-            while self.problem is None:
-                self._calls.get()(tracker)
+            yield
         # Some libraries raise SystemExit.
-        except BaseException as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            self.caught_up.set()
+        except (Exception, SystemExit) as error:
+            self._trackers.pop(name, None)
+            problem = f"{type(error).__name__}: {error}"
+            self._say(f"WARNING: {name} is dropped and gets no more values in this attempt: {problem}")
 
 
 class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no types
@@ -126,9 +92,8 @@ class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no
         self._last_number = int(known.get("last_step", -1))
         self._last_step = -1  # the training step that was shown under the last number
         self._write()
-        # Otherwise its hook at the process's exit would wait for the network without a limit.
-        os.environ.setdefault("WANDB_FINISH_TIMEOUT", str(PATIENCE_SECONDS))
-        settings, name = config.logging, config.logging.tracker_run_name or folder.path.name
+        settings = config.logging
+        name = config.logging.tracker_run_name or folder.path.name
         super().__init__(settings.tracker_project, name=name, id=self._id, resume="allow", dir=str(folder.trackers_dir))
 
     def start(self) -> None:
@@ -139,7 +104,8 @@ class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no
     def log(self, values: dict[str, float], step: int) -> None:
         """Show values at a number that is never less than the one before."""
         if step != self._last_step:
-            self._last_step, self._last_number = step, max(step, self._last_number + 1)
+            self._last_step = step
+            self._last_number = max(step, self._last_number + 1)
             # Written before it is shown, so that a later start knows of it.
             self._write()
         super().log({**values, "step": step}, self._last_number)
@@ -157,6 +123,8 @@ def connect(name: str, config: RecipeConfig, folder: RunFolder, first_step: int)
         folder: The run's folder, of which an attempt has begun.
         first_step: TensorBoard hides what was shown of later steps before.
     """
+    for variable, limit in TIME_LIMITS.get(name, {}).items():
+        os.environ.setdefault(variable, limit)
     tracker: GeneralTracker
     if name == "tensorboard":
         # It hides what earlier starts have shown of later steps.

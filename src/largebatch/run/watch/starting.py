@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Thread
 from typing import TypeVar
 
 from largebatch.backend.base import Backend
 from largebatch.errors import RunStopped
-from largebatch.run.watch.stop import StopRequests, reason_in_words
+from largebatch.run.watch.stop import REASONS, StopRequests, describe_reason
 from largebatch.run.watch.watchdog import Watchdog
+from largebatch.system.endings import OwnEnding
+from largebatch.system.failures import Kind
 
 T = TypeVar("T")
 
-SECONDS_OF_A_START = 1800.0  # between two signs of progress, even if `faults.hang_seconds` is less
+START_TIMEOUT_SECONDS = 1800.0  # between two signs of progress, even if `faults.hang_seconds` is less
 SECONDS_BETWEEN_ROUNDS = 1.0
 
 
@@ -24,12 +26,16 @@ class Starting:
         backend: The started backend.
         stop: Notes requests to stop.
         hang_seconds: The recipe's `faults.hang_seconds`.
+        ending: That of this process.
     """
 
-    def __init__(self, backend: Backend, stop: StopRequests, hang_seconds: float | None):
-        self._backend, self._stop = backend, stop
-        seconds = None if hang_seconds is None else max(hang_seconds, SECONDS_OF_A_START)
-        self._watchdog, self._watched = Watchdog(seconds, backend.rank), ExitStack()
+    def __init__(self, backend: Backend, stop: StopRequests, hang_seconds: float | None, ending: OwnEnding):
+        self._backend = backend
+        self._stop = stop
+        self._ending = ending
+        seconds = None if hang_seconds is None else max(hang_seconds, START_TIMEOUT_SECONDS)
+        self._watchdog = Watchdog(seconds, backend.rank, ending.hang)
+        self._watched = ExitStack()
         self._watched.enter_context(self._watchdog)
 
     def end(self) -> None:
@@ -39,10 +45,13 @@ class Starting:
     def check(self) -> None:
         """Raise RunStopped on all processes if one of them was asked to stop; every process must call this."""
         self._watchdog.heartbeat()
-        reason = self._backend.all_max(self._stop.requested())()
-        if reason:
-            message = f"by {reason_in_words(reason)}, before the first step; the same command starts again"
-            raise RunStopped(message, everywhere=True)
+        reason = REASONS[self._backend.all_max(self._stop.requested())()]
+        if reason is not None:
+            message = f"by {describe_reason(reason)}, before the first step"
+            if self._backend.is_main_process:
+                with suppress(OSError):
+                    self._ending.write(Kind.STOPPED, message, reason=reason)
+            raise RunStopped(f"{message}; the same command starts again", everywhere=True)
 
     def once_per_machine_first(self, function: Callable[[], T]) -> T:
         """The result of `function`, which the first process of the job calls before the first of each machine, and

@@ -15,20 +15,23 @@ from typing import Any
 
 from largebatch.plan.contract import STOP_VOTE_STEPS
 from largebatch.storage.attempts import job_start
-from largebatch.variables import whole_number_or_none
+from largebatch.system.endings import StopReason
+from largebatch.system.variables import whole_number_or_none
 
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
-STOP_FILE = "the stop file"
-BATCH_SCRIPT = "the batch script of job {job}"
-# Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none. The stop file
-# is the last, because it alone says that the job must not be restarted.
-REASONS = ("", "the end of the job's time limit", *(name.name for name in SIGNALS), BATCH_SCRIPT, STOP_FILE)
+REASONS = (None, *StopReason)
+"""Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none."""
 SECONDS_BETWEEN_LOOKS = 1.0
 
 
-def reason_in_words(reason: int) -> str:
-    """A reason by its number, with the name of the job."""
-    return REASONS[reason].format(job=job_start()["job_id"])
+def describe_reason(reason: StopReason) -> str:
+    """Who or what asked the run to stop."""
+    names = {
+        StopReason.TIME_LIMIT: "the end of the job's time limit",
+        StopReason.BATCH_SCRIPT: f"the batch script of job {job_start()['job_id']}",
+        StopReason.STOP_FILE: "the stop file",
+    }
+    return names.get(reason, reason)
 
 
 class StopVote:
@@ -65,7 +68,7 @@ class StopRequests:
             seconds since 1970, if there is one.
     """
 
-    def __init__(self, stop_files: Mapping[str, Path], margin_seconds: float):
+    def __init__(self, stop_files: Mapping[StopReason, Path], margin_seconds: float):
         self._stop_files = stop_files
         end = whole_number_or_none("LARGEBATCH_JOB_END_TIME")
         self._stop_at = None if end is None else end - margin_seconds
@@ -83,7 +86,7 @@ class StopRequests:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self._reason = max(self._reason, REASONS.index(signal.Signals(number).name))
+        self._reason = max(self._reason, REASONS.index(StopReason[signal.Signals(number).name]))
 
     def requested(self) -> int:
         """The number of the reason to stop, or 0; looks for stop files at most once a second."""
@@ -96,5 +99,5 @@ class StopRequests:
                 with suppress(OSError):
                     self._reason = max(self._reason, REASONS.index(reason) if file.is_file() else 0)
         if self._stop_at is not None and now >= self._stop_at:
-            self._reason = max(self._reason, REASONS.index("the end of the job's time limit"))
+            self._reason = max(self._reason, REASONS.index(StopReason.TIME_LIMIT))
         return self._reason

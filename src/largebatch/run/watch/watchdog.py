@@ -4,12 +4,11 @@ import faulthandler
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from largebatch.backend.torch_internals import recorded_collectives
-from largebatch.failures import keep_error
-from largebatch.run.record.record import report_failure
 
 EXIT_CODE = 70
 STANDARD_ERROR = 2  # the file descriptor, whatever has taken the place of `sys.stderr`
@@ -25,11 +24,15 @@ class Watchdog:
     Args:
         seconds: How long is too long; None for no limit.
         rank: This process's rank.
+        report: Called with a message when the process is about to be ended.
         folder: Where each process writes its stacks and its NCCL collectives; None writes the stacks to standard error.
     """
 
-    def __init__(self, seconds: float | None, rank: int, folder: Path | None = None):
-        self._seconds, self._rank, self._folder = seconds, rank, folder
+    def __init__(self, seconds: float | None, rank: int, report: Callable[[str], None], folder: Path | None = None):
+        self._seconds = seconds
+        self._rank = rank
+        self._report = report
+        self._folder = folder
         self._last_heartbeat = time.monotonic()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -65,9 +68,7 @@ class Watchdog:
 
     def _end(self, what: str, interval: float) -> None:
         """Record the hang, and end the process when the others have had time to notice and do the same."""
-        message = f"{what}; {self._write_stacks()}"
-        report_failure(message, kind="hang")
-        keep_error(message, kind="hang")
+        self._report(f"{what}; {self._write_stacks()}")
         if self._folder is not None:
             # The job must still end.
             with suppress(Exception):

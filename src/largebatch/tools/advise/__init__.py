@@ -3,15 +3,13 @@
 import argparse
 import math
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
-from largebatch.estimate.table import wrapped
-from largebatch.storage.layout import read_object
-from largebatch.tools.advise.advice import CriticalBatch, OnGpus, steps_and_samples, table, write_plot
+from largebatch.storage.run_folder import RunFolder
+from largebatch.tools.advise.advice import CriticalBatch, OnGpus, steps_and_samples, table
 from largebatch.tools.advise.fit import P_OF_FAILURE, fit, read_points
 from largebatch.tools.options import (
     Commands,
@@ -23,6 +21,7 @@ from largebatch.tools.options import (
     recipe_file,
 )
 from largebatch.tools.plan import add_gpus, scale_model
+from largebatch.words import wrapped
 
 STANDARD_ERRORS = 1.96  # on each side of an interval of 95 % confidence
 
@@ -58,7 +57,6 @@ Fields are overridden as in a run: --batch.micro_batch_size 8.""",
     parser.add_argument("--batches", type=positive_ints, metavar="B,B,…", help=help)
     parser.add_argument("--world-sizes", type=positive_ints, help="numbers of GPUs, such as 8,64,512")
     add_gpus(parser, parser)
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="also plot it; needs plotly")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,9 +77,6 @@ def run(options: argparse.Namespace) -> int:
     batches = options.batches or _default_batches(options, critical)
     on_gpus, problems = _on_gpus(options, critical, batches) if options.config else ([], [])
     print(*table(critical, batches, on_gpus), *(line for each in problems for line in wrapped(each)), sep="\n")
-    if options.out:
-        write_plot(critical, batches, on_gpus, options.out)
-        print(f"wrote {options.out}")
     return 0
 
 
@@ -93,8 +88,6 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
     given = [bool(each) for each in (options.config, options.world_sizes, options.gpu, options.network)]
     if any(given) != all(given) or (options.overrides and not options.config):
         options.refuse("times need RECIPE, --world-sizes, --gpu and --network; without RECIPE, there are no overrides")
-    if options.out and (options.out.suffix != ".html" or find_spec("plotly") is None):
-        options.refuse('--out needs a file name that ends in .html, and plotly: pip install "largebatch[report]"')
 
 
 def _with_error(samples: float, error: float | None, source: str, run: Any = None) -> CriticalBatch:
@@ -104,7 +97,9 @@ def _with_error(samples: float, error: float | None, source: str, run: Any = Non
 
 def _measured(folder: Path) -> CriticalBatch:
     """What was measured in the folder of `largebatch critical-batch` or of a run."""
-    branched, summary = read_object(folder / "critical_batch.json"), read_object(folder / "summary.json")
+    run = RunFolder(folder)
+    branched = run.critical_batch()
+    summary = run.summary()
     found: Any = branched or summary.get("noise_scale")
     samples = found.get("samples") if isinstance(found, dict) else None
     if not isinstance(samples, int | float) or not 0 < samples < math.inf:
@@ -116,8 +111,10 @@ def _measured(folder: Path) -> CriticalBatch:
         f"the noise scale in {folder}, which stands in for it: it predicts the order of magnitude (McCandlish et al. "
         "2018, section 2.2), grows during training, and its error is only the measurement's"
     )
-    steps, batch = summary.get("steps"), read_object(folder / "plan.json").get("max_global_batch_size")
-    has_one_size = isinstance(steps, int) and isinstance(batch, int) and summary.get("samples") == steps * batch > 0
+    plan = run.plan()
+    steps = summary.get("steps")
+    batch = plan.max_global_batch_size if plan else 0
+    has_one_size = isinstance(steps, int) and summary.get("samples") == steps * batch > 0
     return _with_error(samples, found.get("standard_error"), source, (steps, batch) if has_one_size else None)
 
 
@@ -125,7 +122,7 @@ def _default_batches(options: argparse.Namespace, critical: CriticalBatch) -> li
     start = critical.run[1] if critical.run else 1
     if options.config:
         start = max(size for _, size in _recipe(options).batch.sizes)
-    middle = max(-60, min(60, round(math.log2(critical.samples / start))))
+    middle = round(math.log2(critical.samples / start))
     sizes = [start * 2.0**times for times in range(middle - 3, middle + 4)]
     return [int(size) for size in sizes if size.is_integer()] or [start]
 
@@ -135,7 +132,8 @@ def _on_gpus(
 ) -> tuple[list[OnGpus], list[str]]:
     """Each batch size on each number of GPUs, under the strategy that is suggested there; and what is not possible."""
     compare = scale_model(options, _recipe(options))
-    possible, problems = [], []
+    possible = []
+    problems = []
     for batch in batches:
         steps = steps_and_samples(critical.samples, batch, critical.run)[0] / (3600 if critical.run else 1)
         try:
@@ -143,7 +141,8 @@ def _on_gpus(
         except ConfigError as error:
             columns = [{"world_size": gpus, "problem": "; ".join(error.problems)} for gpus in options.world_sizes]
         for column in columns:
-            gpus, strategy = column["world_size"], column.get("suggested")
+            gpus = column["world_size"]
+            strategy = column.get("suggested")
             seconds = column["strategies"][strategy]["step_seconds"] if strategy else None
             if seconds:
                 times = [steps * each for each in seconds.values()]

@@ -5,14 +5,12 @@ takes twice the fewest steps and twice the fewest samples (McCandlish et al. 201
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
-from largebatch.estimate.table import aligned, digits, span, wrapped
+from largebatch.words import aligned, digits, span, wrapped
 
 
 @dataclass(frozen=True)
@@ -80,34 +78,6 @@ def table(critical: CriticalBatch, batches: Sequence[int], on_gpus: Sequence[OnG
             f"At {more.gpus:,} GPUs and batch {more.batch:,}: {_with_range(speeds)} times as fast as {fewer.gpus:,} "
             f"GPUs at batch {fewer.batch:,}, {_with_range(costs)} times the cost."
         )
-
-
-def write_plot(critical: CriticalBatch, batches: Sequence[int], on_gpus: Sequence[OnGpus], out: Path) -> None:
-    """Write a page with two plots over the batch size, of time and of cost; fails as `write_page`."""
-    from plotly.graph_objects import Scatter
-    from plotly.subplots import make_subplots
-
-    from largebatch.tools.report.page import GENERATOR, write_page
-
-    *titles, time = critical.units
-    curves = defaultdict(list)
-    for each in on_gpus:
-        titles = [time, f"GPU-{time}"]
-        middle = sum(each.time) / 2
-        curves[f"{each.gpus:,} GPUs"].append((each.batch, middle, each.gpus * middle))
-    if not on_gpus:
-        curves["all GPUs"] = [(each, *steps_and_samples(critical.samples, each, critical.run)) for each in batches]
-    plots = make_subplots(2, subplot_titles=titles)
-    for name, points in curves.items():
-        x, *values = zip(*points, strict=True)
-        for row, y in enumerate(values, 1):
-            plots.add_trace(Scatter(x=x, y=y, name=name), row, 1)
-    plots.add_vline(x=critical.samples, line_dash="dash")
-    if critical.interval:
-        plots.add_vrect(*critical.interval, opacity=0.15, line_width=0, fillcolor="gray")
-    plots.update_xaxes(type="log", title_text="batch size, samples; dashed: the critical batch, in its 95 % interval")
-    plots.update_yaxes(type="log")
-    write_page(plots.to_html().replace("<head>", f'<head>{GENERATOR}advise">', 1), out)
 
 
 def _with_range(values: Sequence[float]) -> str:

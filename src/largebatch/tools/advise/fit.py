@@ -18,8 +18,8 @@ from scipy.optimize import curve_fit
 from scipy.stats import chi2
 
 from largebatch.errors import UserError
-from largebatch.estimate.table import digits, span
-from largebatch.regular_file import read_bytes
+from largebatch.system.regular_file import read_bytes
+from largebatch.words import digits, span
 
 TUNING = 0.04
 """How far, relatively, the samples of a tuned batch size may be from those of the best hyperparameters: assumed."""
@@ -71,7 +71,7 @@ class Fit:
 def read_points(file: Path) -> Array:
     """The columns of a CSV file as rows: batch, samples, spread and seeds. Further columns are ignored.
 
-    They are in this order, unless a header with these words names them in another.
+    They are in this order, unless a header with these names has them in another.
 
     Raises:
         UserError: The file cannot be read, or a line of it is wrong.
@@ -83,27 +83,22 @@ def read_points(file: Path) -> Array:
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"--fit {file}: {error}; {remedy}") from error
     titles = [cell.strip().lower() for cell in rows[0]] if rows else []
-    named = [_named(name, titles) for name in COLUMNS]
-    has_header = all(len(each) == 1 for each in named)
-    places = [titles.index(title) for [title] in named] if has_header else range(len(COLUMNS))
+    places = list(range(len(COLUMNS)))
+    if set(COLUMNS) <= set(titles):
+        places = [titles.index(name) for name in COLUMNS]
+        rows = rows[1:]
     points = []
-    # Files that were joined repeat their header.
-    for row in [row for row in rows if row != rows[0]] if has_header else rows:
+    for row in rows:
         try:
             batch, samples, spread, seeds = point = [float(row[place]) for place in places]
+            if not (min(batch, samples, seeds) >= 1 and spread >= 0 and sum(point) <= MAX_AMOUNT):
+                raise ValueError
         except (ValueError, IndexError):
-            raise UserError(f"--fit {file}: {','.join(row)} is not four numbers; {remedy}") from None
-        if not (min(batch, samples, seeds) >= 1 and spread >= 0 and sum(point) <= MAX_AMOUNT):
-            raise UserError(f"--fit {file}: {','.join(row)} cannot be fitted; {remedy}")
+            raise UserError(f"--fit {file}: {','.join(row)} cannot be fitted; {remedy}") from None
         points.append(point)
     if len({batch for batch, *_ in points}) < 2:
         raise UserError(f"--fit {file}: it does not have two batch sizes; {remedy}")
     return np.array(points).T
-
-
-def _named(name: str, titles: list[str]) -> list[str]:
-    """The titles that are the name of a column or, if none is, begin with it."""
-    return [title for title in titles if title == name] or [title for title in titles if title.startswith(name)]
 
 
 def fit(points: Array) -> Fit:
@@ -112,7 +107,8 @@ def fit(points: Array) -> Fit:
     A point has the weight 1 / (SE^2 + TUNING^2), where SE is the standard error of its mean, relative to it.
     """
     batch, samples, spread, seeds = points
-    log_batch, log_samples = np.log(batch), np.log(samples)
+    log_batch = np.log(batch)
+    log_samples = np.log(samples)
     errors = np.hypot(spread / samples / np.sqrt(seeds), TUNING)
 
     def form(log_batch: Array, log_critical: Array, log_least: Array) -> Array:
@@ -124,7 +120,8 @@ def fit(points: Array) -> Fit:
     tried = (((deviations - log_least) / errors) ** 2).sum(axis=1)
     best = int(tried.argmin())
     likely = np.flatnonzero(tried <= tried[best] + CHI_SQUARE_95)
-    parameters, relative_errors = np.array([grid[best, 0], log_least[best, 0]]), np.full(2, np.nan)
+    parameters = np.array([grid[best, 0], log_least[best, 0]])
+    relative_errors = np.full(2, np.nan)
     limits = {0: 0.0, NUM_TRIED - 1: math.inf}
     if best not in limits:
         parameters, covariance = curve_fit(form, log_batch, log_samples, parameters, errors, absolute_sigma=True)

@@ -4,13 +4,12 @@ The first answers whether the start should train, and the second whether the job
 """
 
 import argparse
-import time
 from pathlib import Path
 
-from largebatch.errors import printable
-from largebatch.tools.job.endings import FAILED, decide
+from largebatch.tools.job.decision import FAILED, next_start
 from largebatch.tools.job.starts import JobStarts
 from largebatch.tools.options import Commands, add_command
+from largebatch.words import printable
 
 
 def add_parser(commands: Commands) -> None:
@@ -54,10 +53,10 @@ def run_before(options: argparse.Namespace) -> int:
 def run_after(options: argparse.Namespace) -> int:
     """Print whether the job should be started again, in one line."""
     starts = JobStarts.of_this_job(options.run_dir, options.start, options.max_restarts)
-    ending = decide(starts.evidence(options.exit_code, options.asked_to_stop), starts.reason_to_give_up())
-    starts.end({"code": ending.code, "message": ending.message, **ending.about, "time": time.time()})
-    if ending.code is None:
-        print(printable(f"requeue {ending.message}; resumes from step {starts.checkpoint_step}"))
+    found = next_start(starts.evidence(options.exit_code, options.asked_to_stop))
+    starts.end(found)
+    if found.code is None:
+        print(printable(f"requeue {found.message}; resumes from step {starts.checkpoint_step}"))
     else:
-        print(printable(f"leave {ending.code} {ending.message}"))
+        print(printable(f"leave {found.code} {found.message}"))
     return 0

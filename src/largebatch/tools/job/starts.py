@@ -2,20 +2,22 @@
 
 import os
 import re
+import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from largebatch.errors import UserError, counted
-from largebatch.regular_file import append, read_bytes
-from largebatch.storage.catalog import entries
+from largebatch.errors import UserError
+from largebatch.storage.attempts import attempt_name
 from largebatch.storage.files import replace_json_file
-from largebatch.storage.layout import read_object
-from largebatch.tools.job.cause import first_cause
-from largebatch.tools.job.endings import Evidence
-from largebatch.variables import whole_number
+from largebatch.storage.run_folder import RunFolder
+from largebatch.system.endings import ENDINGS, Ending, parse_ending, read_endings
+from largebatch.system.regular_file import append, read_bytes
+from largebatch.system.variables import whole_number
+from largebatch.tools.job.decision import Evidence, Next
+from largebatch.tools.job.killed import killed_processes
+from largebatch.words import counted
 
 ENDING = "ending.json"
 START = re.compile("start_([0-9]{1,18})")
@@ -25,7 +27,7 @@ START = re.compile("start_([0-9]{1,18})")
 class JobStarts:
     """The starts of one job, up to one of them."""
 
-    run_dir: Path
+    run: RunFolder
     job: str
     start: int  # how often the scheduler had restarted the job before
     max_restarts: int  # how many restarts are allowed at the same checkpoint
@@ -36,11 +38,11 @@ class JobStarts:
         job = os.environ.get("LARGEBATCH_JOB_ID")
         if not job:
             raise UserError("LARGEBATCH_JOB_ID is not set: this command is for a job's batch script, which sets it")
-        return cls(run_dir, job, start, max_restarts)
+        return cls(RunFolder(run_dir), job, start, max_restarts)
 
     @property
     def job_dir(self) -> Path:
-        return self.run_dir / "jobs" / self.job
+        return self.run.jobs_dir / self.job
 
     @property
     def logs(self) -> Path:
@@ -50,7 +52,7 @@ class JobStarts:
     @cached_property
     def checkpoint_step(self) -> int:
         """The step of the latest complete checkpoint; 0 if there is none."""
-        return next((entry.step for entry in entries(self.run_dir / "checkpoints") if entry.problem is None), 0)
+        return self.run.checkpoint_step()
 
     def begin(self) -> None:
         """Note the checkpoint at which this start begins."""
@@ -59,30 +61,40 @@ class JobStarts:
 
     def evidence(self, exit_code: int, asked_to_stop: str) -> Evidence:
         """What this start, which has ended, has left in the run folder."""
-        status = read_object(self.run_dir / "status.json")
-        # What another job, or an earlier start, has left there is not about this one.
-        if (status.get("job_id"), status.get("restart")) != (self.job, self.start):
-            status = {}
-        cause, failure = first_cause(self.logs)
-        refusal, has_stop_file = "", False
-        with suppress(OSError):
-            refusal = read_bytes(self.logs / "refusal").decode(errors="replace")
+        mine = (self.job, self.start)
+        begun = [each for each in self.run.attempts() if (each.get("job_id"), each.get("restart")) == mine]
+        endings = read_endings(self.logs / ENDINGS)
+        # A process may have been able to write to only one of the folders.
+        for each in begun:
+            endings += read_endings(self.run.attempts_dir / attempt_name(each))
+        has_stop_file = False
         with suppress(OSError):
             # An older stop file was not for this start.
-            began = whole_number("LARGEBATCH_BEGAN", 0)
-            has_stop_file = (self.run_dir / "stop").stat().st_mtime >= began
-        return Evidence(exit_code, status, failure, refusal, cause, asked_to_stop, has_stop_file, self.earlier_ending())
+            has_stop_file = self.run.stop_file.stat().st_mtime >= whole_number("LARGEBATCH_BEGAN", 0)
+        return Evidence(
+            exit_code,
+            [*endings, *killed_processes(self.logs)],
+            self.checkpoint_step if begun else None,
+            asked_to_stop,
+            has_stop_file,
+            self.earlier_failure(),
+            self.reason_to_give_up(),
+        )
 
-    def end(self, ending: dict[str, Any]) -> None:
+    def end(self, found: Next) -> None:
         """Keep how this start ended, for later starts."""
+        failure = asdict(found.failure) | {"file": str(found.failure.file)} if found.failure else {}
         with suppress(OSError):
+            ending = {**failure, "code": found.code, "message": found.message, "time": time.time()}
             replace_json_file(self.logs / ENDING, ending)
 
-    def earlier_ending(self) -> dict[str, Any]:
-        """The ending of the latest earlier start that has recorded one; empty if none has."""
+    def earlier_failure(self) -> Ending | None:
+        """The failure of the latest earlier start that has recorded how it ended; None if it was none."""
         starts = [int(match[1]) for path in self.job_dir.glob("start_*") if (match := START.fullmatch(path.name))]
-        earlier = sorted((start for start in starts if start < self.start), reverse=True)
-        return next(filter(None, (read_object(self.job_dir / f"start_{start}" / ENDING) for start in earlier)), {})
+        for start in sorted((start for start in starts if start < self.start), reverse=True):
+            with suppress(OSError):
+                return parse_ending(read_bytes(self.job_dir / f"start_{start}" / ENDING))
+        return None
 
     def reason_to_give_up(self) -> str | None:
         """Why there should be no further start, if the allowed number began at the latest checkpoint."""

@@ -1,18 +1,18 @@
-"""`largebatch new`: copies a recipe into a self-contained folder, or adds it to one as a further task."""
+"""`largebatch new`: copies a recipe, or the smallest task, into a new self-contained folder."""
 
 import argparse
 import re
 import shutil
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 import largebatch
-from largebatch.errors import UserError, did_you_mean
+from largebatch.errors import UserError
 from largebatch.task_folders import SCHEMA, recipes_in
 from largebatch.tools.options import Commands, add_command
 from largebatch.tools.slurm.batch_script import BatchScript
+from largebatch.words import did_you_mean
 
 PACKAGE = Path(largebatch.__file__).parent
 # The folder of recipes/, slurm/ and launch/: in a wheel, where setup.py has put them; else the checkout.
@@ -33,7 +33,6 @@ WRITTEN = {
     "README.md": "README.md",
     "requirements.txt": "requirements.txt",
     ".gitignore": "gitignore",
-    "tests/test_recipe.py": "test_recipe.py.txt",
 }
 """The templates of a project's own files."""
 
@@ -44,14 +43,13 @@ def add_parser(commands: Commands) -> None:
         "new",
         run,
         description="Copy a recipe, and everything it needs to run, into a new self-contained folder: train.py, JSON, "
-        "sbatch script, launch.sh, Accelerate and DeepSpeed configs, a test, requirements and a README that says what "
-        "to change first. All commands work there. In a project that exists, a further task is added, with its recipe, "
-        "script and test. Nothing is overwritten.",
+        "sbatch script, launch.sh, Accelerate and DeepSpeed configs, requirements and a README that says what to "
+        "change first. All commands work there.",
         epilog="""examples:
   largebatch new my_job --recipe gpt2_124m
   largebatch new my_job --task my_task""",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to create, or a project to add to")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to create")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--recipe", metavar="NAME", help="a shipped recipe, such as gpt2_124m")
     smallest = "the smallest complete task, on generated data, to start your own from"
@@ -59,20 +57,22 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Create a folder in the layout of this repository, with a recipe and everything it needs to run, or add to it."""
+    """Create a folder in the layout of this repository, with a recipe and everything it needs to run."""
     folder: Path = options.folder
     original = smallest_task(options.task) if options.task else shipped_recipe(options.recipe)
-    if (folder / "recipes/accelerate_configs").is_dir():
-        added = [f"recipes/{original.task}", f"slurm/{original.name}.sbatch", f"tests/test_{original.name}.py"]
-        texts = _texts(original, {added[-1]: WRITTEN["tests/test_recipe.py"]})
-        _write(folder, [folder / path for path in added], _copies(original), texts)
-        print(f"added to {folder}: {', '.join(added)}")
-    else:
-        shared = {str(path.relative_to(SHIPPED)): path for pattern in COPIED for path in SHIPPED.glob(pattern)}
-        # The license of the copied files, not of the new repository.
-        shared["LICENSE.largebatch"] = SHIPPED / "LICENSE"
-        _write(folder, [folder], _copies(original) | shared, _texts(original, WRITTEN))
-        print(f"created {folder}; its README.md says how to set it up, try it, train it, and what to change first")
+    copies = _copies(original)
+    texts = _texts(original)
+    try:
+        folder.mkdir()
+        for path, source in copies.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, folder / path)
+        for path, text in texts.items():
+            (folder / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        problem = f"{folder} cannot be created ({error.strerror or error})"
+        raise UserError(f"{problem}; remove what is there, or give another folder") from error
+    print(f"created {folder}; its README.md says how to set it up, try it, train it, and what to change first")
     return 0
 
 
@@ -105,31 +105,14 @@ def smallest_task(name: str) -> Original:
     return Original(SMALLEST_TASK / "task.json", SMALLEST_TASK / "task.sbatch", name, name)
 
 
-def _write(folder: Path, new: Sequence[Path], copies: Mapping[str, Path], texts: Mapping[str, str]) -> None:
-    """Write files by their paths in a folder, all of them inside of `new`, a folder and files that must not exist.
-
-    Raises:
-        UserError: One of them exists, or cannot be written.
-    """
-    for present in filter(Path.exists, new):
-        raise UserError(f"{present} exists, and nothing is overwritten; give a new folder, or another name")
-    try:
-        new[0].mkdir()
-        for path, source in copies.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, folder / path)
-        for path, text in texts.items():
-            (folder / path).parent.mkdir(exist_ok=True)
-            (folder / path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        problem = f"{new[0]} cannot be created ({error.strerror or error})"
-        raise UserError(f"{problem}; remove what is there, or give another folder") from error
-
-
 def _copies(original: Original) -> dict[str, Path]:
-    """The files of a recipe and its task to copy, by their paths in the project."""
+    """The files to copy, by their paths in the project."""
+    copies = {str(path.relative_to(SHIPPED)): path for pattern in COPIED for path in SHIPPED.glob(pattern)}
+    # The license of the copied files, not of the new repository.
+    copies["LICENSE.largebatch"] = SHIPPED / "LICENSE"
     task = f"recipes/{original.task}"
-    copies = {f"{task}/{original.name}.json": original.recipe, f"slurm/{original.name}.sbatch": original.script}
+    copies[f"{task}/{original.name}.json"] = original.recipe
+    copies[f"slurm/{original.name}.sbatch"] = original.script
     for path in original.recipe.parent.iterdir():
         if path.suffix in (".py", ".md") or path.name == SCHEMA:
             copies[f"{task}/{path.name}"] = path
@@ -141,11 +124,12 @@ class _Text(Template):
     delimiter = "@"
 
 
-def _texts(original: Original, templates: Mapping[str, str]) -> dict[str, str]:
-    """The project's own texts, by their paths: of these templates, and of the smallest task's."""
+def _texts(original: Original) -> dict[str, str]:
+    """The project's own texts, by their paths."""
     script = BatchScript(original.script)
     assert script.layout is not None
-    nodes, processes = script.layout[0][-1], script.layout[1]
+    nodes = script.layout[0][-1]
+    processes = script.layout[1]
     # The tested versions of what a run needs.
     tested = (SHIPPED / "requirements.txt").read_text(encoding="utf-8").partition("# Tests and checks")[0]
     values = {
@@ -160,7 +144,7 @@ def _texts(original: Original, templates: Mapping[str, str]) -> dict[str, str]:
         "world_size": nodes * processes,
         "pins": "\n".join(line for line in tested.splitlines() if "==" in line),
     }
-    written = dict(templates)
+    written = dict(WRITTEN)
     if original.recipe.parent == SMALLEST_TASK:
         # Its other files are complete; these have names to fill in.
         written[f"slurm/{original.name}.sbatch"] = "task/task.sbatch"

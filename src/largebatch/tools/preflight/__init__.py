@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from largebatch.errors import UserError
-from largebatch.failures import node_name
+from largebatch.system.endings import node_name
 from largebatch.tools.options import Commands, add_command, add_options_of_a_run, add_recipe, positive_int
 
 
@@ -34,11 +34,12 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     # Not options, because everybody on a node can see the words of a command.
-    token, logs = os.environ.get("LARGEBATCH_TOKEN"), os.environ.get("LARGEBATCH_LOGS")
+    token = os.environ.get("LARGEBATCH_TOKEN")
+    logs = os.environ.get("LARGEBATCH_LOGS")
     if not token or not logs:
         raise UserError("LARGEBATCH_TOKEN or LARGEBATCH_LOGS is not set; run launch/node.sh, which sets both")
-    from largebatch.tools.preflight.meeting import Node
     from largebatch.tools.preflight.phases import preflight
+    from largebatch.tools.preflight.reports import Node
 
     names = os.environ.get("LARGEBATCH_NODE_NAMES")
     node = Node(

@@ -1,11 +1,7 @@
 """Whether the file system of the run folder can do what runs need of it."""
 
 import fcntl
-import time
-from contextlib import suppress
 from pathlib import Path
-
-SECONDS_UNTIL_VISIBLE = 60.0  # network file systems cache lists of files for up to a minute
 
 
 def missing_ability(folder: Path, name: str) -> str | None:
@@ -16,7 +12,8 @@ def missing_ability(folder: Path, name: str) -> str | None:
     Raises:
         OSError: The folder cannot be written.
     """
-    file, other = folder / f"{name}.probe_1", folder / f"{name}.probe_2"
+    file = folder / f"{name}.probe_1"
+    other = folder / f"{name}.probe_2"
     try:
         other.touch()
         with file.open("w", encoding="utf-8") as opened:
@@ -36,15 +33,3 @@ def missing_ability(folder: Path, name: str) -> str | None:
         file.unlink(missing_ok=True)
         other.unlink(missing_ok=True)
     return None
-
-
-def appears(file: Path, text: str) -> bool:
-    """Whether another node's file appears that says `text`, apart from space around it."""
-    deadline = time.monotonic() + SECONDS_UNTIL_VISIBLE
-    while True:
-        with suppress(OSError):
-            if file.read_text(encoding="utf-8").strip() == text:
-                return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)

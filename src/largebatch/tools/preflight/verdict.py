@@ -1,15 +1,18 @@
 """What the nodes found, and which of them are bad."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high
 
 from pydantic import TypeAdapter, ValidationError
 
-from largebatch.errors import counted
+from largebatch.words import counted
 
-GOOD, REFUSED, BAD_NODES = 0, 2, 3
+GOOD = 0
+REFUSED = 2
+BAD_NODES = 3
+MAX_FAILURES = 3
 MIN_SHARE = 0.5  # a node is bad if it has less than this share of what nodes usually have
 
 
@@ -25,10 +28,13 @@ class Findings:
     problems: list[str] = field(default_factory=list)  # what is wrong with this node itself
     refusals: list[str] = field(default_factory=list)  # what is wrong with the job, wherever it runs
     notes: list[str] = field(default_factory=list)  # what was measured
+    unreachable: str = ""  # why this node cannot connect to the first one
+    failure: str = ""  # why this node's part of the all-reduce failed
+    failed_at: float = 0.0  # when it did, in seconds since 1970
 
     @classmethod
-    def read(cls, data: bytes) -> "Findings | None":
-        """What a node sent as JSON; None if that is something else."""
+    def read(cls, data: str) -> "Findings | None":
+        """What a node reported as JSON; None if that is something else."""
         try:
             return TypeAdapter(cls).validate_json(data, strict=True)
         except ValidationError:
@@ -56,18 +62,32 @@ class Verdict:
         yield from (f"  error: {problem}" for problem in self.problems)
 
 
-def judge(findings: Sequence[Findings], silent: Mapping[str, str]) -> Verdict:
+def compare(findings: Sequence[Findings]) -> Verdict:
     """Compare the findings that arrived, in the order of the nodes.
 
-    What most nodes have is taken to be right; in a tie, what the first node has. `silent` are the nodes that did not
-    report, with the reason.
+    What most nodes have is taken to be right; in a tie, what the first node has.
     """
-    bad: dict[str, list[str]] = {node: [reason] for node, reason in silent.items()}
-    bad |= {each.node: [*each.problems] for each in findings if each.problems}
-    for node, difference in (*_differing_versions(findings), *_small_amounts(findings)):
-        bad.setdefault(node, []).append(difference)
+    bad = {each.node: [*each.problems] for each in findings if each.problems}
+    for node, reason in (*_unreachable(findings), *_differing_versions(findings), *_small_amounts(findings)):
+        bad.setdefault(node, []).append(reason)
     problems = sorted({text for each in findings for text in each.refusals})
+    problems += _first_failures(findings)
     return Verdict(bad, problems, [text for each in findings for text in each.notes])
+
+
+def _unreachable(findings: Sequence[Findings]) -> Iterator[tuple[str, str]]:
+    """Yield the nodes that cannot connect to the first one, or the first one if nobody can."""
+    others = findings[1:]
+    cut_off = [each for each in others if each.unreachable]
+    for each in cut_off:
+        yield (findings[0] if len(cut_off) == len(others) else each).node, f"{each.node} {each.unreachable}"
+
+
+def _first_failures(findings: Sequence[Findings]) -> Iterator[str]:
+    """Yield why the all-reduce failed, by the nodes that noticed it first; the others may only have waited for them."""
+    failed = sorted((each for each in findings if each.failure), key=lambda each: each.failed_at)
+    for number, each in enumerate(failed[:MAX_FAILURES], 1):
+        yield f"failure {number}, on {each.node}: {each.failure}"
 
 
 def _differing_versions(findings: Sequence[Findings]) -> Iterator[tuple[str, str]]:

@@ -1,11 +1,11 @@
 """`largebatch report`: one HTML page about one or several runs. Needs plotly, but not torch."""
 
 import argparse
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
 from largebatch.errors import UserError
+from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.options import Commands, add_command
 
 
@@ -33,7 +33,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the report and say where it is."""
-    from largebatch.tools.report.runs import read_runs
+    from largebatch.tools.reported_runs import read_runs
     from largebatch.tools.sweep.points import SWEEP_FILE
     from largebatch.tools.sweep.results import Results
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if sweep:
         print(sweep.table(options.target))
     runs = [run for group in sweep.groups for run in group.runs.values()] if sweep else read_runs(folders)
-    out: Path = options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    out: Path = options.out or RunFolder(folders[0] if len(folders) == 1 else Path()).report_file
     if find_spec("plotly") is None:
         raise UserError('curves need plotly; pip install "largebatch[report]"')
     from largebatch.tools.report.page import page, write_page
@@ -52,6 +52,6 @@ def run(options: argparse.Namespace) -> int:
 
     axis = options.axis or ("step" if len(runs) == 1 else "samples")
     of_sweep = sweep_html(sweep, options.target) if sweep else ""
-    write_page(page(runs, time.time(), axis, of_sweep), out)
+    write_page(page(runs, axis, of_sweep), out)
     print(f"wrote {out} ({out.stat().st_size / 1e6:,.1f} MB)")
     return 0

@@ -11,15 +11,16 @@ from plotly.subplots import make_subplots
 from largebatch.batch import Length
 from largebatch.errors import UserError
 from largebatch.plan.expected import range_of
-from largebatch.tools.report.runs import EVALUATION, Array, ReportedRun, columns
+from largebatch.tools.reported_runs import EVALUATION, Array, ReportedRun, columns
 
 MAX_POINTS = 2000  # of a curve as drawn
 MAX_DOTS = 30  # a curve of at most this many points has a dot at each
 DASHES = ("solid", "dash", "dot", "dashdot")  # neighboring runs can be told apart without seeing colors
-PLOT_HEIGHT, MARGIN_ABOVE = 300, 100  # in pixels
+PLOT_HEIGHT = 300  # in pixels
+MARGIN_ABOVE = 100
 
 
-def curves_html(runs: Sequence[ReportedRun], axis: str = "step") -> str:
+def curves_html(runs: Sequence[ReportedRun], axis: str) -> str:
     """The figure as HTML with plotly's script in it; empty if no run has logged anything.
 
     `axis` is one of `ReportedRun.places`; a run that has not logged it is not drawn.
@@ -69,31 +70,28 @@ def _beside_the_noise_scale(index: int, run: ReportedRun) -> list[Scatter]:
     steps, scale, error, size = columns(run.metrics, "step", "noise_scale", "noise_scale_error", "global_batch_size")
     values = (scale - 1.96 * error, scale + 1.96 * error, size)
     low, high, batch = (_curve(index, run, np.stack([steps, each])) for each in values)
-    low.line.width, high.line.width, high.fill = 0, 0, "tonexty"
+    low.line.width = 0
+    high.line.width = 0
+    high.fill = "tonexty"
     return [low, high, batch]
 
 
 def _expected(index: int, run: ReportedRun, title: str) -> list[Scatter]:
     """The range of the published figure in the plot of its metric: of values, or of when they were reached."""
-    plan, expected = run.plan, run.plan.expected if run.plan else None
+    plan = run.plan
+    expected = plan.expected if plan else None
     if plan is None or expected is None or title != EVALUATION + expected.metric or not (ends := range_of(expected)):
         return []
-    steps, values = (0, plan.total_steps), ends
+    first = 0
+    last = plan.total_steps
+    low, high = ends
     if expected.reached:
         unit = expected.after.length.unit
-        low, high = (plan.timeline.steps_in(Length(unit, max(end, 0.0))) for end in ends)
-        steps, values = (low, high), (expected.value, expected.value)
-    band = Scatter(
-        name=as_text(f"expected of {run.name}"),
-        legendgroup=index,
-        x=[steps[0], steps[1], steps[1], steps[0]],
-        y=[values[0], values[0], values[1], values[1]],
-        fill="toself",
-        opacity=0.3,
-        line={"color": qualitative.D3[index % len(qualitative.D3)], "width": 8 if expected.reached else 1},
-        mode="lines",
-    )
-    return [band]
+        first, last = (plan.timeline.steps_in(Length(unit, max(end, 0.0))) for end in ends)
+        low = high = expected.value
+    band = _curve(index, run, np.array([[first, last, last, first], [low, low, high, high]]))
+    name = as_text(f"expected of {run.name}")
+    return [band.update(name=name, mode="lines", line_width=8 if expected.reached else 1, fill="toself", opacity=0.3)]
 
 
 def _thinned(points: Array) -> Array:

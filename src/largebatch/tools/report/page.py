@@ -12,35 +12,34 @@ import numpy as np
 from largebatch import __version__
 from largebatch.errors import UserError
 from largebatch.plan.expected import compare
-from largebatch.regular_file import read_bytes
 from largebatch.storage.files import replace_file
+from largebatch.system.failures import Kind
+from largebatch.system.regular_file import read_bytes
 from largebatch.tools.report.curves import curves_html
-from largebatch.tools.report.runs import EVALUATION, ReportedRun, columns
+from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns
 
-GENERATOR = '<meta name="generator" content="largebatch '
-"""Text in the pages of all versions."""
+GENERATOR = b'<meta name="generator" content="largebatch report '
+"""In the pages of all versions."""
 NONE = "–"
 
 
 def write_page(text: str, out: Path) -> None:
-    """Write a page with `GENERATOR` in it to `out`, in place of an older one.
+    """Write a page to `out`, in place of an older one.
 
     Raises:
-        UserError: The file exists and is not such a page, or it cannot be written.
+        UserError: The file exists and is not a report.
+        OSError: It cannot be written.
     """
-    try:
-        if out.exists() and GENERATOR.encode() not in read_bytes(out):
-            raise UserError(f"{out} exists and is not a report; choose another --out, or move it away")
-        # Names of files may have lone surrogates, which cannot be encoded.
-        content = text.encode(errors="replace")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(out, [memoryview(content)])
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error}; choose another --out") from error
+    if out.exists() and GENERATOR not in read_bytes(out):
+        raise UserError(f"{out} exists and is not a report; choose another --out, or move it away")
+    # Names of files may have lone surrogates, which cannot be encoded.
+    content = text.encode(errors="replace")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(out, [memoryview(content)])
 
 
-def page(runs: Sequence[ReportedRun], now: float, axis: str = "step", sweep: str = "") -> str:
-    """Return the whole file, about runs as they stood at `now`, in seconds since 1970, with curves against `axis`.
+def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
+    """Return the whole file, with curves against `axis`.
 
     `sweep` is the HTML about the sweep that the runs are from.
     """
@@ -49,7 +48,7 @@ def page(runs: Sequence[ReportedRun], now: float, axis: str = "step", sweep: str
     configs = _side_by_side([run.config for run in runs])
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
-        now=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)),
+        now=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         title=escape(", ".join(names)),
         results=_table(["", *names], results),
         curves=curves_html(runs, axis) or "<p>No step has been logged yet.</p>",
@@ -62,9 +61,12 @@ def _results(run: ReportedRun) -> dict[str, str]:
     """The results of a run, by the names of rows."""
     start = run.start
     # Only the lock of the folder would tell whether the process is alive.
-    outcome = (run.status.outcome or NONE).replace("running", "running, or killed;")
+    status = f"running, or killed; after step {run.step:,}"
+    if run.ending is not None:
+        is_failure = run.ending.kind not in (Kind.FINISHED, Kind.STOPPED)
+        status = f"{'failed' if is_failure else run.ending.kind} {run.ending.message}"
     results = {
-        "status": f"{outcome} {run.status.message or ''}",
+        "status": status,
         "recipe": start.recipe or NONE,
         "processes x strategy": f"{start.world_size or NONE} x {start.strategy or NONE}",
         "versions": ", ".join(f"{name} {version}" for name, version in start.versions.items()) or NONE,

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
-from largebatch.regular_file import read_bytes
+from largebatch.system.regular_file import read_bytes
 from largebatch.tools.options import RECIPES
 
 ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"
 SCRIPTS = Path("slurm")
 PROFILE = SCRIPTS / "site.sh"
 # What a job sets for its own processes, in case this is one of them.
-OF_A_JOB = re.compile("LARGEBATCH_(JOB_ID|RESTART|JOB_END_TIME|NODE|NODE_NAMES|TOKEN|LOGS|REFUSAL|BEGAN|SNAPSHOT)")
+OF_A_JOB = re.compile("LARGEBATCH_(JOB_ID|RESTART|JOB_END_TIME|NODE|NODE_NAMES|TOKEN|LOGS|BEGAN|SNAPSHOT)")
 SETTING = re.compile("(SBATCH|LARGEBATCH|HF)_.*|STRATEGY|RUN_DIR")
 # A last command that returns false, such as a test, is not a failure unless it prints an error.
 SOURCE = 'bash -n "$1" && { source "$1" >/dev/null; printf "%s\\0" "$?"; env -0; }'

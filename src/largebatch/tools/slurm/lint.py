@@ -4,11 +4,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from largebatch.errors import UserError, counted
+from largebatch.errors import UserError
 from largebatch.task_folders import recipes_in
 from largebatch.tools.options import RECIPES, Commands, add_command, add_task, recipe_file
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, SCRIPTS, BatchScript
 from largebatch.tools.slurm.rules import Finding, config_findings, script_findings
+from largebatch.words import counted
 
 
 def add_parser(commands: Commands) -> None:

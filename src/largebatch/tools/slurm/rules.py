@@ -12,11 +12,12 @@ import yaml
 from largebatch.backend.deepspeed_config import deepspeed_config_problems
 from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES, UNLESS_FSDP
 from largebatch.config import load_config
-from largebatch.errors import ConfigError, printable
+from largebatch.errors import ConfigError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.task_folders import folder_of
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
+from largebatch.words import printable
 
 IMPORT_OF_TORCH = re.compile(r"^(?:import torch\b.*|from torch[\w.]* import\b.*)", re.MULTILINE)
 
@@ -42,7 +43,8 @@ def script_findings(script: BatchScript) -> Iterator[Finding]:
 
 
 def _recipe(script: BatchScript) -> Iterator[str]:
-    name, value = script.path.stem, script.variable("RECIPE")
+    name = script.path.stem
+    value = script.variable("RECIPE")
     if script.recipe is None or script.recipe.stem != name:
         yield (
             f"RECIPE is {value or 'not set'}, and not a file of the script's name in {Path.cwd()}; write "
@@ -86,7 +88,9 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
     Raises:
         UserError: The file cannot be read.
     """
-    file, text, is_json = str(path), read_text(path), path.suffix == ".json"
+    file = str(path)
+    text = read_text(path)
+    is_json = path.suffix == ".json"
     try:
         content = json.loads(text) if is_json else yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from largebatch.config import task_of
-from largebatch.source_code import take_snapshot
+from largebatch.storage.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command, recipe_file
 
 

@@ -4,7 +4,7 @@ import argparse
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -12,10 +12,10 @@ from pathlib import Path
 from largebatch.config import config_class_of, task_of
 from largebatch.errors import UserError
 from largebatch.plan import explain, notes_on, resolve
-from largebatch.source_code import take_snapshot
+from largebatch.storage.run_folder import RunFolder
+from largebatch.storage.source_code import take_snapshot
 from largebatch.tools.options import Commands, add_command, add_recipe, add_task
 from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
-from largebatch.tools.slurm.container import data_only_in_container, missing_in_container
 from largebatch.tools.slurm.lint import lint_scripts
 
 
@@ -71,9 +71,9 @@ def settings_of_job(options: argparse.Namespace, run_dir: Path | None) -> dict[s
     if run_dir:
         environment["RUN_DIR"] = str(run_dir)
     # A copy, so that edits do not change what runs while the job waits in the queue or between its starts.
-    jobs = Path(environment.get("RUN_DIR") or f"runs/{options.config.stem}", "jobs").absolute()
+    run = RunFolder(Path(environment.get("RUN_DIR") or f"runs/{options.config.stem}").absolute())
     if not options.dry_run:
-        environment["LARGEBATCH_SNAPSHOT"] = str(jobs / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}")
+        environment["LARGEBATCH_SNAPSHOT"] = str(run.jobs_dir / f"snapshot_{datetime.now():%Y%m%d_%H%M%S_%f}")
     return environment
 
 
@@ -84,7 +84,7 @@ def submit_script(script: BatchScript, options: argparse.Namespace, words: Seque
     """
     _refuse_other_jobs(script, options.config)
     findings = [str(finding) for finding in lint_scripts([script], task=script.task)]
-    missing = [] if findings else [*_missing_environment(script), *missing_in_container(script)]
+    missing = _missing_environment(script)
     problems = findings + [f"error: {problem}" for problem in missing]
     if findings or (missing and not options.dry_run):
         print(*problems, "not submitted", sep="\n")
@@ -156,14 +156,15 @@ def _refuse_other_jobs(script: BatchScript, recipe: Path) -> None:
         )
 
 
-def _missing_environment(script: BatchScript) -> Iterator[str]:
+def _missing_environment(script: BatchScript) -> list[str]:
     """The error that slurm/launch.sh would report about the environment, after the job has waited in the queue."""
     file = script.environment.get("LARGEBATCH_ENV", ".venv/bin/activate")
-    if file and not Path(file).is_file() and not script.environment.get("LARGEBATCH_CONTAINER"):
-        yield (
-            f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
-            "create it, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
-        )
+    if not file or Path(file).is_file() or script.environment.get("LARGEBATCH_CONTAINER"):
+        return []
+    return [
+        f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
+        "create it, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
+    ]
 
 
 def _print_plans(script: BatchScript) -> None:
@@ -176,7 +177,7 @@ def _print_plans(script: BatchScript) -> None:
         plan = resolve(script.config, nodes * processes)
         print(explain(plan, title, ("Batch", "Steps", "Learning rate", "Notes"), notes_on(script.config, plan)))
     # Imported here, because it imports torch.
-    from largebatch.backend.trial import try_optimizer
+    from largebatch.optim.trial import try_optimizer
 
     try_optimizer(resolve(script.config, node_counts[0] * processes))
     print("not checked: memory, which is estimated by largebatch plan --world-sizes")
@@ -189,10 +190,8 @@ def _dry_run(script: BatchScript, words: Sequence[str]) -> int:
     """
     task = f"--task={script.task}"
     prepare = [sys.executable, "-m", "largebatch", "prepare", str(script.recipe), task, "--dry-run", *script.overrides]
-    if elsewhere := data_only_in_container(script):
-        print(f"\nnot checked: the data and any tokenizer, because only the container has {', '.join(elsewhere)}")
     code = 0
-    for command in ([] if elsewhere else [prepare]) + [["sbatch", "--test-only", *words]]:
+    for command in (prepare, ["sbatch", "--test-only", *words]):
         try:
             found = subprocess.run(
                 command,

@@ -39,8 +39,7 @@ def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--slurm", action="store_true", help="submit the points as one array; takes options of sbatch")
     parser.add_argument("--nodes", help="with --slurm: nodes of each point; default: the script's")
     parser.add_argument("--gpus-per-node", help="with --slurm; default: the script's")
-    parser.add_argument("--dry-run", action="store_true", help="check all points, and start none")
-    parser.set_defaults(resume=None, allow_change=None)
+    parser.set_defaults(resume=None, allow_change=None, dry_run=False)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,6 +55,6 @@ def run(options: argparse.Namespace) -> int:
     sweep = Sweep(str(recipe), content, points, options.metric, options.higher_is_better)
     folder = options.folder or Path("runs/sweeps", recipe.stem)
     code = start(sweep, folder, task, options, sbatch_options)
-    if not (options.dry_run or (options.slurm and sweep.waiting(folder))):
+    if not (options.slurm and sweep.waiting(folder)):
         print(f"\n{Results.read(folder).table()}")
     return code

@@ -11,17 +11,14 @@ from largebatch.batch import Length, Timeline
 from largebatch.config import RecipeConfig, load_config, override_words, task_of
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
-from largebatch.source_code import GIT
-from largebatch.storage.catalog import entries
-from largebatch.storage.files import read_json_lines, replace_json_file
 from largebatch.storage.layout import read_manifest
+from largebatch.storage.run_folder import RunFolder
+from largebatch.storage.source_code import GIT
 from largebatch.tools.options import Commands, add_command, positive_float, positive_int, positive_ints
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
 from largebatch.tools.slurm.submit import split_words
 from largebatch.tools.sweep import add_options
 from largebatch.tools.sweep.points import BATCH, Point, Sweep
-
-FINDING = "critical_batch.json"
 
 
 def add_parser(commands: Commands) -> None:
@@ -52,18 +49,19 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.sweep.verdicts import largest_within
 
     run_dir: Path = options.run_dir.absolute()
-    history = read_json_lines(run_dir / "history.jsonl")
-    recipe = next((Path(line["recipe"]) for line in reversed(history) if line.get("recipe")), Path("none"))
+    run = RunFolder(run_dir)
+    recipe = next((Path(line["recipe"]) for line in reversed(run.history()) if line.get("recipe")), Path("none"))
     if not recipe.is_file():
         raise UserError(f"{run_dir}: not a run's folder, or its recipe, {recipe}, is not here; go where it was started")
-    checkpoints = {entry.step: entry.path for entry in entries(run_dir / "checkpoints") if entry.problem is None}
+    checkpoints = {entry.step: entry.path for entry in run.checkpoints() if entry.problem is None}
     if options.at not in checkpoints:
         known = ", ".join(map(str, sorted(checkpoints))) or "none"
         raise UserError(f"--at {options.at}: checkpoints are of the steps {known}; checkpoint.keep_every keeps more")
     if options.slurm and any((folder / GIT).is_file() for folder in recipe.parents):
         # The run of a job names the copy of the recipe in its snapshot.
         recipe = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch").recipe or recipe
-    options.config, task = recipe, task_of(recipe)
+    options.config = recipe
+    task = task_of(recipe)
     recorded = read_manifest(checkpoints[options.at]).config
     del recorded["task"]
     plan = resolve(load_config(recipe, override_words(recorded), task=task), 1)
@@ -72,18 +70,18 @@ def run(options: argparse.Namespace) -> int:
     sweep = Sweep(str(recipe), recorded, points, options.metric, options.higher_is_better, checkpoint)
     folder = options.folder or run_dir.with_name(f"{run_dir.name}.critical_batch_at_{options.at}")
     code = start(sweep, folder, task, options, split_words(options, ())[1])
-    if not options.dry_run:
-        (folder / FINDING).unlink(missing_ok=True)
-    if options.dry_run or (options.slurm and sweep.waiting(folder)):
+    RunFolder(folder).critical_batch_file.unlink(missing_ok=True)
+    waiting = sweep.waiting(folder)
+    if waiting and options.slurm:
         return code
     results = Results.read(folder)
     print(f"\n{results.table()}")
-    if sweep.waiting(folder):
+    if waiting:
         return code
     batch, text = largest_within({group.settings[BATCH]: group.losses for group in results.groups}, options.tolerance)
     print(f"\nafter step {options.at:,}: {text}")
     finding = {"samples": batch, "standard_error": None, "at_step": options.at, "tolerance": options.tolerance}
-    replace_json_file(folder / FINDING, finding)
+    RunFolder(folder).write_critical_batch(finding)
     if batch:
         sections = branch_sections(recorded, plan.timeline, options.at, batch)
         print(f"the recipe that follows:\n{json.dumps(sections, indent=2)}")
@@ -102,10 +100,12 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     Raises:
         UserError: The window is longer than the rest of the run, or its schedule cannot be written in samples.
     """
-    recipe, step = options.config, options.at
+    recipe = options.config
+    step = options.at
     if plan.scaled_batch_size is not None:
         raise UserError('learning_rate.decay: with "batch_growth", the rate does not follow the batch: choose another')
-    start, total = plan.timeline.at(step), plan.timeline.at(plan.total_steps).samples_before
+    start = plan.timeline.at(step)
+    total = plan.timeline.at(plan.total_steps).samples_before
     sizes = [multiple * start.global_batch_size for multiple in sorted({1, *options.batches})]
     common = math.lcm(*sizes)
     last_sample = start.samples_before + math.ceil((options.window or 50 * max(sizes)) / common) * common

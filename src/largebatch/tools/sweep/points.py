@@ -14,14 +14,16 @@ from pydantic import TypeAdapter
 
 from largebatch.config import flatten, override_words, split_overrides
 from largebatch.errors import UserError, file_errors
-from largebatch.regular_file import read_bytes
 from largebatch.storage.files import remove_folder, replace_file, replace_json_file
-from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
+from largebatch.system.failures import Kind
+from largebatch.system.regular_file import read_bytes
 
 SWEEP_FILE = "sweep.json"
 POINTS = "points"
 """In the sweep's folder, a file for each point: its name and the words of its run, a line each, for slurm/launch.sh."""
-BATCH, RATE = "batch.global_batch_size", "learning_rate.base_lr"
+BATCH = "batch.global_batch_size"
+RATE = "learning_rate.base_lr"
 IN_A_NAME = re.compile(r"[\w.+-]{1,40}")  # a value that may stand in the name of a folder
 
 
@@ -71,14 +73,15 @@ class Sweep:
             return self
         if not (folder / SWEEP_FILE).exists():
             raise UserError(f"--folder: {folder} holds files that are not a sweep's; choose another folder")
-        before, known = self.read(folder), self._identity()
+        before = self.read(folder)
+        known = self._identity()
         if changed := ", ".join(name for name, value in before._identity().items() if value != known.get(name)):
             raise UserError(f"--folder: {folder} holds a sweep with other {changed}; choose another folder")
         return replace(self, points=list({point.name: point for point in [*before.points, *self.points]}.values()))
 
     def waiting(self, folder: Path) -> list[int]:
         """The numbers of the points that are not over."""
-        return [number for number, point in enumerate(self.points) if not _is_over(folder / point.name)]
+        return [number for number, point in enumerate(self.points) if not _is_done(folder / point.name)]
 
     def write(self, folder: Path) -> None:
         """Write what a folder says of the points, and make the run folders of branches.
@@ -103,10 +106,10 @@ class Sweep:
         return flatten({"recipe": self.content, "start": self.start, "points": points})
 
 
-def _is_over(run_dir: Path) -> bool:
+def _is_done(run_dir: Path) -> bool:
     """Whether a run has finished, or has failed in a way in which it would fail again: its loss was not finite."""
-    status = read_object(run_dir / "status.json")
-    return status.get("outcome") == "finished" or status.get("kind") == "training"
+    ending = RunFolder(run_dir).ending()
+    return ending is not None and ending.kind in (Kind.FINISHED, Kind.TRAINING)
 
 
 def _branch_off(checkpoint: Path, run_dir: Path) -> None:
@@ -117,15 +120,17 @@ def _branch_off(checkpoint: Path, run_dir: Path) -> None:
     Raises:
         UserError: The file system does not allow this.
     """
-    new = run_dir.with_name(f".{run_dir.name}.new")
+    run = RunFolder(checkpoint.parent.parent)
+    new = RunFolder(run_dir.with_name(f".{run_dir.name}.new"))
+    branched = new.checkpoints_dir / checkpoint.name
     try:
-        remove_folder(new)
-        (new / "checkpoints" / checkpoint.name).mkdir(parents=True)
+        remove_folder(new.path)
+        branched.mkdir(parents=True)
         for file in checkpoint.iterdir():
-            os.link(file, new / "checkpoints" / checkpoint.name / file.name)
-        for name in ("plan.json", "config.json"):
-            shutil.copy(checkpoint.parent.parent / name, new)
-        new.rename(run_dir)
+            os.link(file, branched / file.name)
+        for file in (run.plan_file, run.config_file):
+            shutil.copy(file, new.path)
+        new.path.rename(run_dir)
     except OSError as error:
         raise UserError(f"{run_dir}: {error}; choose a --folder on the file system of {checkpoint}") from None
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.errors import UserError
-from largebatch.estimate.table import aligned
-from largebatch.tools.report.runs import ReportedRun, columns, number, read_runs
+from largebatch.storage.run_folder import RunFolder
+from largebatch.system.failures import Kind
+from largebatch.tools.reported_runs import ReportedRun, columns, number, read_runs
 from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep
 from largebatch.tools.sweep.verdicts import Cell, verdict
+from largebatch.words import aligned
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,7 @@ class Results:
     def read(cls, folder: Path) -> "Results":
         """The results in a sweep's folder; UserError if no point has begun."""
         sweep = Sweep.read(folder)
-        begun = [point.name for point in sweep.points if (folder / point.name / "plan.json").is_file()]
+        begun = [point.name for point in sweep.points if RunFolder(folder / point.name).plan_file.is_file()]
         if not begun:
             raise UserError(f"{folder}: no point of the sweep has begun yet")
         runs = dict(zip(begun, read_runs([folder / name for name in begun]), strict=True))
@@ -60,10 +62,11 @@ class Results:
         return -1 if self.sweep.higher_is_better else 1
 
     def _loss(self, run: ReportedRun) -> float | None:
-        if run.status.kind == "training":
+        kind = run.ending.kind if run.ending else None
+        if kind == Kind.TRAINING:
             return math.inf
         values = [value for line in run.evaluations if (value := number(line, self.sweep.metric)) is not None]
-        return self.sign * values[-1] if run.status.outcome == "finished" and values else None
+        return self.sign * values[-1] if kind == Kind.FINISHED and values else None
 
     def table(self, target: float | None = None) -> str:
         """A row for each group; with a target, a value of the metric, also the training until it was reached."""
@@ -76,13 +79,14 @@ class Results:
         title = f"{self.sweep.metric} of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
         # `value2` stands for a value that does not fit into a name.
         values = [f"{group.name}: {json.dumps(group.settings)}" for group in self.groups if "=value" in group.name]
-        over, count = sum(len(group.losses) for group in self.groups), len(self.sweep.points)
+        over = sum(len(group.losses) for group in self.groups)
+        count = len(self.sweep.points)
         return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows), *values])
 
     def _finding(self, group: Group) -> str:
         """Whether its rate is the best of those with the same other settings, with the standard error of the mean.
 
-        Also whether the rule holds, by which the best rate at the first batch size in the list is that for all sizes.
+        Also whether the scaling rule predicts, from the first batch size's best rate, the best rate of the others.
         """
         best = self._best(group.settings)
         if best is None or RATE not in group.settings or not group.losses:

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import ConfigError, UserError, counted
+from largebatch.errors import ConfigError, UserError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
 from largebatch.tools.slurm.lint import lint_scripts
 from largebatch.tools.slurm.submit import settings_of_job, submit_script
 from largebatch.tools.sweep.points import POINTS, Point, Sweep
+from largebatch.words import counted
 
 
 def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, sbatch_options: Sequence[str]) -> int:
@@ -29,27 +29,31 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
     if sbatch_options and not options.slurm:
         raise UserError(f"{sbatch_options[0]}: an option of sbatch, which needs --slurm, or not a field of the recipe")
     sweep = sweep.continued(folder)
-    queued = _in_queue(folder.resolve()) if options.slurm and shutil.which("squeue") else set()
+    # Asked first: a point that finishes in between is not submitted again.
+    queued = _in_queue(folder.resolve()) if options.slurm else set()
     waiting = sweep.waiting(folder)
-    missing, script = [number for number in waiting if number not in queued], None
+    missing = [number for number in waiting if number not in queued]
+    script = None
     if options.slurm:
         at_once = f"%{options.max_parallel}" if options.max_parallel else ""
         array = [f"--array={','.join(map(str, missing))}{at_once}", f"--output={folder / POINTS}/%a.log"]
-        file, environment = SCRIPTS / f"{Path(sweep.recipe).stem}.sbatch", settings_of_job(options, folder.resolve())
+        file = SCRIPTS / f"{Path(sweep.recipe).stem}.sbatch"
+        environment = settings_of_job(options, folder.resolve())
         script = BatchScript(file, [*array, *sbatch_options], environment=environment, task=task)
     _check(sweep, task, options.num_processes, script)
     in_queue = f", {len(queued)} in Slurm's queue" if queued else ""
     trained = len(sweep.points) - len(waiting)
     print(f"{counted(len(sweep.points), 'point')} in {folder}, {trained} of them trained already{in_queue}")
-    if not options.dry_run:
-        sweep.write(folder)
-    points, code = [sweep.points[number] for number in missing], 0
-    if points and script:
+    sweep.write(folder)
+    points = [sweep.points[number] for number in missing]
+    if script is None:
+        if points:
+            _train_here(sweep, points, folder, task, options)
+        return int(bool(sweep.waiting(folder)))
+    code = 0
+    if points:
         code = submit_script(replace(script, overrides=points[0].overrides), options, ["--sweep"])
-    elif points and not options.dry_run:
-        _train_here(sweep, points, folder, task, options)
-        code = int(bool(sweep.waiting(folder)))
-    if waiting and script and not (code or options.dry_run):
+    if waiting and code == 0:
         print("when all points are trained, the same command shows the result")
     return code
 
@@ -87,11 +91,12 @@ def _check(sweep: Sweep, task: Path, num_processes: int, script: BatchScript | N
 def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path, options: argparse.Namespace) -> None:
     """Train points in processes of their own, which are forked from one that has imported what they need."""
     # These import torch.
-    from largebatch.backend.accelerate_configs import find_accelerate_configs, launch_environment
-    from largebatch.tools.verify.jobs import JobFailed, preload_tasks, run_job
-    from largebatch.tools.verify.training import train
+    from largebatch.tools.accelerate_configs import find_accelerate_configs, launch_environment
+    from largebatch.tools.local_jobs.jobs import JobFailed, preload_tasks, run_job
+    from largebatch.tools.local_jobs.training import train
 
-    at_once, world_size = options.max_parallel or 1, options.num_processes
+    at_once = options.max_parallel or 1
+    world_size = options.num_processes
     environment: Mapping[str, str] = {}
     if world_size > 1 or options.strategy:
         strategy = options.strategy or next(iter(STRATEGIES))

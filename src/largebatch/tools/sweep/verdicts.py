@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from largebatch.errors import counted
+from largebatch.words import counted
 
 # Standard errors of a difference, from which on it is called one.
 CLEAR = 2.0
@@ -72,7 +72,8 @@ def largest_within(losses: Mapping[int, Mapping[int, float]], tolerance: float) 
         count = len(pairs)
         if count < 2:
             return None, f"undecided at batch {size:,}: {counted(2 - count, 'more seed')}, at least"
-        mean, seeds = statistics.fmean(pairs), np.arange(count, MAX_SEEDS)
+        mean = statistics.fmean(pairs)
+        seeds = np.arange(count, MAX_SEEDS)
         errors = t.ppf(CONFIDENCE, seeds - 1) * statistics.stdev(pairs) / np.sqrt(seeds)
         found = f"the difference is {mean:+.4g} ± {errors[0]:.2g} at {size:,}"
         if mean - errors[0] > tolerance:

@@ -11,7 +11,7 @@ from numpy.linalg import norm
 from numpy.typing import NDArray
 
 from largebatch.errors import UserError
-from largebatch.storage.files import read_json_lines
+from largebatch.storage.run_folder import RunFolder
 
 # A recipe that enlarges rounding errors may differ by this multiple of what the smallest ones grow to.
 ROUNDING_FACTOR = 10
@@ -47,15 +47,16 @@ def read_run(run_dir: Path) -> Trained:
     """
     from safetensors.numpy import load_file
 
+    run = RunFolder(run_dir)
     weights: dict[str, NDArray[np.float64]] = {}
-    for file in sorted((run_dir / "model").glob("*.safetensors")):
+    for file in sorted(run.model_dir.glob("*.safetensors")):
         weights |= {name: np.asarray(tensor, dtype=np.float64) for name, tensor in load_file(file).items()}
-    metrics = read_json_lines(run_dir / "metrics.jsonl")
+    metrics = run.metrics()
     if not metrics:
         raise UserError("the script trained no step")
     if not weights:
         raise UserError("the script wrote no weights: end it with run.finish()")
-    return Trained(metrics, read_json_lines(run_dir / "evaluations.jsonl"), weights)
+    return Trained(metrics, run.evaluations(), weights)
 
 
 class Differences(NamedTuple):
@@ -78,7 +79,9 @@ class Differences(NamedTuple):
 
 
 # Beyond these, mathematical errors could not be told apart from rounding.
-CLEAR = Differences(loss=1e-3, grad_norm=1e-2, lr=0.0, update=0.3, parameters=1e-2, evaluation=1e-3, first_step=1e-3)
+MAX_DISTINGUISHABLE = Differences(
+    loss=1e-3, grad_norm=1e-2, lr=0.0, update=0.3, parameters=1e-2, evaluation=1e-3, first_step=1e-3
+)
 
 
 def limits(tolerance: float, rounding: Differences | None = None, sums_within_the_model: bool = False) -> Differences:
@@ -129,18 +132,19 @@ def _of_lines(
 ) -> float:
     if len(lines) != len(reference):
         return math.inf
-    ratios = (
-        _ratio(abs(line.get(name, math.nan) - expected[name]), abs(expected[name]))
-        for line, expected in zip(lines, reference, strict=True)
-        for name in names or expected
-        if line.get(name, math.nan) != expected[name]
-    )
-    return max(ratios, default=0.0)
+    largest_ratio = 0.0
+    for line, expected in zip(lines, reference, strict=True):
+        for name in names or expected:
+            found = line.get(name, math.nan)
+            if found != expected[name]:
+                largest_ratio = max(largest_ratio, _ratio(abs(found - expected[name]), abs(expected[name])))
+    return largest_ratio
 
 
 def largest(trained: Trained, expected: Trained, noise: Collection[str]) -> str:
     """Which weights, besides noise, differ most: already in their first update, if that shows it."""
-    updates, weights = of_updates(trained, expected), _of_tensors(trained.weights, expected.weights)
+    updates = of_updates(trained, expected)
+    weights = _of_tensors(trained.weights, expected.weights)
     update = max(updates.keys() - noise, key=updates.__getitem__, default=None)
     if update is not None and updates[update] > UPDATE:
         return f"the first update differs most in {update}, by {updates[update]:.1e} of its norm"
@@ -150,9 +154,10 @@ def largest(trained: Trained, expected: Trained, noise: Collection[str]) -> str:
 def of_updates(trained: Trained, reference: Trained) -> dict[str, float]:
     """The difference of each tensor's first update, relative to its norm, if the reference moves it visibly.
 
-    None if no run of the first update was made.
+    Empty if no run of the first update was made.
     """
-    before, found = reference.initial, trained.updated
+    before = reference.initial
+    found = trained.updated
     if not found:
         return {}
     updates = {name: reference.updated[name] - start for name, start in before.items()}

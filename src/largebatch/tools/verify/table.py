@@ -5,20 +5,24 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import partial
 
-from largebatch.backend.accelerate_configs import find_accelerate_configs, is_rehearsed
-from largebatch.backend.trial import try_optimizer
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import UserError
+from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
 from largebatch.task_folders import folder_of
+from largebatch.tools.accelerate_configs import find_accelerate_configs, is_rehearsed
+from largebatch.tools.local_jobs.jobs import preload_tasks
+from largebatch.tools.local_jobs.small_runs import (
+    LONG,
+    debug_model_overrides,
+    short_schedule_overrides,
+    tiny_data_overrides,
+)
 from largebatch.tools.plan import first_plan
 from largebatch.tools.verify.causes import likely_cause
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR, Differences
-from largebatch.tools.verify.jobs import preload_tasks
-from largebatch.tools.verify.training import LONG, debug_model_overrides, short_schedule_overrides, tiny_data_overrides
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 # All but the first step's.
@@ -55,10 +59,10 @@ def verify(options: argparse.Namespace) -> bool:
     if len({each.micro_batch_size for each in combinations}) == 1:
         print("not compared with another micro_batch_size: a loss that is a mean over it would go unnoticed")
     print(f"\n{HEADER}", flush=True)
-    rows: list[Row] = []
-    for row in _trained(verification, combinations, options.resume):
-        _print_row(row)
-        rows.append(row)
+    rows = _printed(verification.rows(combinations))
+    resumable = [row.combination for row in rows if row.verdict == "agrees" and row.combination.world_size > 1]
+    if options.resume and steps > 1 and resumable:
+        rows += _printed(verification.rows([dataclasses.replace(resumable[-1], resumes=True)]))
     compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
     agreeing = sum(row.verdict == "agrees" for row in compared)
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
@@ -72,9 +76,6 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]
     load = partial(load_config, options.config, task=options.task)
     # A smaller batch on the recipe's own data may be too few steps for its warmup.
     large: RecipeConfig = load([*([LONG] if options.tiny_data else []), *options.overrides])
-    train = folder_of(type(large)) / "train.py"
-    if not train.is_file():
-        raise UserError(f"there is no {train}, which would train {options.config.name}; write one")
     tiny_data = tiny_data_overrides(large) if options.tiny_data else []
     # The command line comes last, because it overrides the recipe's debug model and tiny data.
     overrides = [*debug_model_overrides(large), *tiny_data, *options.overrides]
@@ -86,7 +87,8 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]
 
 
 def _combinations(options: argparse.Namespace, config: RecipeConfig, strategies: Iterable[str]) -> list[Combination]:
-    size, model = config.batch.micro_batch_size, config.model
+    size = config.batch.micro_batch_size
+    model = config.model
     is_part_of_the_loss = model.uses_batch_norm or model.uses_dropout
     usual = [size] if size % 2 or is_part_of_the_loss else [size, size // 2]
     sizes: list[int] = options.micro_batch_sizes or usual
@@ -100,17 +102,6 @@ def _combinations(options: argparse.Namespace, config: RecipeConfig, strategies:
         for strategy in strategies
         if options.strategies or is_rehearsed(strategy, world_size)
     ]
-
-
-def _trained(verification: Verification, combinations: Sequence[Combination], resume: bool) -> Iterator[Row]:
-    """The rows of all combinations, and of one that is stopped and resumed, if that is wanted."""
-    agreeing = []
-    for row in verification.rows(combinations):
-        yield row
-        if row.verdict == "agrees" and row.combination.world_size > 1:
-            agreeing.append(row.combination)
-    if resume and verification.steps > 1 and agreeing:
-        yield from verification.rows([dataclasses.replace(agreeing[-1], resumes=True)])
 
 
 def _choose_device(processes: int) -> bool:
@@ -128,14 +119,20 @@ def _choose_device(processes: int) -> bool:
     return on_gpus
 
 
-def _print_row(row: Row) -> None:
-    values = [getattr(row.differences, name) for name in MEASURES] if row.differences else []
-    numbers = [f"{value:.1e}" if value else "0" for value in values] or ["-"] * len(MEASURES)
-    seconds = f"{row.seconds:.1f}" if row.seconds else "-"
-    each = row.combination
-    print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, row.verdict))
-    if each.resumes:
-        print(REMARK.format("resumed halfway from a checkpoint of one process"))
-    if row.problem:
-        print(REMARK.format(row.problem))
-    sys.stdout.flush()
+def _printed(rows: Iterable[Row]) -> list[Row]:
+    """The rows, each of which is printed as soon as it is there."""
+    printed = []
+    for row in rows:
+        numbers = ["-"] * len(MEASURES)
+        if row.differences:
+            numbers = [f"{value:.1e}" if value else "0" for value in row.differences[: len(MEASURES)]]
+        each = row.combination
+        seconds = f"{row.seconds:.1f}" if row.seconds else "-"
+        print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, row.verdict))
+        if each.resumes:
+            print(REMARK.format("resumed halfway from a checkpoint of one process"))
+        if row.problem:
+            print(REMARK.format(row.problem))
+        sys.stdout.flush()
+        printed.append(row)
+    return printed

@@ -13,15 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from largebatch.backend.accelerate_configs import rehearsal_environment
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
 from largebatch.model.attention import KEY_BIASES
 from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
 from largebatch.task_folders import folder_of
+from largebatch.tools.accelerate_configs import rehearsal_environment
+from largebatch.tools.local_jobs.jobs import JobFailed, run_job
+from largebatch.tools.local_jobs.training import train
 from largebatch.tools.verify.differences import (
-    CLEAR,
+    MAX_DISTINGUISHABLE,
     Differences,
     Trained,
     Weights,
@@ -31,8 +33,6 @@ from largebatch.tools.verify.differences import (
     of_updates,
     read_run,
 )
-from largebatch.tools.verify.jobs import JobFailed, run_job
-from largebatch.tools.verify.training import train
 
 MAX_EVALUATED_SAMPLES = 50
 
@@ -121,12 +121,13 @@ class Verification:
         """Whether a combination and its reference, both trained once more, agree in fp32."""
         overrides = [*self.overrides, "--precision=fp32"]
         config: RecipeConfig = load_config(self.recipe, overrides, task=folder_of(type(self.config)))
-        finer = Verification(config, self.recipe, overrides, self.accelerate_configs, self.steps)
+        finer = dataclasses.replace(self, config=config, overrides=overrides)
         return [row.verdict for row in finer.rows([combination])] == ["reference", "agrees"]
 
     def _reference_for(self, combination: Combination) -> Combination:
         """One process. It must have the same micro-batches only if they are part of the loss."""
-        model, size = self.config.model, self.config.batch.micro_batch_size
+        model = self.config.model
+        size = self.config.batch.micro_batch_size
         if model.synchronizes_batch_norm:
             size = combination.micro_batch_size * combination.world_size
         elif model.uses_batch_norm or model.uses_dropout:
@@ -135,17 +136,21 @@ class Verification:
 
     def _tried(self, combination: Combination, expected: Trained | None = None) -> tuple[Row, Trained | None]:
         """Train a combination, and compare it with what is expected; without that, it is a reference."""
-        row, trained, started = Row(combination, "reference"), None, time.monotonic()
+        row = Row(combination, "reference")
+        trained = None
+        started = time.monotonic()
         try:
             trained = self._train(combination)
             row.seconds = time.monotonic() - started
             if expected:
                 self._judge(row, trained, expected)
         except ConfigError as error:
-            row.verdict, row.problem = "does not divide", error.problems[0]
+            row.verdict = "does not divide"
+            row.problem = error.problems[0]
         # Whatever the user's Accelerate config or script may cause, the other combinations continue.
         except Exception as error:
-            row.verdict, row.problem = "failed", f"{type(error).__name__}: {error}".partition("\n")[0]
+            row.verdict = "failed"
+            row.problem = f"{type(error).__name__}: {error}".partition("\n")[0]
             if isinstance(error, JobFailed):
                 row.problem = error.in_one_line(folder_of(type(self.config)))
             if row.differences:
@@ -154,7 +159,8 @@ class Verification:
 
     def _judge(self, row: Row, trained: Trained, expected: Trained) -> None:
         """Set the differences, verdict and problem of a combination."""
-        row.verdict, row.differences = "agrees", compare(trained, expected)
+        row.verdict = "agrees"
+        row.differences = compare(trained, expected)
         if row.differences.within(limits(self.tolerance)):
             return
         # Differences larger than usual may still be rounding, which some recipes enlarge with every step.
@@ -163,32 +169,36 @@ class Verification:
             self._rounding[reference] = self._measure_rounding(reference, expected)
         rounding = self._rounding[reference]
         if rounding is None:
-            row.verdict, row.problem = "differs", UNSEEDED
+            row.verdict = "differs"
+            row.problem = UNSEEDED
             return
         row.differences = compare(trained, expected, rounding.noise)
         allowed = limits(self.tolerance, rounding.differences, self.config.model.synchronizes_batch_norm)
         if not row.differences.within(allowed):
-            row.verdict, row.problem = "differs", largest(trained, expected, rounding.noise)
+            row.verdict = "differs"
+            row.problem = largest(trained, expected, rounding.noise)
             if row.differences._replace(evaluation=0.0).within(allowed):
                 row.problem = "the weights agree; only the evaluation differs"
             if row.combination.resumes:
                 row.problem += f"; {NOT_KEPT}"
             return
         row.problem = "rounding alone causes such differences" + _listed(rounding.noise)
-        if not row.differences.within(CLEAR):
+        if not row.differences.within(MAX_DISTINGUISHABLE):
             finer = "fp32" if self.config.precision == "bf16" else "fp64"
             row.verdict = "unclear"
             row.problem += f"; too large to tell apart from errors: use fewer --steps, or --precision {finer}"
 
     def _measure_rounding(self, reference: Combination, expected: Trained) -> _Rounding | None:
         # Kernels of GPUs may round differently each time, which later steps enlarge.
-        repeatable = CLEAR._replace(first_step=self.tolerance)
+        repeatable = MAX_DISTINGUISHABLE._replace(first_step=self.tolerance)
         if not compare(self._train(reference), expected).within(repeatable):
             return None
         perturbed = [self._train(reference, seed) for seed in PERTURBATIONS]
         # Adam makes a whole step of any gradient, so one rounding error turns the whole update.
         updates = [of_updates(each, expected) for each in perturbed]
-        noise = frozenset(name for each in updates for name, difference in each.items() if difference > CLEAR.update)
+        noise = frozenset(
+            name for each in updates for name, difference in each.items() if difference > MAX_DISTINGUISHABLE.update
+        )
         return _Rounding(Differences(*map(max, *(compare(each, expected, noise) for each in perturbed))), noise)
 
     def _train(self, combination: Combination, seed: int | None = None) -> Trained:

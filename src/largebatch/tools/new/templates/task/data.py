@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, SampleSource
 
 from .config import Config
@@ -27,8 +28,8 @@ class PointSource:
         return len(batch["x"])
 
 
-def sources(config: Config) -> tuple[SampleSource, SampleSource]:
-    """The training and evaluation samples."""
+def sources(config: Config, _: Preparation) -> tuple[SampleSource, SampleSource]:
+    """The training and evaluation samples, which need no preparation."""
     data = config.data
     train = PointSource(data.num_train_samples, data.num_inputs, "train")
     return train, PointSource(data.num_eval_samples, data.num_inputs, "eval")

@@ -8,15 +8,15 @@ import torch
 
 from largebatch.data.source import Batch
 from largebatch.optim import build_optimizer
-from largebatch.run import Run, parse_command_line, user_errors
+from largebatch.run import Run, RunOptions, from_command_line
 
 from .config import Config
 from .data import sources
 from .model import build_model
 
 
-def main() -> None:
-    run = Run(*parse_command_line(Config))
+def main(config: Config, options: RunOptions) -> None:
+    run = Run(config, options)
     train_set, eval_set = run.load(sources)
     model = run.build(build_model)
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
@@ -36,5 +36,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with user_errors():
-        main()
+    with from_command_line(Config) as (config, options):
+        main(config, options)

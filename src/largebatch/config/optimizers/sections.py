@@ -1,0 +1,111 @@
+"""What a recipe's JSON may say about its optimizer: the fields that every optimizer has, and those of families."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from largebatch.batch.scaling import MomentRule, scaled_moments
+from largebatch.config.sections import (
+    BelowOne,
+    Duration,
+    NonEmpty,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveFraction,
+    Section,
+)
+
+ParameterKind = Literal["norm", "bias", "embedding", "output"]
+
+
+class ParameterGroup(Section):
+    """Parameters that have a learning rate of their own, or that are trained later than others."""
+
+    parameters: NonEmpty
+    """Pattern of the parameters' names in the model, such as "classifier.*", where * is any text. A parameter belongs
+    to the first group whose pattern its name matches."""
+    lr_factor: PositiveFloat = 1.0
+    """Factor of the learning rate, with which weight decay is multiplied, too."""
+    frozen_until: Duration | None = None
+    """Time, from the start of training, until which the parameters are not updated: no weight decay, no states of the
+    optimizer, and no part in the gradient norm. null: never frozen."""
+
+
+class OptimizerSection(Section):
+    """The fields that every optimizer has; those of a subclass are the options that its constructor is called with."""
+
+    name: str
+    """Name of the optimizer."""
+    weight_decay: NonNegativeFloat
+    """Weight decay: an L2 penalty added to the gradient, or decoupled from it, as is usual for the optimizer."""
+    no_decay: list[ParameterKind] = Field(default=["norm", "bias"])
+    """Kinds of parameters without weight decay; layer-wise optimizers do not adapt their steps either. Parameters that
+    the model itself declares to have none are added: those with a true attribute `_no_weight_decay`, as in mamba_ssm,
+    and those named by a method `no_weight_decay()` of a module, as in timm."""
+    no_decay_names: list[NonEmpty] = Field(default=[])
+    """Patterns of names of further parameters without weight decay, such as "*.A_log", where * is any text."""
+    clip_norm: PositiveFloat | None = None
+    """Clip gradients to this global norm; null means no clipping, on every strategy."""
+    groups: Annotated[list[ParameterGroup], Field(min_length=1)] | None = None
+    """Parameters with a learning rate of their own, or that are frozen at first; null: all are trained alike."""
+    lr_factor_per_layer: PositiveFraction | None = None
+    """Factor between the learning rates of a block and of the one above it, as in BEiT and MAE (layer-wise decay). The
+    parameters before the first block count as one layer, and those after the last have the full rate. null: 1."""
+
+    rules: ClassVar[tuple[str, ...]] = ()
+    """Fields that are no options but rules by which options follow the batch; "fixed" is the rule that they do not."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the optimizer's constructor, as tuned."""
+        return self.model_dump(exclude={*OptimizerSection.model_fields, *self.rules})
+
+    def options_for(self, k: float) -> dict[str, Any]:  # noqa: ARG002 - used by those that scale
+        """The options for a batch k times as large as the one they were tuned at."""
+        return self.options
+
+    def weight_decay_for(self, k: float, lr_factor: float, horizon: float) -> float:  # noqa: ARG002 - see options_for
+        """Weight decay for k times the batch, `lr_factor` times the learning rate and `horizon` times the samples."""
+        return self.weight_decay
+
+
+class WithMomentum(OptimizerSection):
+    """An optimizer with momentum in torch's form: the learning rate is not folded into the velocity, so it may change
+    at each step without momentum correction (Goyal et al. 2017, remark 2)."""
+
+    momentum: BelowOne = 0.9
+    """Momentum coefficient."""
+    nesterov: bool = False
+    """Whether to use Nesterov momentum."""
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Self:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0; set momentum, or nesterov to false")
+        return self
+
+
+class WithBetas(OptimizerSection):
+    """An optimizer of the Adam family."""
+
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Decay rates of the running averages of the gradient and of its square."""
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator."""
+
+
+class WithScaledBetas(WithBetas):
+    """An optimizer of the Adam family whose betas and eps may follow the batch size."""
+
+    beta_scaling: MomentRule = "fixed"
+    """How betas and eps follow the batch size, which is k times `learning_rate.reference_batch_size`, the one they
+    were tuned at. "fixed": they do not. "half_life": the second beta is raised to the power k, which keeps its
+    half-life in samples (Marek et al. 2025, arXiv 2507.07101). "sde": each beta becomes 1 - k (1 - beta), and eps is
+    divided by the square root of k, to go with the square-root rule of the learning rate (Malladi et al. 2022, arXiv
+    2205.10287)."""
+
+    rules: ClassVar[tuple[str, ...]] = ("beta_scaling",)
+
+    def options_for(self, k: float) -> dict[str, Any]:
+        betas, eps = scaled_moments(self.beta_scaling, k, self.betas, self.eps)
+        return self.options | {"betas": betas, "eps": eps}

@@ -1,0 +1,69 @@
+"""An image as a viewer shows it: all of its bits, over white, upright, and in sRGB.
+
+A crop is turned and colored like its whole image. So `opaque` is for the image, and `finished` for the small crop.
+"""
+
+import io
+import struct
+from contextlib import suppress
+from functools import lru_cache
+
+from PIL import Image, ImageCms, ImageOps
+from PIL.ExifTags import Base
+
+
+def opaque(image: Image.Image) -> Image.Image:
+    """An image of mode L, RGB or CMYK, over white where it is transparent; a JPEG remains to be decoded.
+
+    Raises:
+        ValueError: The file does not say what is white, or Pillow would misread it.
+    """
+    if image.format in ("JPEG", "MPO"):
+        return image
+    gray = image.mode.startswith("I;")
+    if image.format == "TIFF" and gray:
+        # Pillow takes 12 bits for 16, and 16 bits whose 0 is white for those whose 0 is black.
+        tags = image.tag_v2
+        gray = (tags.get(Base.BitsPerSample), tags.get(Base.PhotometricInterpretation)) == ((16,), 1)
+    # It compares a PNG's transparent color, which has the file's bits, with pixels of 8 bits.
+    modes = [tile.args for tile in image.tile]
+    keyed = "transparency" in image.info and modes[:1] in (["L;2"], ["L;4"], ["I;16B"], ["RGB;16B"])
+    if keyed or (image.mode[0] in "IF" and not gray):
+        raise ValueError(
+            f"what is black, white or transparent in this {image.format} of mode {image.mode} cannot be told; save it "
+            "as a PNG of 8 or 16 bits, with an alpha channel where it is transparent"
+        )
+    image.load()
+    if gray:
+        # 0 to 65,535 as 0 to 255, rounded.
+        return image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
+    # Other modes would not fit their profile.
+    mode = image.mode if image.mode in ("L", "CMYK") else "RGB"
+    if not image.has_transparency_data:
+        return image.convert(mode)
+    colors = image.convert("RGBA")
+    # Made from the image, white keeps its profile and its EXIF.
+    white = colors.point(lambda _: 255)
+    return Image.alpha_composite(white, colors).convert(mode)
+
+
+def finished(crop: Image.Image) -> Image.Image:
+    """A crop in RGB, turned upright as its EXIF says, and in sRGB."""
+    # Damaged EXIF does not make an image unreadable.
+    with suppress(SyntaxError, ValueError, struct.error):
+        ImageOps.exif_transpose(crop, in_place=True)
+    conversion = _to_srgb(crop.info.get("icc_profile", b""), crop.mode)
+    if conversion is not None:
+        return conversion.apply(crop)
+    # `convert` would copy a crop that is already in RGB.
+    return crop if crop.mode == "RGB" else crop.convert("RGB")
+
+
+@lru_cache(32)
+def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """The conversion from an ICC profile; None without one that fits the mode, as in viewers."""
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        return ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
+    except (OSError, ImageCms.PyCMSError):
+        return None

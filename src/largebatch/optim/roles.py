@@ -1,0 +1,63 @@
+"""What parameters are in their model: their kinds, and which of them have no weight decay."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from largebatch.config.optimizers import ParameterRole
+from largebatch.config.optimizers.sections import OptimizerSection, ParameterKind
+from largebatch.model.parts import embedding_layer
+from largebatch.optim.names import names_matching
+
+
+def roles_of(
+    trainable: Mapping[str, nn.Parameter], model: nn.Module, optimizer: OptimizerSection
+) -> dict[str, ParameterRole]:
+    """The role of each trainable parameter, by name.
+
+    It has no weight decay if the recipe says so, by its kind or by its name, or if the model declares it.
+
+    Raises:
+        ConfigError: A pattern of the recipe matches no name.
+    """
+    kinds: dict[nn.Parameter, ParameterKind | None] = {}
+    output = embedding_layer(model, "get_output_embeddings")
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            # Several modules may share it.
+            kinds.setdefault(parameter, _kind_of(module, name, output))
+    exempt = _declared_without_decay(model)
+    for pattern in optimizer.no_decay_names:
+        exempt.update(names_matching(pattern, trainable, "optimizer.no_decay_names"))
+    roles = {}
+    for name, parameter in trainable.items():
+        kind = kinds[parameter]
+        decays = name not in exempt and kind not in optimizer.no_decay
+        roles[name] = ParameterRole(kind, tuple(parameter.shape), decays)
+    return roles
+
+
+def _kind_of(module: nn.Module, name: str, output: nn.Module | None) -> ParameterKind | None:
+    """The kind of the parameter `name` that `module` itself holds; `output` is the model's output layer.
+
+    A norm's own bias is of the kind "norm". Normalization layers outside torch are recognized by their class names.
+    """
+    if "Norm" in type(module).__name__:
+        return "norm"
+    if name == "bias" or name.endswith("_bias"):
+        return "bias"
+    # A vision transformer's class token and positions are not modules of their own.
+    if isinstance(module, nn.Embedding) or name.endswith(("_token", "_embeddings")):
+        return "embedding"
+    return "output" if module is output else None
+
+
+def _declared_without_decay(model: nn.Module) -> set[str]:
+    """The names that the model declares: by `_no_weight_decay` of a parameter, as mamba_ssm sets it, or by a module's
+    method `no_weight_decay`, which in timm returns names inside the module, also of parameters that it does not have.
+    """
+    declared = {name for name, parameter in model.named_parameters() if getattr(parameter, "_no_weight_decay", False)}
+    for prefix, module in model.named_modules():
+        for name in getattr(module, "no_weight_decay", set)():
+            declared.add(f"{prefix}.{name}" if prefix else name)
+    return declared

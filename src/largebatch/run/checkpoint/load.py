@@ -1,0 +1,111 @@
+"""Sets the state of a process under any strategy, range by range: from a checkpoint, or to initial weights."""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from largebatch.backend.base import Backend
+from largebatch.backend.state import EngineState
+from largebatch.errors import BackendMismatch, UserError, file_errors
+from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, overlaps, rank_file
+from largebatch.storage.tensors import TensorFiles, common_buffer
+
+
+def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
+    """Set the state of this process to that of a checkpoint; every process must call it.
+
+    At most one piece at a time is in memory besides the state itself.
+
+    Raises:
+        UserError: The checkpoint is of a different model or optimizer, or its files are not what the manifest says.
+        StorageError: It cannot be read now.
+    """
+
+    def fill(state: EngineState) -> None:
+        try:
+            _check_same_model(state, manifest)
+            remedy = "correct that, or resume from another checkpoint"
+            with file_errors(f"the checkpoint {folder} cannot be read", remedy), TensorFiles(folder) as files:
+                for piece in state.pieces:
+                    for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
+                        file = manifest.files[part.file]
+                        stop = place + part.stop - part.start
+                        piece.write(part.start, files.read_range(file, piece.vector, place, stop))
+                _load_buffers(backend, files, state, manifest)
+        except CheckpointError as error:
+            raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
+
+    scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
+    with_states = {name for name, numbers in scalars.items() if numbers}
+    for vector in manifest.vectors:
+        kind, _, name = vector.partition("/")
+        if kind != WEIGHT:
+            with_states.add(name)
+    # Of its own: the other processes would go on to a collective of `restore`.
+    with backend.raise_on_all_ranks():
+        backend.kept.restore(manifest.kept)
+    backend.restore(fill, scalars, with_states)
+
+
+def _check_same_model(state: EngineState, manifest: Manifest) -> None:
+    mine = {name: parameter.shape for name, parameter in state.parameters.items()}
+    theirs = {name: parameter.shape for name, parameter in manifest.parameters.items()}
+    for name in [*mine, *theirs]:
+        if mine.get(name) != theirs.get(name):
+            raise CheckpointError(
+                f"its parameter {name} is {_shape(theirs.get(name))}, but the model's is {_shape(mine.get(name))}"
+            )
+    if differing := state.buffers.keys() ^ manifest.buffers.keys():
+        raise CheckpointError(f"it and the model do not both have the buffer {min(differing)}")
+    for piece in state.pieces:
+        if piece.vector not in manifest.vectors:
+            raise CheckpointError(f"it has no {piece.vector}, which this optimizer needs")
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else f"of shape {shape}"
+
+
+def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, manifest: Manifest) -> None:
+    for name, buffer in state.buffers.items():
+        if manifest.world_size == backend.world_size:
+            holders = [manifest.files[number] for number in manifest.buffers[name]]
+            mine = rank_file(backend.rank)
+            value = files.read(mine if mine in holders else holders[0], f"{BUFFER}/{name}")
+        else:
+            value = common_buffer(files, name, manifest)
+        if value.shape != buffer.shape:
+            raise CheckpointError(f"its buffer {name} is {_shape(tuple(value.shape))}, but the model's is not")
+        buffer.copy_(value)
+
+
+class StartingWeights(Protocol):
+    """A source of a model's initial weights."""
+
+    checksums: dict[str, str]
+    """A checksum of each parameter's values, or of what they depend on, which must be equal on every process."""
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Elements `start` to `stop` of a parameter, in row-major order, on the CPU."""
+        ...
+
+
+def set_weights(backend: Backend, weights: StartingWeights) -> None:
+    """Set all parameters; every process must call it. BackendMismatch if they would start from different weights."""
+
+    def fill(state: EngineState) -> None:
+        for piece in state.pieces:
+            piece.write(piece.start, weights.read(piece.vector.removeprefix(f"{WEIGHT}/"), piece.start, piece.stop))
+
+    with torch.no_grad():
+        backend.restore(fill, {}, with_states=set())
+    first_seen: dict[str, tuple[int, str]] = {}
+    for rank, checksums in enumerate(backend.gather_objects(weights.checksums)):
+        for name, checksum in checksums.items():
+            other, expected = first_seen.setdefault(name, (rank, checksum))
+            if checksum != expected:
+                raise BackendMismatch(
+                    f"rank {rank} starts with a different {name} than rank {other}; use the same files, machines of "
+                    "the same kind and the same version of torch on all ranks"
+                )

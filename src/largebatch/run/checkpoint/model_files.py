@@ -1,0 +1,43 @@
+"""The configuration and tokenizer files that go with a model's weights, as `from_pretrained` reads them."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from torch import nn
+
+from largebatch.storage.layout import COPIED_FILES, GENERATION_CONFIG, MODEL_CONFIG
+from largebatch.system.regular_file import read_bytes
+
+
+def model_files(model: nn.Module, pretrained: Path | None) -> dict[str, bytes]:
+    """A checkpoint's `MODEL_FILES`, by name: those of a `transformers` model, or of its adapters.
+
+    Call it before the strategy changes the model's class.
+
+    Args:
+        model: The model.
+        pretrained: The folder that it was loaded from, whose tokenizer and generation config it keeps; None if none.
+    """
+    files = {name: text.encode() for name, text in _configurations(model).items()}
+    copied = [pretrained / name for name in COPIED_FILES if (pretrained / name).exists()] if pretrained else []
+    return files | {path.name: read_bytes(path, follow_links=True) for path in copied}
+
+
+def _configurations(model: nn.Module) -> dict[str, str]:
+    if getattr(model, "peft_config", None):
+        (adapters,) = model.peft_config.values()  # type: ignore[operator]
+        with tempfile.TemporaryDirectory() as folder:
+            adapters.save_pretrained(folder)
+            return {MODEL_CONFIG: Path(folder, "adapter_config.json").read_text(encoding="utf-8")}
+    # Importing it takes seconds; a recipe that has a model of `transformers` has imported it.
+    transformers = sys.modules.get("transformers")
+    config = getattr(model, "config", None)
+    if transformers is None or not isinstance(config, transformers.PretrainedConfig):
+        return {}
+    about = json.loads(config.to_json_string()) | {"architectures": [type(model).__name__]}
+    files = {MODEL_CONFIG: json.dumps(about, indent=2)}
+    if isinstance(model, transformers.PreTrainedModel) and model.can_generate():
+        files[GENERATION_CONFIG] = model.generation_config.to_json_string()
+    return files

@@ -1,0 +1,333 @@
+"""Writes checkpoints: every process writes its own ranges, in the background; only complete ones are published."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from largebatch.backend.base import Backend
+from largebatch.backend.exchange import gather
+from largebatch.backend.state import EngineState
+from largebatch.config.sections import Checkpoint
+from largebatch.errors import StorageError, TrainingFailed, UserError
+from largebatch.run.checkpoint.staging import Staging, available_memory
+from largebatch.storage.attempts import Attempt
+from largebatch.storage.catalog import discard, discard_incomplete, entries, prune
+from largebatch.storage.files import (
+    FileRecord,
+    remove_folder,
+    rename_folder,
+    replace_json_file,
+    sync_folder,
+    write_file,
+    write_json_file,
+)
+from largebatch.storage.layout import (
+    BUFFER,
+    FORMAT,
+    MANIFEST,
+    MARKER,
+    WEIGHT,
+    Manifest,
+    Range,
+    folder_name,
+    rank_file,
+    temporary_name,
+)
+from largebatch.storage.tensors import Shapes, fingerprint, save_tensors
+
+T = TypeVar("T")
+Failure = tuple[str, bool]
+"""Why a process could not write its part, and whether the storage refused it, which may accept the next one."""
+
+
+class Part(NamedTuple):
+    """One process's part of a checkpoint, as written; JSON as it is."""
+
+    size: int  # of the file, in bytes
+    checksum: str
+    ranges: dict[str, tuple[int, int]]  # by vector: its first element and the one after its last
+    buffers: list[str]
+    scalars: dict[str, Mapping[str, float]]  # the optimizer's scalar states, by parameter
+
+
+@dataclass
+class CheckpointWriter:
+    """Writes checkpoints of a run; every process of the job has one and makes the same calls."""
+
+    backend: Backend
+    folder: Path  # the run's folder of checkpoints
+    attempt: Attempt  # the attempt that writes; once a later one has begun, it may not publish
+    settings: Checkpoint
+    config: dict[str, Any]  # the resolved recipe, as JSON
+    model_files: Mapping[str, bytes]  # as `model_files` returns them
+    warn: Callable[[str], None]  # called by the main process with a warning for the user
+    not_written: Callable[[int, str], None]  # called by the main process with the step and reason of a failed save
+    last_step: int = 0  # step of the latest checkpoint that is known to be complete; 0 if there is none
+    latest: Path | None = None  # its folder
+
+    def __post_init__(self) -> None:
+        # Threads must not share a group.
+        self._group = self.backend.processes.new_host_group()
+        on_gpu = self.backend.device.type == "cuda"
+        self._staging = Staging(page_locked=on_gpu)
+        self._copy_stream = torch.cuda.Stream(self.backend.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._copied = threading.Event()
+        self._copied.set()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._writing = 0
+        self._polled_step = self.last_step
+
+    def save(self, step: int, bad_steps: int) -> None:
+        """Write a checkpoint of the current state, after waiting for one that is still being written.
+
+        Asynchronously, the state is copied while the next step's gradients are computed: call `wait_until_copied`
+        before weights or optimizer states change. If the storage refuses it, `warn` is called and training may go on.
+
+        Raises:
+            TrainingFailed: The previous checkpoint could not be written, for a reason that will not go away.
+            UserError: The host has no memory for a copy of the state.
+        """
+        self.wait()
+        state = self._own_state()
+        copy = self._space_for(state) if self.settings.asynchronous else None
+        self._writing = step
+        work = partial(self._write_and_keep_error, step, bad_steps, state, copy)
+        if copy is not None:
+            self._copied.clear()
+            if self._copy_stream is not None:
+                self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
+            self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
+            self._thread.start()
+        else:
+            work()
+            self.wait()
+
+    def reserve(self) -> None:
+        """Before training, take what page-locked memory asynchronous checkpoints will need; every process must call it.
+
+        Page-locking takes seconds in which no kernel can be launched.
+
+        Raises:
+            UserError: The host has too little memory.
+        """
+        if self.settings.asynchronous and self._copy_stream is not None:
+            # Every process asks before any takes some.
+            available = min(self.backend.gather_objects(available_memory())) // self.backend.launch.local_world_size
+            with self.backend.raise_on_all_ranks(), self.backend.allocate_future_states("meta"):
+                self._staging.tensors(_shapes(self.backend.engine_state()), available)
+
+    def wait_until_copied(self) -> None:
+        """Return when the state may be changed."""
+        self._copied.wait()
+
+    def wait(self) -> None:
+        """Return when no checkpoint is being written; raise TrainingFailed as `save` does."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        step = self._writing
+        error = self._error
+        self._writing = 0
+        self._error = None
+        if error is None:
+            if step:
+                self.last_step = step
+                self.latest = self.folder / folder_name(step)
+        elif not isinstance(error, StorageError):
+            raise error
+        elif self.backend.is_main_process:
+            self.warn(
+                f"WARNING: the checkpoint of step {step} could not be written: {error}. Training continues and will "
+                f"write the next checkpoint; the latest complete one: {self.latest or 'none yet'}"
+            )
+            self.not_written(step, str(error))
+
+    def require(self, step: int) -> Path:
+        """The complete checkpoint of the last step; StorageError, on all processes, if it could not be written."""
+        if self.latest is None or self.last_step < step:
+            raise StorageError(
+                f"the last checkpoint, of step {step}, could not be written; make room, and run the same command "
+                f"again, which continues from the latest complete one: {self.latest or 'none yet'}",
+                everywhere=True,
+            )
+        return self.latest
+
+    def poll(self) -> bool:
+        """Whether a checkpoint has been completed since the last call; raise TrainingFailed as `save` does."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+        known = self._polled_step
+        self._polled_step = self.last_step
+        return self.last_step > known
+
+    # --- taking the state -----------------------------------------------------------------------------------------
+
+    def _own_state(self) -> EngineState:
+        """The state this process writes: pieces it owns and, on all but the first process, only buffers that differ."""
+        state = self.backend.engine_state()
+        pieces = [piece for piece in state.pieces if piece.owned[0] < piece.owned[1]]
+        buffers = state.buffers
+        if self.backend.world_size > 1 and buffers:
+            mine = {name: fingerprint(buffer) for name, buffer in buffers.items()}
+            first = self._gather(mine if self.backend.is_main_process else None)[0]
+            if not self.backend.is_main_process:
+                buffers = {name: buffer for name, buffer in buffers.items() if mine[name] != first.get(name)}
+        if self.settings.asynchronous:
+            # They change in forward passes.
+            buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend.processes))
+
+    def _space_for(self, state: EngineState) -> EngineState:
+        """Uninitialized memory on the host for what this process writes of a state."""
+        space = self._staging.tensors(_shapes(state))
+        pieces = [replace(piece, start=piece.owned[0], tensor=space[piece.vector]) for piece in state.pieces]
+        buffers = {name: space[f"{BUFFER}/{name}"] for name in state.buffers}
+        return replace(state, pieces=pieces, buffers=buffers)
+
+    def _copy(self, state: EngineState, copy: EngineState) -> None:
+        if self._copy_stream is not None:
+            torch.cuda.set_device(self.backend.device)
+        with torch.cuda.stream(self._copy_stream):
+            for target, source in zip(_tensors(copy), _tensors(state), strict=True):
+                target.copy_(source, non_blocking=True)
+        if self._copy_stream is not None:
+            self._copy_stream.synchronize()
+
+    # --- writing, in the background -------------------------------------------------------------------------------
+
+    def _write_and_keep_error(self, step: int, bad_steps: int, state: EngineState, copy: EngineState | None) -> None:
+        try:
+            if copy is not None:
+                try:
+                    self._copy(state, copy)
+                finally:
+                    self._copied.set()
+            self._write(step, bad_steps, copy or state)
+        # Raised in the main thread, by `wait`.
+        except BaseException as error:
+            self._error = error
+
+    def _write(self, step: int, bad_steps: int, state: EngineState) -> None:
+        temporary = self.folder / temporary_name(step, self.attempt.name, "tmp")
+        tried = self._gather(_tried(lambda: self._write_own(temporary, step, state)), to_first=True)
+        failure = None
+        if self.backend.is_main_process:
+            failure = next((failure for _, failure in tried if failure is not None), None)
+            if failure is None:
+                parts = [Part(*part) for part, _ in tried]
+                _, failure = _tried(lambda: self._publish(temporary, step, bad_steps, state, parts))
+            if failure is not None:
+                with suppress(OSError):
+                    remove_folder(temporary)
+                # It may have its final name already. Without a marker it is useless, but a later attempt's is not.
+                with suppress(OSError):
+                    if self.attempt.is_current():
+                        discard_incomplete(self.folder, step, self.attempt.name)
+        failure = self._gather(failure)[0]
+        if failure is not None:
+            message, is_storage = failure
+            raise (StorageError if is_storage else TrainingFailed)(message, everywhere=True)
+
+    def _write_own(self, temporary: Path, step: int, state: EngineState) -> Part:
+        self.attempt.check()
+        temporary.mkdir(parents=True, exist_ok=True)
+        ranges = {piece.vector: piece.owned for piece in state.pieces}
+        file = temporary / rank_file(self.backend.rank)
+        record = save_tensors(file, _shapes(state), _tensors(state), {"step": str(step)})
+        scalars = {name: info.scalars for name, info in state.parameters.items() if info.scalars}
+        return Part(record.size, record.checksum, ranges, list(state.buffers), scalars)
+
+    def _publish(self, temporary: Path, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> None:
+        """Complete the folder, give it its name and, last of all, its marker; then delete older checkpoints."""
+        manifest = self._manifest(step, bad_steps, state, parts)
+        manifest.check_coverage()
+        records = {rank_file(rank): FileRecord(part.size, part.checksum) for rank, part in enumerate(parts)}
+        for name, content in self.model_files.items():
+            records[name] = write_file(temporary / name, [memoryview(content)])
+        records[MANIFEST] = write_json_file(temporary / MANIFEST, manifest.model_dump(exclude_defaults=True))
+        sync_folder(temporary)
+        final = self.folder / folder_name(step)
+        self.attempt.check()
+        for entry in entries(self.folder):
+            # One that was not complete or not intact when the run was resumed.
+            if entry.step == step:
+                discard(entry, self.attempt.name)
+        rename_folder(temporary, final)
+        # The folder of checkpoints may be new.
+        sync_folder(self.folder.parent)
+        self.attempt.check()
+        files = {name: asdict(record) for name, record in records.items()}
+        replace_json_file(final / MARKER, {"step": step, "files": files})
+        try:
+            prune(self.folder, self.settings.keep_last, self.backend.plan.keeps_checkpoint_of, self.attempt.name)
+        except OSError as problem:
+            self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
+
+    def _manifest(self, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> Manifest:
+        scalars = {name: numbers for part in parts for name, numbers in part.scalars.items()}
+        vectors: dict[str, list[Range]] = {}
+        buffers: dict[str, tuple[int, ...]] = {}
+        for rank, part in enumerate(parts):
+            for vector, (start, stop) in part.ranges.items():
+                vectors.setdefault(vector, []).append(Range(rank, start, stop))
+            for name in part.buffers:
+                buffers[name] = (*buffers.get(name, ()), rank)
+        for name, info in state.parameters.items():
+            if 0 in info.shape:
+                vectors.setdefault(f"{WEIGHT}/{name}", [])
+        return Manifest(
+            format=FORMAT,
+            step=step,
+            attempt=self.attempt.number,
+            world_size=self.backend.world_size,
+            strategy=self.backend.launch.strategy,
+            time=time.time(),
+            bad_steps=bad_steps,
+            config=self.config,
+            plan=json.loads(self.backend.plan.to_json()),
+            files=tuple(rank_file(rank) for rank in range(len(parts))),
+            parameters={name: replace(info, scalars=scalars.get(name, {})) for name, info in state.parameters.items()},
+            vectors={
+                name: tuple(sorted(ranges, key=lambda part: part.start)) for name, ranges in sorted(vectors.items())
+            },
+            running_statistics=tuple(sorted(self.backend.statistics.names & buffers.keys())),
+            buffers=buffers,
+            kept=state.kept,
+        )
+
+    # --- between processes ----------------------------------------------------------------------------------------
+
+    def _gather(self, value: Any, to_first: bool = False) -> list[Any]:
+        """As `exchange.gather`, for the thread that writes."""
+        return gather(value, self._group, to_first) if self.backend.world_size > 1 else [value]
+
+
+def _shapes(state: EngineState) -> Shapes:
+    """Dtype and shape of each tensor that this process writes, by its name in the file."""
+    pieces = {piece.vector: (piece.tensor.dtype, (piece.owned[1] - piece.owned[0],)) for piece in state.pieces}
+    return pieces | {f"{BUFFER}/{name}": (each.dtype, tuple(each.shape)) for name, each in state.buffers.items()}
+
+
+def _tensors(state: EngineState) -> Iterator[torch.Tensor]:
+    """These tensors, in the same order."""
+    yield from (piece.read(*piece.owned) for piece in state.pieces)
+    yield from state.buffers.values()
+
+
+def _tried(work: Callable[[], T]) -> tuple[T | None, Failure | None]:
+    """The result of `work`, or why it failed: a process that raised alone would leave the others waiting for it."""
+    try:
+        return work(), None
+    except Exception as error:
+        is_clear = isinstance(error, OSError | UserError)
+        what = str(error) if is_clear else f"the checkpoint could not be written: {type(error).__name__}: {error}"
+        return None, (what, isinstance(error, OSError))

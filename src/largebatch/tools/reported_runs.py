@@ -1,0 +1,164 @@
+"""The content of a run's folder, read while the run may still be writing to it; what is missing is omitted."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from largebatch.config import flatten
+from largebatch.errors import UserError
+from largebatch.plan import RunPlan, explain
+from largebatch.storage.run_folder import Line, RunFolder
+from largebatch.system.endings import Ending
+
+Array = NDArray[np.float64]
+EVALUATION = "evaluation: "
+"""Titles of curves of evaluations begin with this."""
+
+
+class Started(BaseModel):
+    """What is reported of a start in history.jsonl."""
+
+    model_config = ConfigDict(strict=True)
+
+    world_size: int | None = None
+    strategy: str | None = None
+    recipe: str | None = None
+    versions: dict[str, str | None] = {}
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """One run, as its folder describes it."""
+
+    name: str  # unique among the runs of a report
+    config: dict[str, str]  # the resolved recipe: the JSON of each field by its dotted name
+    plan: RunPlan | None  # None if plan.json is damaged, or from a different version
+    metrics: list[Line]  # one line per logged step, in the order of steps
+    evaluations: list[Line]  # one line per evaluation, in the order of steps
+    start: Started  # of the latest attempt
+    ending: Ending | None  # how that has ended; None if it is still running, or was killed
+
+    @property
+    def step(self) -> int:
+        """The last step that the folder knows of."""
+        last_lines = [*self.metrics[-1:], *self.evaluations[-1:]]
+        return max([self.ending.step if self.ending else 0, *(int(line["step"]) for line in last_lines)])
+
+    @cached_property
+    def curves(self) -> dict[str, Array]:
+        """Every number that was logged, as steps and finite values: shape (2, points)."""
+        training = {name: columns(self.metrics, "step", name) for name in _names(self.metrics)}
+        evaluations = {EVALUATION + name: columns(self.evaluations, "step", name) for name in _names(self.evaluations)}
+        return training | evaluations
+
+    @cached_property
+    def _axes(self) -> dict[str, Array]:
+        samples = columns(_by_step([*self.evaluations, *self.metrics]), "step", "samples")
+        if self.plan and self.plan.timeline.tokens_per_sample:
+            tokens = samples * [[1], [self.plan.timeline.tokens_per_sample]]
+        else:
+            # Samples have different numbers of them, and the logged rates and times are rounded.
+            steps, seconds, rates = columns(self.metrics, "step", "seconds", "tokens_per_second")
+            tokens = np.stack([steps, np.cumsum(rates * np.diff(seconds, prepend=0.0)).round()])
+        return {"samples": samples, "tokens": tokens, "minutes": columns(self.metrics, "step", "seconds") / [[1], [60]]}
+
+    def places(self, steps: Sequence[float]) -> dict[str, list[float]]:
+        """Steps as "step", "samples", "tokens" and "minutes" in training, as far as they are logged.
+
+        Between two logged numbers each is a straight line; after the last it is constant.
+        """
+        places = {"step": list(steps)}
+        for axis, known in self._axes.items():
+            if known.size:
+                places[axis] = np.interp(steps, [0.0, *known[0]], [0.0, *known[1]]).tolist()
+        return places
+
+
+def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
+    """Read the folders of one or several runs.
+
+    Raises:
+        UserError: One of them is not the folder of a run.
+    """
+    # Unlike Path.resolve, realpath accepts circular links.
+    resolved = [Path(os.path.realpath(folder)) for folder in folders]
+    shared = os.path.commonpath([folder.parent for folder in resolved])
+    return [_read(folder, str(folder.relative_to(shared))) for folder in resolved]
+
+
+def _read(folder: Path, name: str) -> ReportedRun:
+    run = RunFolder(folder)
+    if not run.plan_file.is_file():
+        raise UserError(f"{folder} has no plan.json; give the folder of a run, such as runs/resnet_digits")
+    starts = [line for line in run.history() if line.get("event") == "started"]
+    return ReportedRun(
+        name=name,
+        config=_config(run.config()),
+        plan=_consistent(run.plan()),
+        metrics=_by_step(run.metrics()),
+        evaluations=_by_step(run.evaluations()),
+        start=_started(starts[-1]) if starts else Started(),
+        ending=run.ending(),
+    )
+
+
+def _started(line: Line) -> Started:
+    """What a line says; nothing if it is damaged."""
+    try:
+        return Started.model_validate(line)
+    except ValidationError:
+        return Started()
+
+
+def _config(recipe: Line) -> dict[str, str]:
+    try:
+        return {field: json.dumps(value, ensure_ascii=False) for field, value in sorted(flatten(recipe).items())}
+    except RecursionError:
+        return {}
+
+
+def _consistent(plan: RunPlan | None) -> RunPlan | None:
+    """The plan, unless its numbers contradict each other, which would show here, if anywhere."""
+    with suppress(ValueError, ArithmeticError, LookupError):
+        if plan is not None:
+            explain(plan, "")
+            return plan
+    return None
+
+
+def _by_step(lines: Sequence[Line]) -> list[Line]:
+    """One line per step, in the order of steps, with the latest value of each name; others are damaged."""
+    merged: dict[int, Line] = {}
+    for line in lines:
+        step = line.get("step")
+        if type(step) is int and 0 <= step < 2**63:
+            merged[step] = merged.get(step, {}) | line
+    return [line for _, line in sorted(merged.items())]
+
+
+def _names(lines: Sequence[Line]) -> list[str]:
+    """Names of numbers in lines, besides where a line is and an error, in the order of their first appearance."""
+    names = dict.fromkeys(name for line in lines for name in line if number(line, name) is not None)
+    places = ("step", "samples", "epoch", "seconds", "noise_scale_error")
+    return [name for name in names if name not in places]
+
+
+def columns(lines: Sequence[Line], *names: str) -> Array:
+    """The numbers of those lines that have one under each of these names, as an array of shape (names, lines)."""
+    rows = [[number(line, name) for name in names] for line in lines]
+    return np.array([row for row in rows if None not in row], dtype=float).reshape(-1, len(names)).T
+
+
+def number(line: Line, name: str) -> float | None:
+    """The number of this name in a line; None if there is none, or it is not finite."""
+    value = line.get(name)
+    return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

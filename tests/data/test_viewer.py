@@ -1,0 +1,210 @@
+"""What is trained of an image file: what a viewer shows, against numpy by hand and Pillow's `ImageOps`."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms, ImageOps, PngImagePlugin, TiffImagePlugin
+
+from largebatch.data.crops import center_crop, inception_crop
+from largebatch.data.images import FORMATS
+from largebatch.data.viewer import opaque
+
+RANDOM = np.random.default_rng(0)
+GRAY = RANDOM.integers(256, size=(8, 8), dtype=np.uint8)
+COLORS = RANDOM.integers(256, size=(8, 8, 3), dtype=np.uint8)
+ALPHA = RANDOM.integers(256, size=(8, 8), dtype=np.uint8)
+DEEP = RANDOM.integers(2**16, size=(8, 8), dtype=np.uint16)
+DEEP.flat[:4] = (0, 128, 129, 65535)
+# Tags of TIFF and EXIF.
+BITS = 258
+PHOTOMETRIC = 262
+ORIENTATION = 274
+
+
+def saved(image, kind, **options):
+    content = io.BytesIO()
+    image.save(content, kind, **options)
+    return content.getvalue()
+
+
+def png_of(pixels, depth, color_type, *chunks):
+    """A PNG that Pillow does not write, from the bytes of its rows."""
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", 8, 8, depth, color_type, 0, 0, 0)),
+        *chunks,
+        (b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in pixels))),
+        (b"IEND", b""),
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    )
+
+
+def tiff(pixels, changed, value):
+    """A TIFF of which a tag is changed afterward, as other programs write it."""
+    content = bytearray(saved(Image.fromarray(pixels), "TIFF"))
+    start = struct.unpack_from("<I", content, 4)[0]
+    for place in range(start + 2, start + 2 + 12 * struct.unpack_from("<H", content, start)[0], 12):
+        if struct.unpack_from("<H", content, place)[0] == changed:
+            struct.pack_into("<H", content, place + 8, value)
+    return bytes(content)
+
+
+def seen(encoded, size=8):
+    """Pixels of shape (size, size, 3): at 8, the evaluation's crop of these images is the whole."""
+    return center_crop(opaque(Image.open(io.BytesIO(encoded), formats=FORMATS)), size).transpose(1, 2, 0)
+
+
+def gray(values):
+    return np.repeat(np.asarray(values)[:, :, None], 3, axis=2)
+
+
+def over_white(colors, alpha):
+    return np.round((colors * alpha[..., None].astype(float) + 255.0 * (255 - alpha[..., None])) / 255)
+
+
+def swapped_profile():
+    """sRGB whose red is blue and whose blue is red."""
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    return profile.replace(b"rXYZ", b"----").replace(b"bXYZ", b"rXYZ").replace(b"----", b"bXYZ")
+
+
+RGBA = np.dstack([COLORS, ALPHA])
+PALETTE = Image.fromarray(GRAY % 4)
+PALETTE.putpalette([0, 0, 0, 50, 60, 70, 200, 100, 0, 255, 255, 255])
+PALETTE_COLORS = np.array([[0, 0, 0], [50, 60, 70], [200, 100, 0], [255, 255, 255]])[GRAY % 4]
+FOUR_BITS = (GRAY[:, ::2] & 0xF0) | (GRAY[:, 1::2] >> 4)
+TRANSPARENT = {
+    "RGBA": (saved(Image.fromarray(RGBA), "PNG"), over_white(COLORS, ALPHA)),
+    "RGBA as WebP": (saved(Image.fromarray(RGBA), "WEBP", lossless=True, exact=True), over_white(COLORS, ALPHA)),
+    "RGBA as TIFF": (saved(Image.fromarray(RGBA), "TIFF"), over_white(COLORS, ALPHA)),
+    "RGBA of 16 bits": (png_of(RGBA.astype(">u2") * 257, 16, 6), over_white(COLORS, ALPHA)),
+    "LA": (saved(Image.fromarray(np.dstack([GRAY, ALPHA])), "PNG"), over_white(gray(GRAY), ALPHA)),
+    "a color": (
+        saved(Image.fromarray(COLORS), "PNG", transparency=tuple(COLORS[2, 3].tolist())),
+        np.where((COLORS[2, 3] == COLORS).all(axis=2, keepdims=True), 255, COLORS),
+    ),
+    "a gray": (
+        saved(Image.fromarray(GRAY), "PNG", transparency=int(GRAY[2, 3])),
+        gray(np.where(GRAY[2, 3] == GRAY, 255, GRAY)),
+    ),
+    "a palette": (
+        saved(PALETTE, "PNG", transparency=b"\xff\x80\x00"),
+        over_white(PALETTE_COLORS, np.array([255, 128, 0, 255])[GRAY % 4]),
+    ),
+    "GIF": (
+        saved(PALETTE, "GIF", transparency=2),
+        over_white(PALETTE_COLORS, np.array([255, 255, 0, 255])[GRAY % 4]),
+    ),
+}
+OPAQUE = {
+    "1": (saved(Image.fromarray(GRAY > 99), "PNG"), gray((GRAY > 99) * 255)),
+    "L": (saved(Image.fromarray(GRAY), "PNG"), gray(GRAY)),
+    "L whose 0 is white": (tiff(GRAY, PHOTOMETRIC, 0), gray(255 - GRAY)),
+    "P": (saved(PALETTE, "PNG"), PALETTE_COLORS),
+    "16 bits": (saved(Image.fromarray(DEEP), "PNG"), gray(np.round(DEEP / 257))),
+    "16 bits as TIFF": (saved(Image.fromarray(DEEP), "TIFF"), gray(np.round(DEEP / 257))),
+    "16 bits as TIFF of a Mac": (
+        saved(Image.frombytes("I;16B", (8, 8), DEEP.astype(">u2").tobytes()), "TIFF"),
+        gray(np.round(DEEP / 257)),
+    ),
+    "16 bits a color": (png_of(np.dstack([DEEP] * 3).astype(">u2"), 16, 2), gray(DEEP // 256)),
+    "CMYK": (
+        saved(Image.fromarray(np.dstack([COLORS, 0 * GRAY]), "CMYK"), "TIFF"),
+        255 - COLORS.astype(int),
+    ),
+    "a profile": (saved(Image.fromarray(COLORS), "PNG", icc_profile=swapped_profile()), COLORS[..., ::-1]),
+    "a profile that is damaged": (saved(Image.fromarray(COLORS), "PNG", icc_profile=b"damaged"), COLORS),
+    "a profile of other channels": (saved(Image.fromarray(GRAY), "PNG", icc_profile=swapped_profile()), gray(GRAY)),
+    "a gamma": (png_of(COLORS, 8, 2, (b"gAMA", struct.pack(">I", 100_000))), COLORS),
+    "several pictures": (
+        saved(Image.new("RGB", (8, 8), "gray"), "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))]),
+        np.full((8, 8, 3), 128),
+    ),
+    "several frames": (
+        saved(PALETTE, "GIF", save_all=True, append_images=[Image.new("P", (8, 8))]),
+        PALETTE_COLORS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*OPAQUE, *TRANSPARENT])
+def test_pixels_are_those_that_a_viewer_shows(name):
+    encoded, expected = (OPAQUE | TRANSPARENT)[name]
+    # Pillow divides by 255 in whole numbers.
+    assert np.abs(seen(encoded) - expected).max() <= (name in TRANSPARENT)
+    smaller = center_crop(Image.fromarray(np.asarray(expected, np.uint8)), 4).transpose(1, 2, 0).astype(int)
+    assert np.abs(seen(encoded, 4) - smaller).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        pytest.param(saved(Image.fromarray(DEEP.astype(np.float32) / 65535), "TIFF"), id="floats"),
+        pytest.param(saved(Image.fromarray(DEEP.astype(np.int32)), "TIFF"), id="32 bits"),
+        pytest.param(b"P5 8 8 65535\n" + DEEP.astype(">u2").tobytes(), id="PGM of 16 bits"),
+        pytest.param(tiff(DEEP, BITS, 12), id="12 bits"),
+        pytest.param(tiff(DEEP, PHOTOMETRIC, 0), id="16 bits whose 0 is white"),
+        pytest.param(png_of(FOUR_BITS, 4, 0, (b"tRNS", b"\0\3")), id="a transparent gray of 4 bits"),
+        pytest.param(png_of(DEEP.astype(">u2"), 16, 0, (b"tRNS", b"\0\0")), id="a transparent gray of 16 bits"),
+        pytest.param(
+            png_of(np.dstack([DEEP] * 3).astype(">u2"), 16, 2, (b"tRNS", bytes(6))), id="a transparent color of 16 bits"
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_refused(encoded):
+    with pytest.raises(ValueError, match=r"cannot be told; save it as a PNG of 8 or 16 bits"):
+        seen(encoded)
+
+
+def oriented(image, kind, orientation):
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    if kind == "TIFF":
+        tags = TiffImagePlugin.ImageFileDirectory_v2()
+        tags[ORIENTATION] = orientation
+        return saved(image, "TIFF", tiffinfo=tags)
+    options = {"JPEG": {"quality": 95}, "WEBP": {"lossless": True}, "PNG": {}}[kind]
+    return saved(image, kind, exif=exif, **options)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_images_are_upright(kind):
+    picture = Image.fromarray(COLORS).resize((300, 200), Image.Resampling.BICUBIC)
+    for orientation in range(1, 9):
+        encoded = oriented(picture, kind, orientation)
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded)))
+        # 200 is the shorter side; at 64, a JPEG is decoded at a smaller scale.
+        for size, at_most in ((200, 0), (64, 6)):
+            expected = center_crop(upright, size).astype(int)
+            crop = center_crop(opaque(Image.open(io.BytesIO(encoded))), size)
+            assert np.abs(crop - expected).max() <= at_most
+            random, _ = inception_crop(opaque(Image.open(io.BytesIO(encoded))), size, np.random.default_rng(0))
+            assert random.shape == (3, size, size)
+
+
+def test_damaged_exif_and_an_orientation_in_xmp():
+    xmp = PngImagePlugin.PngInfo()
+    xmp.add_itxt("XML:com.adobe.xmp", '<rdf:Description tiff:Orientation="3"/>')
+    for encoded, expected in (
+        (saved(Image.fromarray(COLORS), "PNG", exif=b"Exif\0\0damaged"), COLORS),
+        (saved(Image.fromarray(COLORS), "PNG", exif=b"Exif\0\0MM\0*"), COLORS),
+        (saved(Image.fromarray(COLORS), "PNG", pnginfo=xmp), COLORS[::-1, ::-1]),
+    ):
+        assert np.array_equal(seen(encoded), expected)
+
+
+def test_a_photograph_of_a_phone_has_its_orientation_profile_and_scale():
+    """All three at once, and a JPEG that is decoded at an eighth."""
+    picture = Image.fromarray(COLORS).resize((1600, 1200), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    photograph = saved(picture, "JPEG", quality=95, exif=exif, icc_profile=swapped_profile())
+    opened = opaque(Image.open(io.BytesIO(photograph)))
+    crop = center_crop(opened, 64).astype(int)
+    assert opened.width == 200
+    swapped = Image.fromarray(np.asarray(picture)[..., ::-1]).transpose(Image.Transpose.ROTATE_270)
+    assert np.abs(crop - center_crop(swapped, 64)).max() <= 8

@@ -1,0 +1,312 @@
+"""A process may die at every single step of a save: a complete checkpoint is always left, and training can go on."""
+
+import errno
+import gc
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from largebatch.errors import TrainingFailed
+from largebatch.storage.attempts import claim
+from saving import FakeRun, assert_holds, assert_training_goes_on, temporary_folders, usable
+
+CALLS = ["open", "write", "fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "link", "symlink", "truncate"]
+# What Python itself reports of changes, however they are called.
+EVENTS = {
+    "os.rename": ("rename", "replace"),
+    "os.remove": ("unlink",),
+    "os.mkdir": ("mkdir",),
+    "os.rmdir": ("rmdir",),
+    "os.link": ("link",),
+    "os.symlink": ("symlink",),
+    "os.truncate": ("truncate",),
+}
+OLD = 4
+NEW = 8
+DIED = 9
+
+
+class Interruption:
+    """Counts the calls that change a folder, and does something at one of them.
+
+    Args:
+        folder: The folder.
+        number: Of the call, from 0.
+        moment: "before" it, "half" way through what it writes, "after" it, or "instead": the call fails.
+    """
+
+    def __init__(self, folder: Path, number: int = -1, moment: str = "before"):
+        self.folder = str(folder)
+        self.number = number
+        self.moment = moment
+        self.calls: list[tuple[str, str]] = []
+        self.originals = {name: getattr(os, name) for name in CALLS}
+
+    def __enter__(self):
+        for name in CALLS:
+            setattr(os, name, self.interrupted(name))
+        return self
+
+    def __exit__(self, *_):
+        for name, original in self.originals.items():
+            setattr(os, name, original)
+
+    def interrupted(self, name):
+        original = self.originals[name]
+
+        def call(target, *args, **kwargs):
+            path = self.path_of(target, kwargs.get("dir_fd"))
+            only_reads = name == "open" and not args[0] & (os.O_WRONLY | os.O_RDWR)
+            if only_reads or not path.startswith(self.folder):
+                return original(target, *args, **kwargs)
+            self.calls.append((name, path.removeprefix(self.folder)))
+            if len(self.calls) - 1 != self.number:
+                return original(target, *args, **kwargs)
+            if self.moment == "instead":
+                raise OSError(errno.ENOSPC, "No space left on device", path)
+            if self.moment == "half":
+                original(target, args[0][: len(args[0]) // 2])
+            if self.moment == "after":
+                original(target, *args, **kwargs)
+            os._exit(DIED)
+
+        return call
+
+    @staticmethod
+    def path_of(target, folder):
+        if isinstance(target, int):
+            return str(Path(f"/proc/self/fd/{target}").readlink())
+        base = Path(f"/proc/self/fd/{folder}").readlink() if folder is not None else Path.cwd()
+        return str(base / target)
+
+
+def forked(function):
+    """Call a function in a process of its own; its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        gc.freeze()  # as in preflight_nodes.py
+        try:
+            function()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def begun_run(path, asynchronous=False):
+    """A run that has an older checkpoint and keeps one."""
+    run = FakeRun(path, keep_last=1, asynchronous=asynchronous)
+    run.save(OLD)
+    assert run.warnings == []
+    return run
+
+
+def calls_of_a_save(run):
+    with Interruption(run.checkpoints) as interruption:
+        run.save(NEW)
+    assert run.warnings == []
+    assert_holds(run.checkpoints / "step_00000008", NEW)
+    return interruption.calls
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    return calls_of_a_save(begun_run(tmp_path_factory.mktemp("undisturbed") / "run"))
+
+
+def test_every_change_of_a_save_is_among_the_calls(tmp_path):
+    report = tmp_path / "report.json"
+    run = begun_run(tmp_path / "run")
+
+    def save():
+        events = []
+
+        def note(event, arguments):
+            path = str(arguments[0]) if arguments else ""
+            is_open_to_write = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+            if (event in EVENTS or is_open_to_write) and "report" not in path:
+                events.append(event)
+
+        sys.addaudithook(note)
+        calls = calls_of_a_save(run)
+        report.write_text(json.dumps([calls, events]))
+
+    assert forked(save) == 0
+    calls, events = json.loads(report.read_text())
+    calls = Counter(name for name, _ in calls)
+    events = Counter(events)
+    for event, names in EVENTS.items():
+        assert sum(calls[name] for name in names) == events[event], event
+    assert events["open"] == len(["tensors", "model_config.json", "manifest.json", "complete.json"])
+    assert {"open", "write", "fsync", "rename", "unlink", "mkdir", "rmdir"} <= calls.keys()
+    assert sum(calls.values()) > 20
+
+
+def test_what_a_step_relies_on_is_on_the_disk_before_it(calls):
+    """A machine that loses its power forgets what no `fsync` was waited for."""
+    unsynced = set()
+    renamed = []
+    for name, path in calls:
+        parent = path.rpartition("/")[0]
+        if name == "write":
+            unsynced |= {path, parent}
+        elif name == "fsync":
+            unsynced.discard(path)
+        elif name in ("rename", "unlink", "rmdir"):
+            assert unsynced <= {parent}, f"{name} of {path} before {unsynced} is on the disk"
+        if name in ("rename", "mkdir"):
+            unsynced.add(parent)
+        if name == "rename":
+            renamed.append(path)
+    assert len(renamed) >= 2
+    assert renamed[-1] == "/step_00000004"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_death_at_any_step(asynchronous, calls, tmp_path):
+    """After one call is before the next: nothing else changes the folder, as another test shows."""
+    template = tmp_path / "template"
+    begun_run(template)
+    points = [(number, "before") for number in range(len(calls))]
+    points += [(number, "half") for number, (name, _) in enumerate(calls) if name == "write"]
+    points.append((len(calls) - 1, "after"))
+    assert len(calls) > 20
+    if asynchronous:
+        # The same calls, from another thread.
+        points = points[::4]
+    found = Counter()
+    for number, moment in points:
+        path = tmp_path / f"{number}_{moment}"
+        shutil.copytree(template, path)
+        run = FakeRun(path, keep_last=1, asynchronous=asynchronous)
+
+        def save(run=run, number=number, moment=moment):
+            with Interruption(run.checkpoints, number, moment):
+                run.save(NEW)
+
+        assert forked(save) == DIED, (number, moment)
+        found[tuple(usable(run.checkpoints))] += 1
+        assert_training_goes_on(path)
+        shutil.rmtree(path)
+    assert found.total() == len(points)
+    assert found.keys() >= {(OLD,), (NEW,)}
+    assert asynchronous or (NEW, OLD) in found
+
+
+def renames(calls):
+    """Numbers of the calls that give the checkpoint its name, and that take the older one's away."""
+    numbers = [number for number, (name, _) in enumerate(calls) if name == "rename"]
+    return numbers[0], numbers[-1]
+
+
+def refused(path, number, asynchronous=False):
+    """A run whose second save meets a full disk in one call."""
+    run = begun_run(path, asynchronous)
+    with Interruption(run.checkpoints, number, "instead"):
+        run.save(NEW)
+    assert run.warnings == [] or (len(run.warnings) == 1 and "No space left on device" in run.warnings[0])
+    return run
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_step_that_the_file_system_refuses_ends_neither_the_run_nor_the_older_checkpoint(
+    asynchronous, calls, tmp_path
+):
+    for number in range(renames(calls)[0] + 1):
+        run = refused(tmp_path / str(number), number, asynchronous)
+        assert "step_00000004" in run.warnings[0]
+        assert run.writer.last_step == OLD
+        assert usable(run.checkpoints) == [OLD]
+        assert len(list(run.checkpoints.iterdir())) == 1
+        run.save(NEW + 1)
+        assert usable(run.checkpoints) == [NEW + 1]
+        assert len(run.warnings) == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_file_system_that_does_not_answer_for_a_while_does_not_end_the_run(asynchronous, tmp_path, monkeypatch):
+    """Not even what is in a folder can be seen, as on a network file system whose server is gone."""
+    run = begun_run(tmp_path / "run", asynchronous)
+
+    def unanswered(original):
+        def call(path, *args, **kwargs):
+            if str(path).startswith(str(run.checkpoints)):
+                raise OSError(errno.ESTALE, "Stale file handle", str(path))
+            return original(path, *args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as outage:
+        for name in [*CALLS, "stat", "listdir", "scandir"]:
+            outage.setattr(os, name, unanswered(getattr(os, name)))
+        run.save(NEW)
+    assert len(run.warnings) == 1
+    assert "Stale file handle" in run.warnings[0]
+    assert run.writer.last_step == OLD
+    run.save(NEW + 1)
+    assert usable(run.checkpoints) == [NEW + 1]
+
+
+def test_a_checkpoint_that_got_its_name_but_no_marker_is_taken_away(calls, tmp_path):
+    """Nobody would delete it, and where the disk is full nothing could be written any more."""
+    left = {}
+    for number in range(*renames(calls)):
+        run = refused(tmp_path / str(number), number)
+        steps = usable(run.checkpoints)
+        assert OLD in steps
+        names = {path.name for path in run.checkpoints.iterdir()} - {f"step_{step:08d}" for step in steps}
+        if names:
+            left[number, *calls[number]] = names
+    assert left == {}
+
+
+def test_an_older_checkpoint_that_cannot_be_deleted_does_not_make_the_new_one_unwritten(calls, tmp_path):
+    wrong = {}
+    for number in range(renames(calls)[1], len(calls)):
+        run = refused(tmp_path / str(number), number)
+        assert usable(run.checkpoints)[0] == NEW
+        if run.writer.last_step != NEW or any("of step 8 could not be written" in text for text in run.warnings):
+            wrong[number, *calls[number]] = run.warnings
+    assert wrong == {}
+
+
+def test_an_attempt_that_is_over_publishes_nothing(tmp_path):
+    run = begun_run(tmp_path / "run")
+    claim(tmp_path / "run/attempts", {})
+    with pytest.raises(TrainingFailed, match=r"attempt 2 .* has taken over"):
+        run.save(NEW)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_00000004"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_an_attempt_that_is_overtaken_while_it_writes_publishes_nothing(call, tmp_path, monkeypatch):
+    """While it writes its part, and between the name and the marker."""
+    run = begun_run(tmp_path / "run")
+    original = getattr(os, call)
+
+    def overtaken(*arguments):
+        monkeypatch.undo()
+        claim(tmp_path / "run/attempts", {})
+        return original(*arguments)
+
+    monkeypatch.setattr(os, call, overtaken)
+    with pytest.raises(TrainingFailed, match=r"attempt 2 .* has taken over"):
+        run.save(NEW)
+    assert usable(run.checkpoints) == [OLD]
+    assert temporary_folders(run.checkpoints) == []
+
+
+def test_nobody_can_guess_the_name_of_a_file_that_becomes_the_marker(tmp_path, monkeypatch):
+    became = []
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda old, new: became.append((Path(old).name, new.name)) or rename(old, new))
+    for number in range(2):
+        FakeRun(tmp_path / f"run{number}").save(4)
+    first, second = (old for old, new in became if new == "complete.json")
+    assert first != second

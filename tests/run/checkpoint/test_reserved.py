@@ -1,0 +1,55 @@
+"""What is reserved before training is what checkpoints need, under every strategy; and what exists is not collected."""
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from jobs import run_job, train
+from paths import LLAMA
+from starting import TINY_LLAMA
+
+
+class Saved(Exception):
+    """The sizes of a checkpoint are known; no more is wanted."""
+
+
+def sizes_before_and_in_the_first_save(run_dir: Path) -> tuple[dict, dict, bool]:
+    """Dtype and number of elements of each vector that this process writes, and whether the model is frozen."""
+    from largebatch.run.checkpoint.save import CheckpointWriter
+
+    sizes = []
+
+    def note(state):
+        own = {piece.vector: (piece.tensor.dtype, piece.owned[1] - piece.owned[0]) for piece in state.pieces}
+        sizes.append({vector: (str(dtype), size) for vector, (dtype, size) in own.items() if size})
+
+    def reserve(writer):
+        optimizer = writer.backend._torch_optimizer
+        before = len(optimizer.state)
+        with writer.backend.allocate_future_states("meta"):
+            note(writer.backend.engine_state())
+        assert len(optimizer.state) == before
+
+    def save(writer, *_):
+        note(writer.backend.engine_state())
+        raise Saved(not any(each is writer.backend.model for each in gc.get_objects()))
+
+    CheckpointWriter.reserve = reserve
+    CheckpointWriter.save = save
+    try:
+        train(LLAMA, *TINY_LLAMA, "--batch.micro_batch_size=2", "--train.stop_after_steps=1", run_dir=run_dir)
+    except Saved as saved:
+        return *sizes, saved.args[0]
+    raise AssertionError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 3), ("hsdp", 4), ("zero2", 3), ("zero3", 2)])
+def test_the_first_checkpoint_has_the_sizes_that_were_known_before_training(strategy, world_size, tmp_path):
+    for before, saved, is_frozen in run_job(
+        sizes_before_and_in_the_first_save, tmp_path / "run", strategy=strategy, world_size=world_size
+    ):
+        assert len(saved) > 3
+        assert before == saved
+        assert is_frozen

@@ -1,0 +1,240 @@
+"""GPUs and networks by name, the operations of a micro-batch, and what `--gpu` and `--network` print."""
+
+import json
+import re
+from argparse import ArgumentTypeError
+
+import pytest
+
+from estimate.test_comparison import MODEL, RECIPE
+from largebatch.__main__ import main
+from largebatch.config import load_config
+from largebatch.estimate.comparison import Workload, compare_strategies
+from largebatch.estimate.model_shape import Strategy
+from largebatch.estimate.recipe_model import activation_bytes, convolves, micro_batch_flops, recipe_model
+from largebatch.estimate.step_time import Fabric, Hardware, step_time
+from largebatch.estimate.table import table
+from largebatch.plan import resolve
+from largebatch.system.hardware import GIB, GPUS, find_gpu, kept_back
+from largebatch.tools.plan import network
+from paths import DIGITS, LLAMA, PYDOC, ROOT
+
+# The products of MODEL's weights with one sample of 2^12 tokens, and twice as many to go back.
+BOTH = [Strategy("ddp"), Strategy("fsdp")]
+FLOPS = (2 * MODEL.elements * 2**12, 4 * MODEL.elements * 2**12)
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabytes"),
+    [
+        ("400G/gpu", 50),
+        (" 3200g/NODE ", 50),
+        ("12.5G/gpu", 1.5625),
+    ],
+)
+def test_the_bandwidth_of_each_gpu(text, gigabytes):
+    assert network(text).per_gpu(8) == gigabytes * 1e9
+
+
+def test_what_is_no_network():
+    for text in ("400", "400G", "400Gb/s", "0G/gpu", "-4G/gpu", "400G/rack", "infiniband"):
+        with pytest.raises(ArgumentTypeError, match="write 400G/gpu"):
+            network(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "precision", "peak"),
+    [
+        ("a100", "NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("a100-40gb", "NVIDIA A100-PCIE-40GB", "fp32", 19.5),
+        ("H100", "NVIDIA H100 80GB HBM3", "bf16", 989.0),
+        ("h100-pcie", "NVIDIA H100 PCIe", "bf16", 756.0),
+        ("h100-nvl", "NVIDIA H100 NVL", "bf16", 835.0),
+        (" h200 ", "NVIDIA H200", "bf16", 989.0),
+        ("h200-nvl", "NVIDIA H200 NVL", "fp64", 60.0),
+        ("b200", "NVIDIA B200", "bf16", 2250.0),
+        ("l40s", "NVIDIA L40S", "fp64", None),
+        ("v100", "Tesla V100-SXM2-32GB", "fp32", 15.7),
+        ("v100-32gb", "Tesla V100-SXM2-16GB", "bf16", None),
+        ("v100-pcie", "Tesla V100-PCIE-32GB", "fp64", 7.0),
+    ],
+)
+def test_a_gpu_by_the_name_of_its_data_sheet_and_by_torchs(name, device, precision, peak):
+    assert find_gpu(name) == find_gpu(device)
+    assert find_gpu(device).peak_tflops(precision) == peak
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        "NVIDIA GB200",
+        "NVIDIA GH200 480GB",
+        "NVIDIA GeForce RTX 4090",
+        "the CPU",
+        "h1000",
+    ],
+)
+def test_a_gpu_without_a_data_sheet(device):
+    assert find_gpu(device) is None
+
+
+def test_a_gpu_has_less_memory_than_its_name_says_in_gib():
+    assert find_gpu("h200").memory_bytes == round(139.7 * 2**30)
+    for gpu in GPUS:
+        digits = "".join(letter for letter in gpu.name.partition("-")[2] if letter.isdigit())
+        assert not digits or 0.97 * int(digits) < gpu.memory_gib < int(digits)
+
+
+@pytest.mark.parametrize(("memory", "kept"), [(16, 4), (40, 4), (50, 4), (80, 6.4), (200, 16)])
+def test_8_percent_and_at_least_4_gib_are_kept_back(memory, kept):
+    assert kept_back(memory * GIB) == int(kept * 2**30)
+
+
+def counted(recipe, *words):
+    config = load_config(recipe, words)
+    model, example_batch = recipe_model(config)
+    activation_bytes(model, config, example_batch)
+    return config, model, micro_batch_flops(model, config, example_batch)
+
+
+def test_operations_of_a_transformer_by_hand():
+    """6 for each weight of a product and token; attention's scores and sums, 12 x width x tokens a layer and token."""
+    config, model, (forward, backward) = counted(LLAMA)
+    products = sum(each.numel() for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name)
+    if config.model.tie_embeddings:
+        products += config.model.vocab_size * config.model.hidden_size
+    tokens = config.batch.micro_batch_size * config.data.block_size
+    attention = 12 * config.model.num_layers * config.model.hidden_size * config.data.block_size
+    assert forward + backward == pytest.approx(tokens * (6 * products + attention), rel=0.01)
+
+
+def test_operations_that_are_done_again():
+    _, _, (forward, backward) = counted(PYDOC)
+    _, _, (forward_again, backward_again) = counted(PYDOC, "--compute.activation_checkpointing=full")
+    assert forward_again == forward
+    # The blocks' forward pass, which is most of the whole, and not the output layer's.
+    assert 0.3 * forward < backward_again - backward < forward
+
+
+def test_operations_of_convolutions():
+    """The first layer needs no gradient of the images, so that the backward pass has nearly twice the forward's."""
+    _, _, (forward, backward) = counted(DIGITS)
+    assert 1.5 * forward < backward < 2 * forward
+
+
+def test_published_throughputs_of_convolutions():
+    """Images per second in mixed precision of NVIDIA's PyTorch example (DeepLearningExamples, resnet50v1.5)."""
+    recipe = ROOT / "recipes/image_classification/resnet50_imagenet_32k.json"
+    config = load_config(recipe)
+    model, example_batch = recipe_model(config)
+    kept = activation_bytes(model, config, example_batch)
+    flops = micro_batch_flops(model, config, example_batch)
+    assert convolves(model)
+    for name, peak, published in (
+        ("v100-32gb", 125e12, 1200),
+        ("v100-32gb", 125e12, 1156),
+        ("a100-80gb", 312e12, 2470),
+    ):
+        hardware = Hardware(peak, Fabric(8, 1, 1), find_gpu(name).memory_gb_per_s * 1e9)
+        seconds = step_time([], flops, 1, hardware, kept)["step_seconds"]
+        low, high = (config.batch.micro_batch_size / seconds[end] for end in ("most", "least"))
+        assert 0.99 * low < published < 1.01 * high < 1.15 * low
+
+
+@pytest.mark.parametrize(("recipe", "expected"), [(DIGITS, True), (PYDOC, False), (LLAMA, False)])
+def test_networks_of_convolutions(recipe, expected):
+    model, _ = recipe_model(load_config(recipe))
+    assert convolves(model) == expected
+
+
+def test_a_vision_transformer_is_no_network_of_convolutions():
+    model, _ = recipe_model(load_config(ROOT / "recipes/image_classification/vit_digits.json"))
+    assert not convolves(model)
+
+
+def compared(gpu_memory=80 * GIB, net=50e9, flops=FLOPS, strategies=BOTH):
+    hardware = Hardware(989e12, Fabric(8, 450e9, net))
+    return compare_strategies("recipe", RECIPE, Workload(MODEL, GIB, flops), strategies, [32], gpu_memory, hardware)
+
+
+def test_the_fastest_that_fits_is_suggested():
+    # Computing takes nearly all of the time, so both are about as fast; ddp sends less.
+    (column,) = compared(flops=(2**60, 2**61))["world_sizes"]
+    assert column["suggested"] == "ddp"
+    fastest = min(column["strategies"], key=lambda name: sum(column["strategies"][name]["step_seconds"].values()))
+    assert fastest == "fsdp"
+    assert "it is within 3 % of the fastest, and then sends the least between nodes" in column["reason"]
+    # Of 13 GiB for ddp, 12 are free; of what fits, the fastest even though it sends more.
+    hsdp = Strategy("fsdp", shard_size=8)
+    fsdp = Strategy("fsdp")
+    (alone,) = compared(16 * GIB, net=1e9, strategies=[Strategy("ddp"), fsdp])["world_sizes"]
+    assert (alone["suggested"], alone["strategies"]["ddp"]["fits"]) == ("fsdp", False)
+    (grouped,) = compared(16 * GIB, net=1e9, strategies=[Strategy("ddp"), hsdp])["world_sizes"]
+    assert sum(grouped["strategies"]["fsdp"]["step_seconds"].values()) < sum(
+        alone["strategies"]["fsdp"]["step_seconds"].values()
+    )
+
+
+def test_bytes_within_and_between_nodes_by_hand():
+    """3 GiB of gradients all-reduced by 32 GPUs: 2 x 31/32, of which each node of 8 sends as much as one GPU does."""
+    (column,) = compared()["world_sizes"]
+    ddp = column["strategies"]["ddp"]
+    sent = 2 * 3 * GIB * 31 // 32
+    assert (ddp["sent_bytes_per_step"], ddp["sent_between_nodes_bytes_per_step"]) == (sent, sent // 8)
+    (row,) = (" ".join(line.split()) for line in table(compared(), RECIPE).splitlines() if line.startswith("  ddp"))
+    assert "yes 5.09 0.73 " in row
+    low, high = ddp["efficiency"].values()
+    assert f"{low:.2f} to {high:.2f}" in row
+
+
+def test_every_assumption_is_printed():
+    text = " ".join(table(compared(), RECIPE).split())
+    assert "0.3 to 0.5 of the data sheet's 989 TFLOP/s (MFU), 450 GB/s within nodes of 8 and 50 GB/s per GPU" in text
+    assert "0.4 to 1 of the shorter of computation and communication not hidden" in text
+    assert "Networks of convolutions take at least 17 to 19 passes over their activations" in text
+    assert max(map(len, table(compared(), RECIPE).splitlines())) <= 110
+
+
+def test_the_whole_run_by_hand():
+    """Samples of the run over those of a step, times its seconds."""
+    comparison = compared()
+    (column,) = comparison["world_sizes"]
+    plan = resolve(RECIPE, 32)
+    samples = sum(plan.batch_at(step).size for step in range(plan.total_steps))
+    seconds = column["strategies"][column["suggested"]]["step_seconds"]
+    steps = samples / max(size for _, size in RECIPE.batch.sizes)
+    hours = [steps * seconds[end] / 3600 for end in ("least", "most")]
+    (line,) = [line for line in table(comparison, RECIPE).splitlines() if "The whole run" in line]
+    numbers = [float(each.replace(",", "")) for each in re.findall(r"[\d,]*\d\.?\d*", line)]
+    assert numbers[:4] == pytest.approx([*hours, *(32 * each for each in hours)], rel=0.05)
+    tokens = samples * (RECIPE.tokens_processed_per_sample or 1)
+    assert numbers[4:] == pytest.approx([tokens / (3600 * each) for each in reversed(hours)], rel=0.05)
+
+
+def test_without_operations_the_choice_is_as_without_a_network():
+    (column,) = compared(flops=None)["world_sizes"]
+    assert column["suggested"] == "ddp"
+    assert "it shards the least, and then sends the least" in column["reason"]
+    assert "The time of a step is not estimated" in table(compared(flops=None), RECIPE)
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_same_as_json(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    words = ["plan", "gpt_pydoc", "--world-sizes=2,4", "--gpu=h100", "--network=400G/gpu", "--gpus-per-node=2"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "in nodes  between" in text
+    assert max(map(len, text.splitlines())) <= 110
+    assert main([*words, "--json"]) == 0
+    comparison = json.loads(capsys.readouterr().out)
+    assert comparison["gpu_memory_bytes"] == round(79.1 * GIB)
+    assert comparison["hardware"]["fabric"]["gpus_per_node"] == 2
+    assert comparison["hardware"]["fabric"]["net_bandwidth"] == 50e9
+    assert comparison["world_sizes"][1]["strategies"]["hsdp"]["shard_group_size"] == 2
+    two, four = (column["strategies"]["ddp"] for column in comparison["world_sizes"])
+    assert two["sent_between_nodes_bytes_per_step"] == 0
+    assert four["sent_between_nodes_bytes_per_step"] == four["sent_bytes_per_step"] // 2
+    assert 0 < four["efficiency"]["least"] < four["efficiency"]["most"] < 1

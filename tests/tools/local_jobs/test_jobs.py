@@ -1,0 +1,155 @@
+"""Forked jobs end as jobs should: together, in time, and not before or after their owner."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from jobs import JobFailed, run_job
+from paths import ROOT
+
+
+def rank_and_folder() -> tuple[str, str]:
+    return os.environ["RANK"], str(Path.cwd())
+
+
+def fail_on_rank_1() -> str:
+    if os.environ["RANK"] == "1":
+        print("about to fail")
+        raise ValueError("no")
+    time.sleep(3600)
+    return "too late"
+
+
+def answer_in_turn() -> None:
+    """Each process answers within 3 s of the one before."""
+    time.sleep(2 + 2.5 * int(os.environ["RANK"]))
+
+
+def leave(code: int) -> None:
+    sys.exit(code)
+
+
+def write_pid_and_wait(folder: Path) -> None:
+    (folder / str(os.getpid())).touch()
+    time.sleep(3600)
+
+
+@pytest.mark.slow
+def test_results_by_rank():
+    assert run_job(rank_and_folder, world_size=3) == [(str(rank), str(ROOT)) for rank in range(3)]
+
+
+def where_it_listens() -> set[str]:
+    """The addresses of this process's listening sockets and of the job's store, as in /proc/net/tcp."""
+    dist.init_process_group("gloo")
+    dist.barrier()
+    port = f"{int(os.environ['MASTER_PORT']):04X}"
+    files = [Path(f"/proc/self/fd/{fd}") for fd in range(256)]
+    links = [str(file.readlink()) for file in files if file.is_symlink()]
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            place, state, inode = (line.split()[column] for column in (1, 3, 9))
+            if state == "0A" and (place.endswith(f":{port}") or f"socket:[{inode}]" in links):
+                found.add(place)
+    # The other process still listens.
+    dist.barrier()
+    return found
+
+
+@pytest.mark.slow
+def test_a_job_listens_on_the_loopback_interface_only():
+    for found in run_job(where_it_listens):
+        assert len(found) >= 2
+        assert {place.partition(":")[0] for place in found} == {"0100007F"}
+
+
+@pytest.mark.slow
+def test_the_failure_of_one_ends_all():
+    started = time.monotonic()
+    with pytest.raises(JobFailed, match="ValueError: no\n\nabout to fail"):
+        run_job(fail_on_rank_1)
+    assert time.monotonic() - started < 300
+
+
+@pytest.mark.slow
+def test_leaving_is_a_failure_with_its_exit_code():
+    with pytest.raises(JobFailed, match="--- rank 0: exit code 3"):
+        run_job(leave, 3, world_size=1)
+
+
+@pytest.mark.slow
+def test_results_do_not_extend_the_time_of_a_job():
+    with pytest.raises(JobFailed, match="--- rank 1: no result within 3 s"):
+        run_job(answer_in_turn, timeout=3)
+
+
+@pytest.mark.slow
+def test_a_job_that_does_not_end_is_ended(tmp_path):
+    with pytest.raises(JobFailed, match="no result within 20 s"):
+        run_job(write_pid_and_wait, tmp_path, timeout=20)
+    assert all_gone(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    program = f"""
+import os, time
+from pathlib import Path
+from largebatch.tools.local_jobs import jobs
+
+def write_pid_and_wait(folder):
+    (folder / str(os.getpid())).touch()
+    time.sleep(3600)
+
+if __name__ == "__main__":
+    # Without the engines that others need.
+    jobs.preload_only(jobs.__name__)
+    folder = Path({str(tmp_path)!r})
+    jobs.run_job(write_pid_and_wait, folder, world_size=2, environment={{}}, folder=folder, timeout=600)
+"""
+    script = tmp_path / "owner.py"
+    script.write_text(program)
+    owner = subprocess.Popen([sys.executable, script], cwd=ROOT)
+    deadline = time.monotonic() + 300
+    while len(pids(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    owner.kill()
+    owner.wait()
+    assert all_gone(tmp_path, 2)
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
+
+
+def all_gone(folder: Path, number: int) -> bool:
+    """Whether so many processes have been there and are no more, at the latest in five minutes."""
+    found = pids(folder)
+    deadline = time.monotonic() + 300
+    while any(is_running(pid) for pid in found) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return len(found) == number and not any(is_running(pid) for pid in found)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_a_failure_in_one_line():
+    reports = [(0, "exit code 1", "launching\nwarning\n"), (1, "exit code 2", "x\nerror: write 3\n  - that\nbye\n")]
+    assert JobFailed(reports).in_one_line() == "write 3 - that"
+    assert JobFailed([(1, "", "[rank 1] error: sample 17 is corrupt\n")]).in_one_line() == "sample 17 is corrupt"
+    assert JobFailed(reports[:1]).in_one_line() == "rank 0: exit code 1"
+    traceback = 'Traceback:\n  File "/a/task/data.py", line 7, in fetch\n  File "/lib/torch.py", line 9\nValueError: no'
+    failed = JobFailed([(1, traceback, "")])
+    assert failed.in_one_line(Path("/a/task")) == "rank 1: ValueError: no (/a/task/data.py:7)"

@@ -1,0 +1,30 @@
+"""What tests of submissions share."""
+
+import os
+
+import pytest
+
+from played import write_commands
+from submitting import RECORDER
+
+
+@pytest.fixture
+def sbatch(project, monkeypatch):
+    """Put an sbatch and an empty queue on PATH, and return what makes sbatch answer otherwise than `123`."""
+    file = project / "bin" / "sbatch"
+    file.parent.mkdir()
+    write_commands(file.parent, {"squeue": ""})
+
+    def answers(code: str) -> None:
+        file.write_text(RECORDER + code)
+        file.chmod(0o755)
+
+    answers("print(123)")
+    monkeypatch.setenv("PATH", str(file.parent), prepend=os.pathsep)
+    monkeypatch.delenv("STRATEGY", raising=False)
+    monkeypatch.delenv("RUN_DIR", raising=False)
+    for name in [name for name in os.environ if name.startswith(("LARGEBATCH_", "SBATCH_"))]:
+        monkeypatch.delenv(name)
+    (project / ".venv/bin").mkdir(parents=True)
+    (project / ".venv/bin/activate").touch()
+    return answers
