@@ -158,7 +158,7 @@ def test_saved_weights_give_the_reported_evaluation(launched, tmp_path):
 
 
 def test_bad_config_through_the_launcher(tmp_path):
-    result = launch(MAPS, tmp_path / "run", "--batch.micro_batch_size=5", "--optimizer.softnes=1")
+    result = launch(MAPS, tmp_path / "run", "--batch.micro_batch_siz=5", "--optimizer.softnes=1")
     assert result.returncode != 0
     # Once by the recipe, and once in the launcher's own report of failed workers.
     assert result.stderr.count("error: 2 problems in") == 2
