@@ -5,6 +5,7 @@ marks, it is what the template writes up to and including it, minus what it writ
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -21,6 +22,10 @@ HAS_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 REMEDY = (
     "write {% generation %} … {% endgeneration %} around what the assistant says in the tokenizer's chat_template.jinja"
 )
+
+
+NO_TEXT = ("role", "content", "tool_calls", "tool_call_id", "weight", "train", "training", "train_detail")
+"""Keys of messages that hold no text besides what is compared elsewhere."""
 
 
 class UnusableConversation(Exception):
@@ -48,16 +53,14 @@ class ChatTemplate:
         self.tools = tools
         self.has_marks = HAS_MARKS.search(self.template) is not None
 
-    def write(self, conversation: Conversation, **options: bool) -> tuple[str, list[Span]]:
+    def write(self, conversation: Conversation, **options: Any) -> tuple[str, list[Span]]:
         """The text, and the parts of it that are marked."""
         try:
             texts, marks = render_jinja_template(
                 [conversation],
-                tools=self.tools,
                 chat_template=self.template,
                 return_assistant_tokens_mask=self.has_marks,
-                **options,
-                **self.special_tokens,
+                **{"tools": self.tools, **self.special_tokens, **options},
             )
         # A template is a program, which raises exceptions of many kinds.
         except Exception as error:
@@ -100,6 +103,22 @@ class ChatTemplate:
             raise _inexact(number, "writes {} differently when others follow it", remedy)
         return len(before), len(through)
 
+    def left_out(self, conversation: Conversation, text: str) -> Iterator[str]:
+        """Yield what makes no difference to the text of a conversation: keys of messages, and "tools"."""
+        if self.tools and self._writes(text, conversation, tools=None):
+            yield "tools"
+        for number, message in enumerate(conversation):
+            for key, other in _without_a_text(message):
+                if self._writes(text, [*conversation[:number], other, *conversation[number + 1 :]]):
+                    yield key
+
+    def _writes(self, text: str, conversation: Conversation, **options: Any) -> bool:
+        """Whether this is the text of a conversation."""
+        try:
+            return self.write(conversation, **options)[0] == text
+        except UnusableConversation:
+            return False
+
     def _check(self, conversation: Conversation, numbers: list[int]) -> None:
         """Compare what is found in a conversation of the same form, whose texts occur once, with what must be."""
         conversation = [_with_text_of_its_own(number, message) for number, message in enumerate(conversation)]
@@ -107,13 +126,13 @@ class ChatTemplate:
         found = "\n".join(text[start:end] for start, end in spans)
         for number, message in enumerate(conversation):
             content = _content(number)
-            call = _call(number)
-            if number not in numbers:
-                if content in found:
-                    raise _inexact(number, f"marks {{}}, of the {message['role']}, as predicted", REMEDY)
-            elif found.count(content) < text.count(content):
+            is_predicted = number in numbers
+            if not is_predicted and content in found:
+                raise _inexact(number, f"marks {{}}, of the {message['role']}, as predicted", REMEDY)
+            if is_predicted and found.count(content) < text.count(content):
                 raise _inexact(number, "has marks that do not cover {}", REMEDY)
-            elif content not in found and call not in found:
+            texts = {"content": content, "tool_calls": _call(number)}
+            if any(message.get(key) and each not in (found if is_predicted else text) for key, each in texts.items()):
                 raise _inexact(number, "leaves out {}", "use a template that writes such messages")
         self._check_end(text, spans, conversation)
 
@@ -140,12 +159,27 @@ def _with_text_of_its_own(number: int, message: dict[str, Any]) -> dict[str, Any
     if message.get("content"):
         stand_in["content"] = _content(number)
     if message.get("tool_calls"):
-        stand_in["tool_calls"] = [
-            call | ({"function": call["function"] | name} if "function" in call else name)
-            for name in [{"name": _call(number)}]
-            for call in message["tool_calls"]
-        ]
+        stand_in["tool_calls"] = [_with_function(call, {"name": _call(number)}) for call in message["tool_calls"]]
     return stand_in
+
+
+def _without_a_text(message: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a message without each of its keys that have a text, and without the arguments of its calls."""
+    for key in sorted(message.keys() - NO_TEXT):
+        value = message[key]
+        if key == "name" and message["role"] == "tool":
+            # That of the function that was called.
+            continue
+        if value.strip() if isinstance(value, str) else isinstance(value, list | dict) and value:
+            yield key, {name: each for name, each in message.items() if name != key}
+    calls = message.get("tool_calls", [])
+    if any(call.get("function", call).get("arguments") for call in calls):
+        yield "arguments", message | {"tool_calls": [_with_function(call, {"arguments": {}}) for call in calls]}
+
+
+def _with_function(call: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A call with other values of its function, which may be an object of its own in it."""
+    return call | ({"function": call["function"] | changes} if "function" in call else changes)
 
 
 def _inexact(number: int, what: str, remedy: str) -> InexactTemplate:

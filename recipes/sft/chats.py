@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import product
 from typing import Any, get_args
 
-from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer
+from largebatch.data.text_rows import Uses
+from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
 from largebatch.errors import DataError
 
 from .chat_template import ChatTemplate, Conversation, InexactTemplate, Tools, UnusableConversation
@@ -32,6 +34,9 @@ class ChatEncoder:
         assert isinstance(tokenizer, PretrainedTokenizer)
         self.layout = layout
         self.tokenizer = tokenizer
+        named = {"column": layout.column, "tools": layout.tools, "system": layout.system}
+        self.columns = {f"messages.{field}": {name} for field, name in named.items() if name is not None}
+        self.uses: Uses = {given or name: "any" if given else "optional" for name, given in named.items()}
         # Raises an error if there is none.
         ChatTemplate(tokenizer.tokenizer)
 
@@ -42,14 +47,15 @@ class ChatEncoder:
             DataError: It is not clear what the template's assistant writes.
         """
         conversations = rows[self.layout.column]
-        name = self.layout.tools or "tools"
-        tools = rows[name] if name in rows else [None] * len(conversations)
+        names = (self.layout.tools or "tools", self.layout.system or "system")
+        tools, systems = (rows[name] if name in rows else [None] * len(conversations) for name in names)
         encoded: dict[str, list[Any]] = {"input_ids": [], "predicted": [], "num_tokens": [], "problem": []}
-        for row in zip(conversations, tools, strict=True):
+        for row in zip(conversations, tools, systems, strict=True):
             problem = ""
             try:
-                tokens, bounds = self._encode(conversation_of(row[0], self.layout), tools_of(row[1]))
-            except UnusableConversation as reason:
+                conversation = with_system(row[2], conversation_of(row[0], self.layout))
+                tokens, bounds = self._encode(conversation, tools_of(row[1]))
+            except (UnusableConversation, IndivisibleText) as reason:
                 tokens = []
                 bounds = []
                 problem = f"unusable messages: {reason}"
@@ -74,25 +80,36 @@ class ChatEncoder:
                 found = f"message {number} has {key} {_short(message[key])}, but is {'' if is_predicted else 'not '}"
                 chosen = "messages.train_on chooses all turns of the assistant, or the last"
                 raise UnusableConversation(f"{found}predicted: {chosen}, not single ones; remove {key}")
-        text, spans = ChatTemplate(self.tokenizer.tokenizer, tools).turns(conversation, numbers)
-        places = [place for span in spans for place in span]
-        # The template writes the special tokens; `encode` adds none but the end of text.
-        tokens, *parts = (each[:-1] for each in self.tokenizer.encode([text, *(text[:place] for place in places)]))
-        for place, part in zip(places, parts, strict=True):
-            if tokens[: len(part)] != part:
-                sides = f"{text[max(place - 12, 0) : place]!r} and {text[place : place + 12]!r}"
-                raise UnusableConversation(
-                    f"{sides}, of which only one is predicted, have other tokens together than apart, so the model "
-                    "would not read what it was trained on; remove spaces and newlines where they meet"
-                )
-        return tokens, [len(part) for part in parts]
+        template = ChatTemplate(self.tokenizer.tokenizer, tools)
+        text, spans = template.turns(conversation, numbers)
+        if lost := set(template.left_out(conversation, text)).difference(self.layout.may_omit):
+            raise UnusableConversation(
+                f"the chat template does not write {', '.join(sorted(lost))}; use a template that does, remove them, "
+                "or name them in data.messages.may_omit"
+            )
+        return encode_parts(self.tokenizer, text, [place for span in spans for place in span])
 
 
 def conversation_of(value: Any, layout: Messages) -> Conversation:
-    """The messages of a row, with the names of keys and roles that chat templates know."""
+    """The messages of a row, or of its JSON, with the names of keys and roles that chat templates know."""
+    with suppress(UnusableConversation):
+        value = _from_json(layout.column, value)
     if not isinstance(value, list) or not value:
         raise UnusableConversation(f"{layout.column} is {_short(value)}; write a list of messages")
     return [_message(f"message {number}", message, layout) for number, message in enumerate(value)]
+
+
+def with_system(value: Any, conversation: Conversation) -> Conversation:
+    """A conversation that begins with the text of the row's column for the system, if it has any."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return conversation
+    if not isinstance(value, str):
+        raise UnusableConversation(f"the system's column has {_short(value)}; write text")
+    if conversation[0]["role"] != "system":
+        return [{"role": "system", "content": value}, *conversation]
+    if conversation[0].get("content") != value:
+        raise UnusableConversation("the system has a message and another text in its column; keep one of them")
+    return conversation
 
 
 def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
@@ -109,6 +126,10 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
     message = {key: item for key, item in value.items() if key not in (layout.role, layout.content)}
     # `datasets` fills keys that only other rows have with null, which templates would write as text.
     message = {key: item for key, item in message.items() if item is not None} | {"role": role}
+    if role == "function_call":
+        calls = _calls(where, _from_json(f"the {layout.content} of {where}", content))
+        functions = [{"type": "function", "function": call.get("function", call)} for call in calls]
+        return message | {"role": "assistant", "tool_calls": functions}
     if "tool_calls" in message:
         message["tool_calls"] = _calls(where, message["tool_calls"])
     is_needed = not (role == "assistant" and message.get("tool_calls"))
@@ -133,7 +154,7 @@ def _calls(where: str, value: Any) -> list[dict[str, Any]]:
     calls = []
     for call in value if isinstance(value, list) else [value]:
         function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict):
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UnusableConversation(f"{where} has the tool_calls {_short(value)}; write a list of functions")
         arguments = _from_json(f"the arguments of {where}", function.get("arguments", {}))
         function = function | {"arguments": arguments}

@@ -36,7 +36,8 @@ class AdditionData(PairData):
     source: Literal["addition"]
 
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "function_call", "tool"]
+"""A turn of the assistant as "function_call" has calls of functions, as JSON, for its text."""
 
 
 class Messages(Section):
@@ -49,12 +50,29 @@ class Messages(Section):
     content: str = "content"
     """Key of a message's text, "value" in ShareGPT's conversations."""
     roles: dict[str, Role] = Field(default_factory=dict)
-    """The data's own names of roles and what they mean, such as {"human": "user", "gpt": "assistant"}."""
+    """The data's own names of roles and what they mean, such as {"human": "user", "gpt": "assistant", "observation":
+    "tool"}."""
+    system: str | None = None
+    """Column with a text that comes first, as the message of the system; null: "system", if there is such a column."""
     tools: str | None = None
     """Column with the functions that the assistant may call, JSON schemas or their text, which the chat template gets;
     null: "tools", if there is such a column."""
     train_on: Literal["all", "last"] = "all"
     """Turns of the assistant that are predicted."""
+    may_omit: list[str] = Field(default_factory=list)
+    """Keys of messages, or "tools", whose text the chat template may leave out, such as ["name"]. A conversation with
+    any other text that the template does not write is not used."""
+
+    @field_validator("roles")
+    @classmethod
+    def _calls_are_calls(cls, roles: dict[str, Role]) -> dict[str, Role]:
+        for name, role in roles.items():
+            if name in ("function_call", "tool_call") and role == "assistant":
+                raise ValueError(
+                    f'"{name}" as "assistant" would be trained as bare JSON, not as the chat template writes calls; '
+                    'write "function_call"'
+                )
+        return roles
 
 
 class HubPairs(Mixable, PairData):

@@ -1,11 +1,11 @@
 """Prompts with their answers, which are predicted; conversations are in chats.py.
 
 A pair is a row of tokens: the prompt's, the answer's, and the tokens that end it. The model reads all but the last one
-and predicts those after the prompt. Prompt and answer are tokenized separately, so that no token spans both, and a
-prompt has the same tokens as when the model answers it.
+and predicts those after the prompt. No token spans both, and a prompt has the same tokens as when the model answers it:
+they are tokenized apart or, by a tokenizer that would add something to the answer, together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,8 @@ from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
-from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
+from largebatch.data.text_rows import Uses
+from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts, load_tokenizer
 from largebatch.errors import DataError
 
 from .chat_template import ChatTemplate, InexactTemplate, UnusableConversation
@@ -53,9 +54,9 @@ def _open(
         tokenizer = load_tokenizer("bytes")
         encoder: PairEncoder | ChatEncoder = PairEncoder("{prompt}", "{answer}", tokenizer)
     else:
-        splits = open_splits(data, preparation)
         tokenizer = load_tokenizer(data.tokenizer)
-        encoder = encoder_of(data, splits, tokenizer)
+        encoder = encoder_of(data, tokenizer)
+        splits = open_rows(data, encoder, preparation)
     skip_invalid = isinstance(data, HubPairs) and data.on_invalid == "skip"
     train, evaluation = (
         Pairs(tokenize(data, split, encoder, preparation), data.block_size, name, skip_invalid, encoder.noun)
@@ -108,6 +109,11 @@ def addition() -> tuple[datasets.Dataset, datasets.Dataset]:
 # --- tokenizing ---------------------------------------------------------------------------------------------------
 
 
+Encoded = tuple[list[int], int, str]
+"""A pair's tokens, how many of them are its prompt's, and why it cannot be used; that is empty if it can."""
+NOTHING: Encoded = ([], 0, "an empty prompt or answer")
+
+
 class PairEncoder:
     """Turns rows of a data set into tokens.
 
@@ -125,42 +131,57 @@ class PairEncoder:
     noun = "pair"
 
     def __init__(self, prompt: str, answer: str, tokenizer: Tokenizer, chat: bool = False):
+        self.columns = {"prompt": columns_of(prompt), "answer": columns_of(answer)}
+        self.uses: Uses = dict.fromkeys(set().union(*self.columns.values()), "text")
         self.prompt = prompt
         self.answer = answer
         self.tokenizer = tokenizer
         self.template: ChatTemplate | None = None
-        # Tokens that the tokenizer puts before each text; chat templates write their own.
-        self.begin: list[int] = []
-        if isinstance(tokenizer, PretrainedTokenizer):
-            inner = tokenizer.tokenizer
-            if chat:
-                self.template = ChatTemplate(inner)
-            elif inner.bos_token_id is not None and inner("a")["input_ids"][0] == inner.bos_token_id:
-                self.begin = [inner.bos_token_id]
+        # Chat templates write the tokens that begin a text themselves.
+        self.begin = [] if chat else [*tokenizer.prefix]
+        self.is_apart = not (chat or tokenizer.adds_to_parts)
+        if chat:
+            assert isinstance(tokenizer, PretrainedTokenizer)
+            self.template = ChatTemplate(tokenizer.tokenizer)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The columns of `tokenize`."""
-        names = columns_of(self.prompt) | columns_of(self.answer)
-        size = len(rows[next(iter(names))])
-        texts = [self._texts({name: rows[name][number] for name in names}) for number in range(size)]
-        # The tokenizer ends each text; only the ends of plain answers are kept.
+        size = len(rows[next(iter(self.uses))])
+        texts = [self._texts({name: rows[name][number] for name in self.uses}) for number in range(size)]
+        encoded = self._apart(texts) if self.is_apart else self._together(texts)
+        return {
+            "input_ids": [tokens for tokens, _, _ in encoded],
+            "predicted": [[start, len(tokens)] for tokens, start, _ in encoded],
+            "num_tokens": [len(tokens) for tokens, _, _ in encoded],
+            "problem": [problem for _, _, problem in encoded],
+        }
+
+    def _apart(self, texts: list[tuple[str, str]]) -> list[Encoded]:
+        # The tokenizer ends each text; only the ends of answers are kept.
         prompts = [self.begin + tokens[:-1] for tokens in self.tokenizer.encode([prompt for prompt, _ in texts])]
         answers = self.tokenizer.encode([answer for _, answer in texts])
-        if self.template is not None:
-            answers = [tokens[:-1] for tokens in answers]
-        pairs = [p + a if text[1] and p and a else [] for text, p, a in zip(texts, prompts, answers, strict=True)]
-        return {
-            "input_ids": pairs,
-            "predicted": [[len(prompt), len(pair)] for prompt, pair in zip(prompts, pairs, strict=True)],
-            "num_tokens": [len(pair) for pair in pairs],
-            "problem": ["" if pair else "an empty prompt or answer" for pair in pairs],
-        }
+        return [
+            (prompt + answer, len(prompt), "") if text and prompt and answer else NOTHING
+            for (_, text), prompt, answer in zip(texts, prompts, answers, strict=True)
+        ]
+
+    def _together(self, texts: list[tuple[str, str]]) -> list[Encoded]:
+        end = [] if self.template else [self.tokenizer.end_of_text]
+        encoded = []
+        for prompt, answer in texts:
+            try:
+                tokens, (start,) = encode_parts(self.tokenizer, prompt + answer, [len(prompt)])
+                pair = (self.begin + tokens + end, len(self.begin) + start, "")
+                encoded.append(pair if answer and pair[1] else NOTHING)
+            except IndivisibleText as reason:
+                encoded.append(([], 0, f"text that cannot be divided: {reason}"))
+        return encoded
 
     def _texts(self, row: dict[str, Any]) -> tuple[str, str]:
         """A prompt and the text to predict after it; both are empty if one of them has only its template."""
         row = {name: _as_text(name, value) for name, value in row.items()}
-        for template in (self.prompt, self.answer):
-            if not any(str(row[name]).strip() for name in columns_of(template)):
+        for names in self.columns.values():
+            if not any(str(row[name]).strip() for name in names):
                 return "", ""
         prompt = self.prompt.format(**row)
         answer = self.answer.format(**row)
@@ -174,19 +195,22 @@ class PairEncoder:
         return text[:start], text[start:]
 
 
-def encoder_of(data: HubPairs, splits: Sequence[datasets.Dataset], tokenizer: Tokenizer) -> PairEncoder | ChatEncoder:
-    """The encoder for the section's format; DataError if the splits have no such columns."""
+def encoder_of(data: HubPairs, tokenizer: Tokenizer) -> PairEncoder | ChatEncoder:
+    """The encoder for the section's format."""
     if data.format == "messages":
-        encoder: PairEncoder | ChatEncoder = ChatEncoder(data.messages, tokenizer)
-        tools = data.messages.tools
-        needed = {"messages.column": {data.messages.column}, "messages.tools": {tools} if tools else set()}
-    else:
-        encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
-        needed = {"prompt": columns_of(data.prompt), "answer": columns_of(data.answer)}
-    for field, names in needed.items():
+        return ChatEncoder(data.messages, tokenizer)
+    return PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
+
+
+def open_rows(
+    data: HubPairs, encoder: PairEncoder | ChatEncoder, preparation: Preparation
+) -> tuple[datasets.Dataset, datasets.Dataset]:
+    """The splits, which have the columns that the encoder needs; DataError if they have not."""
+    splits = open_splits(data, preparation, encoder.uses)
+    for field, names in encoder.columns.items():
         for name, split in product(names, splits):
             column(split, name, field)
-    return encoder
+    return splits
 
 
 def _as_text(name: str, value: Any) -> Any:

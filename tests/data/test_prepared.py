@@ -231,9 +231,12 @@ def test_what_a_job_may_prepare(section, monkeypatch, limit, rule, words):
     assert bytes_of(prepare(data, by_a_job)[0]) == plain("train")
 
 
-def test_a_column_that_is_not_text(section):
+def test_a_column_that_is_not_text(section, tmp_path):
+    file = str(tmp_path / "numbers.parquet")
+    parquet.write_table(pyarrow.table({"number": [1, 2]}), file)
+    files = {"path": "parquet", "data_files": {"train": file, "eval": file}}
     with pytest.raises(DataError, match=r"data\.text_column: the column 'number' has .*int64.*not text"):
-        prepare(data_of(section, text_column="number"))
+        prepare(data_of(section | files, text_column="number"))
 
 
 class Slow(ByteTokenizer):

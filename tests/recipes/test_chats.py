@@ -375,3 +375,74 @@ def test_a_model_learns_to_answer_and_to_stop(tmp_path):
     paths = (str(tmp_path / "tokenizer"), str(tmp_path / "run/model"))
     (found,) = run_job(answers, *paths, strategy="single", world_size=1)
     assert found == [f"{code}<|im_end|>" for code in CODES.values()]
+
+
+# --- what a conversation has is in the text, or said -----------------------------------------------------------------
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+WRITES_ALL = (
+    "{{ tools | tojson if tools else '' }}{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.reasoning_content }}{{ message.tool_calls | tojson if message.tool_calls else '' }}"
+    "{{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "lost"),
+    [
+        (SAY | {"reasoning_content": "It is north."}, "reasoning_content"),
+        (SAY | {"thinking": "It is north.", "name": "B"}, "name, thinking"),
+        (SAY | {"metadata": {"lang": "en"}, "seconds": 3, "empty": " "}, "metadata"),
+        (SAY | {"reasoning_content": "It is north."}, None),
+    ],
+)
+def test_text_that_the_template_does_not_write(message, lost, tmp_path):
+    rows = {"messages": [[ASK, SAY], [ASK, message]]}
+    if lost is None:
+        assert encoder(tmp_path, WRITES_ALL)(rows)["problem"] == ["", ""]
+        return
+    problems = encoder(tmp_path, UNMARKED)(rows)["problem"]
+    assert problems == ["", f"unusable messages: the chat template does not write {lost}; use a template that does, "
+                            "remove them, or name them in data.messages.may_omit"]  # fmt: skip
+    allowed = encoder(tmp_path, UNMARKED, may_omit=lost.split(", "))(rows)
+    assert allowed["problem"] == ["", ""]
+    assert allowed["input_ids"][0] == allowed["input_ids"][1]
+
+
+def test_tools_and_arguments_that_the_template_does_not_write(tmp_path):
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"town": "Oslo"}}}]}
+    names_only = WRITES_ALL.replace("tools | tojson if tools", "'' if tools").replace(
+        "s | tojson", "s[0].function.name"
+    )
+    found = encoder(tmp_path, names_only)({"messages": [[ASK, call]], "tools": [TOOLS]})
+    assert "does not write arguments, tools;" in found["problem"][0]
+    assert encoder(tmp_path, WRITES_ALL)({"messages": [[ASK, call]], "tools": [TOOLS]})["problem"] == [""]
+
+
+def test_the_column_of_the_system_comes_first(tmp_path):
+    system = {"role": "system", "content": "Use tools."}
+    tokens = encoder(tmp_path, MARKED)({"messages": [[system, ASK, SAY]]})["input_ids"]
+    rows = {"messages": [[ASK, SAY], [system, ASK, SAY], [system, ASK, SAY]], "system": ["Use tools.", None, "Others."]}
+    found = encoder(tmp_path, MARKED)(rows)
+    assert found["input_ids"] == [*tokens, *tokens, []]
+    assert "the system has a message and another text in its column" in found["problem"][2]
+
+
+def test_a_turn_of_function_call_is_a_call_and_not_its_json(tmp_path):
+    """As LLaMA-Factory's ShareGPT rows have it, equal to OpenAI's form."""
+    function = {"name": "f", "arguments": {"town": "Oslo"}}
+    turns = [("human", "Oslo?"), ("function_call", json.dumps(function)), ("observation", "cold"), ("gpt", "Cold.")]
+    row = [{"from": name, "value": value} for name, value in turns]
+    names = {"human": "user", "gpt": "assistant", "observation": "tool"}
+    layout = {"column": "conversations", "role": "from", "content": "value", "roles": names}
+    messages = [
+        {"role": "user", "content": "Oslo?"},
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "cold"},
+        {"role": "assistant", "content": "Cold."},
+    ]
+    expected = encoder(tmp_path, template("qwen"))({"messages": [messages]})
+    assert expected["problem"] == [""]
+    assert encoder(tmp_path, template("qwen"), **layout)({"conversations": [row]}) == expected
+    with pytest.raises(ValueError, match='"function_call" as "assistant" would be trained as bare JSON'):
+        encoder(tmp_path, MARKED, roles={"function_call": "assistant"})

@@ -16,14 +16,27 @@ from largebatch.system.local_folder import local_folder
 if TYPE_CHECKING:
     import datasets
 
+    from largebatch.data.text_rows import Uses
+
 CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 COMPRESSED = (".bz2", ".gz", ".xz", ".zip", ".zst")
 COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
+DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 
 
-def open_splits(config: HubOrLocal, preparation: Preparation) -> "tuple[datasets.Dataset, datasets.Dataset]":
+def open_splits(
+    config: HubOrLocal,
+    preparation: Preparation,
+    uses: "Uses | None" = None,
+) -> "tuple[datasets.Dataset, datasets.Dataset]":
     """The training and evaluation splits that the config names, which are prepared before if that is allowed.
+
+    Args:
+        config: The section.
+        preparation: Who prepares them.
+        uses: The columns that are used. All columns of local CSV and JSON files are then text, as it stands in the
+            files; with None, `datasets` decides their types.
 
     Raises:
         DataError: They cannot be found or read, or may not be prepared.
@@ -39,17 +52,23 @@ def open_splits(config: HubOrLocal, preparation: Preparation) -> "tuple[datasets
     splits = (config.train_split, config.eval_split)
     try:
         builder = datasets.load_dataset_builder(**arguments)
+        if uses is not None:
+            builder = _with_exact_text(builder, uses)
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
         builder.download_and_prepare(num_proc=preparation.num_workers)
         train, evaluation = (builder.as_dataset(split) for split in splits)
+        if uses is not None and builder.name == "json":
+            _check_types(train, uses)
     except DataError:
         raise
     # `datasets` raises exceptions of many kinds for data that cannot be reached, parsed or found.
     except Exception as error:
         cause: BaseException = error
-        while cause.__cause__ is not None:
+        while cause.__cause__ is not None and not isinstance(cause, DataError):
             cause = cause.__cause__
+        if isinstance(cause, DataError):
+            raise cause from None
         if isinstance(cause, ImportError):
             raise DataError(f"data.path: {config.path!r} needs a package: {cause}; install it with pip") from error
         if isinstance(cause, OSError) and cause.errno in CACHE_WRITE_ERRNOS:
@@ -63,6 +82,28 @@ def open_splits(config: HubOrLocal, preparation: Preparation) -> "tuple[datasets
             "or, for local data, write its folder, or data_files whose rows all have the same columns and types"
         ) from error
     return train, evaluation
+
+
+def _with_exact_text(builder: "datasets.DatasetBuilder", uses: "Uses") -> "datasets.DatasetBuilder":
+    """The builder, or for local CSV and JSON one that does not guess types; DataError for a CSV on the hub."""
+    # It imports `datasets`.
+    from largebatch.data.text_rows import READERS, text_rows
+
+    if builder.name not in READERS:
+        return builder
+    if all("://" not in file for files in builder.config.data_files.values() for file in files):
+        return text_rows(builder, uses)
+    if builder.name == "csv":
+        raise DataError(f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}")
+    return builder
+
+
+def _check_types(dataset: "datasets.Dataset", uses: "Uses") -> None:
+    """Raise DataError if a column of JSON on the hub, whose types `datasets` has guessed, may not be as it was."""
+    for name, use in uses.items():
+        kind = dataset.features.get(name)
+        if use == "text" and kind is not None and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
+            raise DataError(f"data.path: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
 
 
 def found_files(config: HubOrLocal) -> dict[str, list[Path]]:

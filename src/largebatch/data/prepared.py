@@ -41,7 +41,7 @@ from largebatch.storage.layout import read_object
 if TYPE_CHECKING:
     import datasets
 
-FORMAT = 1
+FORMAT = 2
 MIN_SHARDS = 64  # unless they would be smaller than `MIN_SHARD_BYTES`
 MIN_SHARD_BYTES = 2**20  # of text
 MAX_SHARD_BYTES = 2**28
@@ -68,7 +68,7 @@ def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation)
     if not all(split.manifest for split in splits):
         pairs = [
             (split, _text_of(dataset, data.text_column))
-            for split, dataset in zip(splits, open_splits(data, preparation), strict=True)
+            for split, dataset in zip(splits, open_splits(data, preparation, {data.text_column: "text"}), strict=True)
             if not split.manifest
         ]
         if lacking := [text.data.nbytes for split, text in pairs if split.missing(text)]:

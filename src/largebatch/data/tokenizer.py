@@ -18,6 +18,8 @@ class ByteTokenizer:
     end_of_text = 0
     special_tokens: Sequence[int] = (0,)  # tokens that represent no text
     mask_token: int | None = 256  # the token that hides others in masked language modeling; it follows all bytes
+    prefix: Sequence[int] = ()  # tokens that begin a whole text
+    adds_to_parts = False  # whether a part of a text, encoded alone, gets something that is not there, such as a space
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
         """The documents' tokens, each with an end-of-text token."""
@@ -75,6 +77,20 @@ class PretrainedTokenizer:
         return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     @cached_property
+    def prefix(self) -> Sequence[int]:
+        """The tokens that begin a whole text."""
+        whole: list[int] = self.tokenizer("a")["input_ids"]
+        (*text, _) = self.encode(["a"])[0]
+        found = [start for start in range(len(whole)) if whole[start : start + len(text)] == text]
+        return whole[: found[0]] if found else []
+
+    @cached_property
+    def adds_to_parts(self) -> bool:
+        """Whether a part of a text, encoded alone, gets something that is not there, such as a space."""
+        (*first, _), (*second, _) = self.encode(["1", "2"])
+        return self.decode(first + second) != "12"
+
+    @cached_property
     def fingerprint(self) -> str:
         """A checksum of all that the tokens of a text depend on."""
         return xxhash.xxh3_64_hexdigest(f"{self.end_of_text}{self.tokenizer.backend_tokenizer.to_str()}".encode())
@@ -86,6 +102,29 @@ Tokenizer = ByteTokenizer | PretrainedTokenizer
 def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer that the config names: "bytes", a hub id or a local folder."""
     return ByteTokenizer() if name == "bytes" else PretrainedTokenizer(name)
+
+
+class IndivisibleText(Exception):
+    """A text has other tokens than its parts; the message says where."""
+
+
+def encode_parts(tokenizer: Tokenizer, text: str, places: Sequence[int]) -> tuple[list[int], list[int]]:
+    """A text's tokens, and how many of them come before each of these places in it.
+
+    What the tokenizer adds to a text, such as a space at its start, is there once.
+
+    Raises:
+        IndivisibleText: The text before a place has other tokens alone, as a model would read it.
+    """
+    tokens, *parts = (each[:-1] for each in tokenizer.encode([text, *(text[:place] for place in places)]))
+    for place, part in zip(places, parts, strict=True):
+        if tokens[: len(part)] != part:
+            sides = f"{text[max(place - 12, 0) : place]!r} and {text[place : place + 12]!r}"
+            raise IndivisibleText(
+                f"{sides}, of which only one is predicted, have other tokens together than apart, so the model "
+                "would not read what it was trained on; remove spaces and newlines where they meet"
+            )
+    return tokens, [len(part) for part in parts]
 
 
 def check_vocabulary(rows: int, num_tokens: int, whose: str) -> None:

@@ -1,0 +1,89 @@
+"""CSV and JSON files as text, against what Python's `csv` and `json` read and what stands in the file."""
+
+import csv
+import gzip
+import json
+
+import pytest
+
+from largebatch.config.data import HubText
+from largebatch.data.hub import open_splits
+from largebatch.data.preparation import Preparation
+from largebatch.errors import DataError
+
+
+def rows_of(path, reader, uses, **preparation):
+    section = HubText(
+        source="datasets",
+        path=reader,
+        data_files={"train": [str(path)], "eval": str(path)},
+        tokenizer="bytes",
+        block_size=1,
+        num_train_samples=1,
+        num_eval_samples=1,
+    )
+    train, evaluation = open_splits(section, Preparation(**preparation), uses)
+    assert train.to_list() == evaluation.to_list()
+    return train.to_list()
+
+
+CELLS = (
+    *("00001", "0.50", "3E5", "12345678901234567890123", "+1", " 1 "),
+    *("NA", "None", "null", "nan", "#N/A", "", "True", "yes", "2024-01-05", "2024-01-05T10:00:00Z"),
+    *("two\nlines", 'a "quote"', "a,b", "line\u2028separator", "\x0c", "é 😀"),
+)
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "with a mark"])
+def test_cells_of_a_csv_are_text(kind, tmp_path):
+    file = tmp_path / ("rows.csv.gz" if kind == "csv.gz" else "rows.csv")
+    opener = gzip.open if kind == "csv.gz" else open
+    with opener(file, "wt", newline="", encoding="utf-8-sig" if kind == "with a mark" else "utf-8") as written:
+        csv.writer(written).writerows([("question", "n"), *(("q", cell) for cell in CELLS)])
+    assert [row["n"] for row in rows_of(file, "csv", {"n": "text"}, num_workers=2)] == [*CELLS]
+
+
+@pytest.mark.parametrize("kind", ["lines", "list"])
+def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path):
+    numbers = ("1", "0.50", "3E5", "-0.0", "12345678901234567890123", "true", "NaN")
+    rows = [json.dumps({"q": cell, "list": [{"n": 0.5, "text": cell}]}) for cell in CELLS]
+    rows += [f'{{"q": {number}, "tools": "x"}}' for number in numbers]
+    rows.append('{"q": null}')
+    file = tmp_path / "rows.json"
+    file.write_text("\n\n".join(rows) + "\n" if kind == "lines" else "[" + ",\n".join(rows) + "]")
+    read = rows_of(file, "json", {"q": "text", "list": "any", "system": "optional"})
+    assert [row["q"] for row in read] == [*CELLS, *numbers, None]
+    assert [json.loads(row["list"]) for row in read[: len(CELLS)]] == [[{"n": 0.5, "text": cell}] for cell in CELLS]
+    assert {row["system"] for row in read} == {None}
+    assert read[-2]["tools"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("reader", "content", "message"),
+    [
+        ("csv", b"q,q\n1,2\n", "'q' occurs twice, so one of its values would be lost"),
+        ("csv", b"q,a\n1,2\n1,2,3\n", "line 3 has 3 cells, but the header has 2"),
+        ("csv", b"q,a\n1\n", "line 2 has 1 cells, but the header has 2"),
+        ("csv", b'q,a\n1,"2\n', "unexpected end of data"),
+        ("csv", "q,a\né,2\n".encode("latin-1"), "rows: 'utf-8' codec can't decode byte 0xe9"),
+        ("json", b'{"q": 1, "q": 2}\n', "line 1: 'q' occurs twice"),
+        ("json", b'{"q": 1}\n["q"]\n', 'line 2 is ["q"], not an object'),
+        ("json", b'{"q": 1}\n{"q": {"b": [1, 2]}}\n', """line 2: 'q' holds {"b": [1, 2]}, neither text nor a number"""),
+        ("json", b'{"q": "\\ud800"}\n', "line 1: 'q' is not text: 'utf-8' codec can't encode"),
+        ("json", b'{\n"q": 1\n}\n', "line 1: Expecting property name"),
+    ],
+)
+def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_path):
+    (tmp_path / "rows").write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        rows_of(tmp_path / "rows", reader, {"q": "text"}, num_workers=2)
+    assert message.replace("rows: ", "rows cannot be read: ") in str(caught.value)
+    assert str(tmp_path / "rows") in str(caught.value)
+
+
+def test_every_file_has_the_columns_that_are_used(tmp_path):
+    (tmp_path / "1.jsonl").write_text('{"q": 1}\n{"q": 1, "late": 2}\n')
+    assert rows_of(tmp_path / "*.jsonl", "json", {"q": "text"})[1] == {"q": "1", "late": "2"}
+    (tmp_path / "2.jsonl").write_text('{"question": 1}\n')
+    with pytest.raises(DataError, match=r"2\.jsonl has no column 'q'; it has question"):
+        rows_of(tmp_path / "*.jsonl", "json", {"q": "text"})
