@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from largebatch.config.data import HubText
+from largebatch.config.data import TokenizedText
 from largebatch.model.token_losses import return_token_losses
 
 from .config import Config, Gpt2, Llama
@@ -83,6 +83,6 @@ def example_batch(config: Config) -> dict[str, torch.Tensor]:
     """A micro-batch of the arguments with which training calls the model."""
     tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
     batch = {"input_ids": tokens, "targets": tokens.clone()}
-    if isinstance(config.data, HubText) and config.data.attention == "document":
+    if isinstance(config.data, TokenizedText) and config.data.attention == "document":
         batch["position_ids"] = tokens.clone()
     return batch

@@ -1,7 +1,8 @@
 """Masked language modeling (Devlin et al. 2019, arXiv 1810.04805, section 3.1): blocks of text with tokens hidden.
 
-Which tokens of a block are predicted, and what replaces them in the input, depends only on (seed, epoch, sample). Every
-block predicts the same number of tokens, so that all samples weigh the same in the loss.
+Which tokens of a block are predicted, and what replaces them in the input, depends only on (seed, epoch, sample) or, in
+evaluation, on the sample alone, so that runs with other seeds are measured alike. Every block predicts the same number
+of tokens, so that all samples weigh the same in the loss.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from .config import Config, MaskedHubText, MaskedMegatronText, MaskedPydoc
 
 MASKED = 0.8  # fractions of the predicted tokens; the rest stay unchanged
 REPLACED = 0.1
+EVALUATION_SEED = 0
 
 
 def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
@@ -56,8 +58,8 @@ def _open(
         pydoc_samples(data) if isinstance(data, PydocData) else tokenized_samples(data, tokenizer, preparation)
     )
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), [*tokenizer.special_tokens, mask])
-    how = (data.tokens_per_sample, mask, ordinary, seed)
-    return MaskedBlocks(train, *how), MaskedBlocks(evaluation, *how)
+    masked = partial(MaskedBlocks, num_targets=data.tokens_per_sample, mask=mask, ordinary=ordinary)
+    return masked(train, seed=seed), masked(evaluation, seed=EVALUATION_SEED)
 
 
 class MaskedBlocks:
@@ -71,7 +73,7 @@ class MaskedBlocks:
         num_targets: Number of tokens that each sample predicts.
         mask: The token that hides others.
         ordinary: All tokens that may be predicted or drawn, in increasing order.
-        seed: The run's seed, or that of the source in a mixture.
+        seed: For training, the run's seed, or that of the source in a mixture.
     """
 
     def __init__(self, blocks: SampleSource, num_targets: int, mask: int, ordinary: NDArray[np.int64], seed: int):

@@ -1,6 +1,7 @@
 """Blocks whose documents do not see each other: each token has the loss that it has in its document alone."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,3 +86,11 @@ def test_the_default_sees_the_whole_block(name, tmp_path):
     recipe, words = MODELS[name]
     _, batch = blocks_of(recipe, words, tmp_path, "block")
     assert batch.keys() == {"input_ids", "labels"}
+
+
+@pytest.mark.parametrize("recipe", ["llama31_8b_c4", "gpt2_124m"])
+def test_the_example_has_positions_too(recipe):
+    """Memory is estimated from it: of Megatron's files as of text from the hub."""
+    example_batch = tasks.module("causal_lm", "model").example_batch
+    config = load_config(Path("recipes/causal_lm", f"{recipe}.json"), ["--data.attention=document"])
+    assert example_batch(config).keys() == {"input_ids", "targets", "position_ids"}

@@ -104,8 +104,10 @@ def test_a_function_of_seed_epoch_and_sample_alone():
     again, _ = masked_sources(config)
     assert (inputs(again, [3, 700, 41], 1) == together).all()
     other_epoch = inputs(train, [3, 700, 41], 2)
-    other_seed = inputs(masked_sources(load_config(BERT, ("--seed=1",)))[0], [3, 700, 41], 1)
+    seeded, evaluated_alike = masked_sources(load_config(BERT, ("--seed=1",)))
+    other_seed = inputs(seeded, [3, 700, 41], 1)
     fixed = inputs(evaluation, [3, 7], None)
+    assert (inputs(evaluated_alike, [3, 7], None) == fixed).all()
     assert (other_epoch != together).any(axis=1).all()
     assert (other_seed != together).any(axis=1).all()
     assert (inputs(evaluation, [7, 3], None) == fixed[[1, 0]]).all()
@@ -174,6 +176,6 @@ def test_sources_of_a_mixture_have_masks_of_their_own(tmp_path):
     totals = {"num_train_samples": 160, "num_eval_samples": 40}
     sources = [{"name": name, **sizes} for name in ("one", "two")]
     mixed = hub_config(tmp_path, "--evaluation.every=null", "--checkpoint.every=null", sources=sources, **totals)
-    _, evaluation = masked_sources(mixed)
-    one, two = (evaluation.fetch(np.arange(start, start + 20), None)["labels"] for start in (0, 20))
+    train, _ = masked_sources(mixed)
+    one, two = (source.fetch(np.arange(20), 0)["labels"] for source in train.sources)
     assert ((one != IGNORE_INDEX) == (two != IGNORE_INDEX)).all(dim=1).sum() <= 2

@@ -1,11 +1,14 @@
 """A rehearsal of the largest batch: it comes first, it is the longest, and the training after it is the same."""
 
+import json
+
 import numpy as np
 import pytest
 
 from estimate.test_model_states import prepare_without_freezing, settled_bytes
 from jobs import run_job
 from largebatch.config import load_config
+from largebatch.data.mixture import MixedSamples
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR
 from resuming import EXACT, TINY_GPT, assert_same_weights, run_interrupted, samples_file
@@ -105,3 +108,36 @@ def test_the_longest_samples(recipe, words):
     longest = samples.longest(7)
     assert len(set(longest.tolist())) == 7
     assert sorted(lengths[index] for index in longest) == sorted(lengths)[-7:]
+
+
+def test_the_longest_samples_of_a_mixture(tmp_path):
+    """Those of the source that has the longest of all, where the mixture's evaluation has them."""
+    for name, length in (("short", 3), ("long", 9)):
+        rows = [json.dumps({"q": "x" * (number % length), "a": "y"}) + "\n" for number in range(1, 40)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(row for row in rows if '"q": ""' not in row))
+    mixed = [
+        {"name": name, "weight": 1, "path": "json", "num_train_samples": 20, "num_eval_samples": 5}
+        | {"data_files": dict.fromkeys(("train", "eval"), str(tmp_path / f"{name}.jsonl"))}
+        for name in ("short", "long")
+    ]
+    section = {"source": "datasets", "prompt": "{q}", "answer": "{a}", "tokenizer": "bytes", "block_size": 16}
+    data = section | {"sources": mixed, "num_train_samples": 40, "num_eval_samples": 10}
+    words = ["--data", json.dumps(data), "--batch.global_batch_size=4", "--batch.micro_batch_size=4"]
+    words += ['--train.duration={"steps": 60}', "--evaluation.every=null"]
+    samples, _ = sources("sft")(load_config(ADDITION, words))
+    longest = samples.longest(2)
+    assert set(longest.tolist()) < set(range(20, 40))
+    assert samples.fetch(longest, None)["labels"].shape == (2, 9)
+    # More than there are.
+    assert samples.fetch(samples.longest(30), None)["labels"].shape == (30, 9)
+    # Of equal lengths, any will do.
+    blocks = MixedSamples(["one"], [sources("causal_lm")(load_config(PYDOC, TINY_GPT))[0]], 0)
+    assert len(blocks.longest(3)) == 3
+
+
+def test_what_a_mixture_leaves_out_is_said():
+    skipped = "1 of 42 training pairs has an empty prompt or answer: skipped"
+    source = type("Source", (), {"remark": skipped, "num_available": 41, "__len__": lambda _: 40})()
+    mixed = MixedSamples(["a", "b"], [source, source], 0)
+    assert mixed.remark == f"a: {skipped}; b: {skipped}"
+    assert mixed.num_available == 82

@@ -33,20 +33,23 @@ def rehearsed_step(
 ) -> Step:
     """Passes over a micro-batch of the longest samples; every process must call this.
 
-    There are as many as in a step, but at most two: the last one reduces the gradients that the others accumulate.
+    There are as many as in a step, but at most two unless the loss couples samples and needs the features of all: the
+    last one reduces the gradients that the others accumulate.
     """
     plan = backend.plan
     with backend.raise_on_all_ranks():
         count = min(plan.micro_batch_size, len(train_set))
         longest = getattr(train_set, "longest", None)
-        indices, which = (longest(count), "longest") if longest else (np.arange(count), "first")
-        (loaded,) = load(train_set, [(indices, 0)], 0, backend.device)
+        chosen = (longest(count), None) if longest else (np.arange(count), 0)
+        (loaded,) = load(train_set, [chosen], 0, backend.device)
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in loaded.batch.items())
     say(
         "rehearsing a step without an update, to test whether its memory suffices, with the "
-        f"{which} {count} samples: {shapes}"
+        f"{'longest' if longest else 'first'} {count} samples: {shapes}"
     )
-    passes = min(2, plan.max_gradient_accumulation_steps)
+    passes = plan.max_gradient_accumulation_steps
+    if not plan.coupled_loss:
+        passes = min(2, passes)
     micro_step = MicroStep(loaded.batch, loaded.weight, derive_seed(plan.seed, "rehearsal"), contributes=True)
     feed = StepFeed(plan.batch_at(index), iter([micro_step] * passes), passes, lambda: max(1, loaded.weight))
     return RehearsedStep(index, backend, feed, heartbeat)
