@@ -189,7 +189,8 @@ FILES = '--data.data_files={"train": "a.jsonl", "eval": "b.jsonl"}'
 )
 def test_files_that_no_split_reads(words, is_valid):
     recipe = PYDOC.with_name("gpt2_124m.json")
-    words = (FILES, *words)
+    assert "name 'sample-10BT' has no effect on data_files" in problem_of(FILES, *words, recipe=recipe)
+    words = (FILES, "--data.name=null", *words)
     if is_valid:
         assert load_config(recipe, words).data.data_files.train == "a.jsonl"
     else:

@@ -108,6 +108,11 @@ def test_what_cannot_be_read_is_refused(shards):
     (shards / "train-2.tar").write_bytes((shards / "train-0.tar").read_bytes()[:1700])
     with pytest.raises(DataError, match=r"train-2\.tar cannot be read"):
         opened(config_of(shards))
+    # As `tar --append` does it with a member that is there.
+    write(shards / "train-2.tar", [1])
+    write(shards / "train-2.tar", [1], "a")
+    with pytest.raises(DataError, match=r"train-2\.tar has two files n0/001\.png; remove one of them"):
+        opened(config_of(shards))
     (shards / "train-2.tar").unlink()
     with pytest.raises(DataError, match=r"sample 2 of 'train' has the label 2; .*data\.num_classes 2"):
         opened(config_of(shards, "--data.num_classes=2"))

@@ -110,6 +110,8 @@ class HubOrLocal(Data):
         """Refuse splits meant for a data set on the hub, which stay when `data_files` alone is overridden."""
         if self.data_files is None:
             return self
+        if self.name is not None:
+            raise ValueError(f"name {self.name!r} has no effect on data_files; remove it")
         files = self.data_files.by_split
         names = names_in(self.train_split) | names_in(self.eval_split)
         if not names <= files.keys() or any(files[name] not in [files[read] for read in names] for name in files):

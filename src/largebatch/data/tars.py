@@ -70,7 +70,10 @@ class TarRows:
                     folder, _, name = member.name.rpartition("/")
                     stem, _, ending = name.partition(".")
                     if member.isfile() and stem:
-                        samples.setdefault(f"{folder}/{stem}", {})[ending] = member
+                        members = samples.setdefault(f"{folder}/{stem}", {})
+                        if ending in members:
+                            raise DataError(f"data: {file} has two files {member.name}; remove one of them")
+                        members[ending] = member
                 for name, members in samples.items():
                     image = self._member(file, name, members, self._config.image_column)
                     label = self._member(file, name, members, self._config.label_column)
