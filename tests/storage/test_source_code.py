@@ -142,16 +142,6 @@ def test_the_commit_is_that_of_the_project_also_for_runs_inside_of_it(project, t
     assert json.loads((tmp_path / "source/git.json").read_text()) == state
 
 
-def test_what_is_kept_of_a_task(tmp_path):
-    task = tmp_path / "task"
-    kept = ("train.py", "recipe.json", "parts/layer.py")
-    for name in (*kept, "words.txt", "parts/vocabulary.json", ".hidden.py", "runs/x/plan.json", "runs/x/source/old.py"):
-        (task / name).parent.mkdir(parents=True, exist_ok=True)
-        (task / name).touch()
-    keep_source(tmp_path / "source", task)
-    assert files(tmp_path / "source/task") == sorted(kept)
-
-
 def test_a_read_only_task_can_be_kept_at_every_start(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         task = Path(folder, "task")
