@@ -46,11 +46,9 @@ def test_a_wrong_sum_hides_no_other_problem():
     words = ['--train.duration={"epochs": 2}', "--batch.micro_batch_size=5"]
     with pytest.raises(ConfigError) as caught:
         load(words=words, num_train_samples=1_000_000, num_eval_samples=5)
-    sums = "add up to"
-    micro_batches = "is not a multiple of"
-    duration = "is given in epochs"
-    told = [text for problem in caught.value.problems for text in (sums, micro_batches, duration) if text in problem]
-    assert sorted(told) == sorted([sums, sums, micro_batches, duration])
+    told = str(caught.value)
+    for text, times in (("add up to", 2), ("is not a multiple of", 1), ("is given in epochs", 1)):
+        assert told.count(text) == times
 
 
 def test_a_source_has_the_section_and_its_own_fields():
@@ -108,6 +106,8 @@ def test_other_tasks_have_them(recipe, shared):
             {"sources": [{"name": "web", "weight": 1}, SECOND]},
             "sources[0].num_train_samples (web): missing; number of training samples",
         ),
+        # Which is not rounded to none.
+        ({"sources": [FIRST | {"weight": 1e-10}, SECOND]}, 'weight 1e-10 gives "web" less than one sample'),
         ({"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
         ({"sources": [FIRST, SECOND | {"path": ""}]}, "sources[1] (code): path is missing; write a hub id"),
         ({"sources": None}, "path is missing; write a hub id"),
@@ -145,16 +145,6 @@ def test_a_phase_after_the_end_is_refused(start):
     with pytest.raises(ConfigError, match=r"data\.weight_phases\[0\]\.from: it begins after .* but the run has 960"):
         load(weight_phases=[phase])
     load(weight_phases=[phase | {"from": {"steps": 29}}])
-
-
-@pytest.mark.parametrize("weights", [(1e-10, 1.0), (1e-10, 0.0)])
-def test_tiny_weights_are_not_rounded(weights):
-    sources = [source | {"weight": weight} for source, weight in zip((FIRST, SECOND), weights, strict=True)]
-    if weights[1]:
-        with pytest.raises(ConfigError, match=r"weight 1e-10 gives .web. less than one sample per batch of 32"):
-            load(sources)
-    else:
-        assert resolve(load(sources), 1).mixture.phases[0].weights == (1, 0)
 
 
 def test_a_phase_has_a_weight_for_each_source():

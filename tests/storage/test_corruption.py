@@ -2,7 +2,6 @@
 
 import pickle
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ def checkpoint(written, tmp_path):
     return shutil.copytree(written, tmp_path / "checkpoints/step_00000007")
 
 
-def problem_of(checkpoint: Path) -> str | None:
+def problem_of(checkpoint):
     (entry,) = entries(checkpoint.parent)
     assert entry.path == checkpoint
     return entry.problem or checksum_problem(checkpoint)
