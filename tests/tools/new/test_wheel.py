@@ -43,7 +43,7 @@ SHIPPED = (
 )
 
 
-def run(*command, cwd: Path, code: int = 0, **environment: str) -> str:
+def run(*command, cwd, code=0, **environment):
     """What a command prints, in an environment that does not lead to the checkout."""
     outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "STRATEGY", "RUN_DIR")}
     result = subprocess.run(
@@ -54,7 +54,7 @@ def run(*command, cwd: Path, code: int = 0, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheel(tmp_path_factory):
     """Built from a source archive of a copy of the sources, because builds leave files there."""
     folder = tmp_path_factory.mktemp("wheel")
     sources = folder / "sources"
@@ -71,7 +71,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory) -> Path:
+def installed(wheel, tmp_path_factory):
     """The commands of a new environment, which has this one's packages, but largebatch from the wheel."""
     folder = tmp_path_factory.mktemp("installed") / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
