@@ -118,7 +118,6 @@ def test_the_smallest_task(monkeypatch, capsys):
     assert main(["lint"]) == 0
     assert capsys.readouterr().out == "13 files checked, 0 problems\n"
     assert main(["schema", "--check", "recipes/tide_tables"]) == 0
-    monkeypatch.setenv("LARGEBATCH_ENV", "")
     monkeypatch.setenv("PATH", write_commands(Path("bin").resolve(), {"sbatch": ""}))
     assert main(command_of_the_readme("submit")) == 0
     processes = command_of_the_readme("plan")[-1]
