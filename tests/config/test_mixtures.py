@@ -16,7 +16,9 @@ SECOND = {"name": "code", "weight": 0.25, "path": "user/code", "num_train_sample
 TOTALS = {"num_train_samples": 700, "num_eval_samples": 30}
 
 
-def load(sources=(FIRST, SECOND), words=(), recipe=PYDOC, **changes):
+def load(sources=(FIRST, SECOND), words=(), recipe=PYDOC, second=None, **changes):
+    if second:
+        sources = [FIRST, SECOND | second]
     data = {"source": "datasets", "tokenizer": "bytes", "block_size": 32, "sources": sources, **TOTALS}
     batch = '--batch={"global_batch_size": 32, "micro_batch_size": 8}'
     more = ('--train.duration={"steps": 30}', "--learning_rate.warmup=null", "--evaluation.every=null")
@@ -68,40 +70,28 @@ def test_other_tasks_have_them(recipe, shared):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"words": ['--evaluation.every={"epochs": 1}']},
-            "evaluation.every: is given in epochs, but a",
-        ),
+        ({"words": ['--evaluation.every={"epochs": 1}']}, "evaluation.every: is given in epochs, but a"),
         ({"num_train_samples": 5}, "num_train_samples: 5, but the sources add up to 700; write 700"),
         ({"sources": [FIRST]}, "data.sources: given"),
-        ({"sources": [FIRST, SECOND | {"name": "web"}]}, "duplicate name in web, web"),
+        ({"second": {"name": "web"}}, "duplicate name in web, web"),
         (
-            {"sources": [FIRST, SECOND | {"pathh": 1}]},
+            {"second": {"pathh": 1}},
             # What all sources share is not among them.
             "sources[1].pathh (code): unknown key, did you mean path?; known here: name, weight, max_epochs, "
             "num_train_samples, num_eval_samples, num_workers, source, path, data_files, train_split, eval_split, "
             "prepare, text_column, config_name",
         ),
+        ({"second": {"config_name": 5}}, "sources[1].config_name (code): given 5; must be a valid string, or null"),
+        ({"second": {"source": {}}}, "sources[1].source (code): {} is unknown here; write one of datasets, megatron"),
         (
-            {"sources": [FIRST, SECOND | {"config_name": 5}]},
-            "sources[1].config_name (code): given 5; must be a valid string, or null",
-        ),
-        (
-            {"sources": [FIRST, SECOND | {"source": {}}]},
-            "sources[1].source (code): {} is unknown here; write one of datasets, megatron",
-        ),
-        (
-            {"sources": [FIRST, SECOND | {"data_files": {"trian": "x"}}]},
+            {"second": {"data_files": {"trian": "x"}}},
             "sources[1].data_files.trian (code): unknown key, did you mean train?; known here: train, eval",
         ),
         (
-            {"sources": [FIRST, SECOND | {"tokenizer": "x"}]},
+            {"second": {"tokenizer": "x"}},
             "sources[1].tokenizer (code): must be the same for all sources; write it outside of them",
         ),
-        (
-            {"sources": [FIRST, SECOND | {"weight": -1}]},
-            "data.sources[1].weight: given -1; must be greater than or equal to 0",
-        ),
+        ({"second": {"weight": -1}}, "data.sources[1].weight: given -1; must be greater than or equal to 0"),
         (
             {"sources": [{"name": "web", "weight": 1}, SECOND]},
             "sources[0].num_train_samples (web): missing; number of training samples",
@@ -109,7 +99,7 @@ def test_other_tasks_have_them(recipe, shared):
         # Which is not rounded to none.
         ({"sources": [FIRST | {"weight": 1e-10}, SECOND]}, 'weight 1e-10 gives "web" less than one sample'),
         ({"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
-        ({"sources": [FIRST, SECOND | {"path": ""}]}, "sources[1] (code): path is missing; write a hub id"),
+        ({"second": {"path": ""}}, "sources[1] (code): path is missing; write a hub id"),
         ({"sources": None}, "path is missing; write a hub id"),
         (
             {"sources": None, "path": "x", "weight_phases": [{"from": {"steps": 5}, "weights": {}}]},
@@ -128,7 +118,7 @@ def test_other_tasks_have_them(recipe, shared):
             'weight 1 gives "code" less than one sample per batch of 32; write at least 3.19355, a larger',
         ),
         (
-            {"sources": [FIRST, SECOND | {"max_epochs": 2}]},
+            {"second": {"max_epochs": 2}},
             'data.sources: "code" would be seen 2.4 times, more than max_epochs 2',
         ),
     ],
