@@ -34,7 +34,7 @@ def free_port():
             return server.getsockname()[1]
 
 
-def run_nodes(folder, count, *words, host="localhost", port=None, before=None, recipe=PYDOC, gpus=0, seconds=600):
+def run_nodes(folder, count, *words, host="localhost", port=None, before=None, seconds=600):
     """Run the command as every node of a job, and return how they ended.
 
     Args:
@@ -44,8 +44,6 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
         host: The host of the rendezvous.
         port: Of the rendezvous; default: a free one.
         before: Called in the process of each node with its rank, before it begins.
-        recipe: The recipe's file.
-        gpus: Of each node.
         seconds: How long to wait for all of them.
     """
     shared(folder).mkdir(parents=True, exist_ok=True)
@@ -53,7 +51,7 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, r
     port = port or free_port()
     processes = []
     for rank, name in enumerate(names):
-        arguments = ["preflight", str(recipe), f"--accelerate-config={DDP}", f"--gpus={gpus}"]
+        arguments = ["preflight", str(PYDOC), f"--accelerate-config={DDP}", "--gpus=0"]
         arguments += [f"--node-rank={rank}", f"--num-nodes={count}", f"--address={host}", f"--port={port}"]
         arguments += [f"--seconds={seconds}", *words]
         environment = {"LARGEBATCH_TOKEN": TOKEN, "LARGEBATCH_LOGS": str(shared(folder).parent)}

@@ -27,9 +27,6 @@ def test_moments_of_the_square_root_rule():
     betas, eps = scaled_moments("sde", 4, (0.9, 0.999), 1e-8)
     assert betas == pytest.approx((0.6, 0.996), rel=1e-14)
     assert eps == pytest.approx(5e-9, rel=1e-14)
-    betas, eps = scaled_moments("sde", 0.25, (0.9, 0.999), 1e-8)
-    assert betas == pytest.approx((0.975, 0.99975), rel=1e-14)
-    assert eps == pytest.approx(2e-8, rel=1e-14)
 
 
 @pytest.mark.parametrize("batch", [8, 64, 512, 2048])

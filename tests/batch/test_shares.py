@@ -8,7 +8,7 @@ import pytest
 from largebatch.batch.mixture import Mixture, MixturePhase, apportion, whole_weights
 
 
-def largest_remainders(total: int, weights: np.ndarray) -> np.ndarray:
+def largest_remainders(total, weights):
     """By numpy, in another order of operations."""
     products = total * weights.astype(object)
     shares = products // int(weights.sum())

@@ -18,10 +18,15 @@ RAMPS = [
 ]
 
 
+def timeline_of(size_at, keep_last=False, samples=100):
+    """Of samples with 8 tokens each, in batches of the sizes from these steps on."""
+    return Timeline.build(samples, [(Length("steps", step), size) for step, size in size_at.items()], keep_last, 8)
+
+
 @pytest.mark.parametrize("keep_last", [False, True])
 @pytest.mark.parametrize("size_at", RAMPS)
 def test_every_step_against_a_loop(size_at, keep_last):
-    timeline = Timeline.build(100, [(Length("steps", step), size) for step, size in size_at.items()], keep_last)
+    timeline = timeline_of(size_at, keep_last)
     expected = global_batches(100, size_at, keep_last, 300)
     found = [timeline.at(step) for step in range(300)]
     assert [(batch.epoch, batch.start, batch.size, batch.samples_before) for batch in found] == expected
@@ -33,7 +38,7 @@ def test_every_step_against_a_loop(size_at, keep_last):
 @pytest.mark.parametrize("size_at", RAMPS)
 @pytest.mark.parametrize("unit", ["steps", "samples", "tokens", "epochs"])
 def test_a_length_is_the_first_step_that_reaches_it(size_at, keep_last, unit):
-    timeline = Timeline.build(100, [(Length("steps", step), size) for step, size in size_at.items()], keep_last, 8)
+    timeline = timeline_of(size_at, keep_last)
     progress = [timeline.progress(step, unit) for step in range(400)]
     assert progress == sorted(progress)
     amounts = [0.1, 0.5, 1.0, 1.37, 2.0] if unit == "epochs" else [1, 33, 100, 101]
@@ -44,22 +49,10 @@ def test_a_length_is_the_first_step_that_reaches_it(size_at, keep_last, unit):
 
 def test_epochs_count_what_is_trained_on():
     """30 of 100 samples a step: an epoch is over after three, or with the last ten kept after four."""
-    drop = Timeline.build(100, [(Length("steps", 0), 30)])
-    keep = Timeline.build(100, [(Length("steps", 0), 30)], keep_last=True)
-    assert [drop.progress(step, "epochs") for step in range(5)] == [
-        0,
-        Fraction(1, 3),
-        Fraction(2, 3),
-        1,
-        Fraction(4, 3),
-    ]
-    assert [keep.progress(step, "epochs") for step in range(5)] == [
-        0,
-        Fraction(3, 10),
-        Fraction(6, 10),
-        Fraction(9, 10),
-        1,
-    ]
+    drop = timeline_of({0: 30})
+    keep = timeline_of({0: 30}, keep_last=True)
+    assert [3 * drop.progress(step, "epochs") for step in range(5)] == [0, 1, 2, 3, 4]
+    assert [10 * keep.progress(step, "epochs") for step in range(5)] == [0, 3, 6, 9, 10]
     assert [keep.at(step).size for step in range(5)] == [30, 30, 30, 10, 30]
 
 
@@ -74,7 +67,7 @@ def test_units_of_the_moments_at_which_sizes_change():
 
 def test_rounding_of_fractions_of_an_epoch():
     """0.1 epochs of 30 steps are 3 steps, though 0.1 x 30 is 3.0000000000000004."""
-    timeline = Timeline.build(300, [(Length("steps", 0), 10)])
+    timeline = timeline_of({0: 10}, samples=300)
     assert timeline.steps_in(Length("epochs", 0.1)) == 3
     assert timeline.steps_in(Length("epochs", 0.10001)) == 4
     assert timeline.steps_in(Length("epochs", 2 / 3)) == 20
@@ -82,16 +75,14 @@ def test_rounding_of_fractions_of_an_epoch():
 
 
 def test_multiples_of_a_length():
-    timeline = Timeline.build(100, [(Length("steps", 0), 10)])
+    timeline = timeline_of({0: 10})
     done = [step for step in range(1, 21) if timeline.crosses_multiple(step, Length("epochs", 0.25))]
     assert done == [3, 5, 8, 10, 13, 15, 18, 20]
-    assert [step for step in range(1, 21) if timeline.crosses_multiple(step, Length("samples", 1))] == list(
-        range(1, 21)
-    )
+    assert all(timeline.crosses_multiple(step, Length("samples", 1)) for step in range(1, 21))
 
 
 def test_counting_back_from_the_end():
-    timeline = Timeline.build(100, [(Length("steps", 0), 10), (Length("steps", 5), 20)])
+    timeline = timeline_of({0: 10, 5: 20})
     # 50 samples in 5 steps, then 20 a step: after 10 steps 140 (ten of the first epoch are dropped).
     assert timeline.steps_before(10, Length("samples", 41)) == 7
     assert timeline.steps_before(10, Length("samples", 40)) == 8

@@ -4,13 +4,13 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import stand_in
 from paths import MAPS, ROOT
+from played import write_commands
 from resuming import run_interrupted
 from slurm_cluster import Cluster, why_not
 from slurm_job import Job
@@ -19,13 +19,13 @@ NUM_HOSTS = 3
 
 
 @pytest.fixture
-def first_host() -> int:
+def first_host():
     """The number of the first host."""
     return 1
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, first_host: int) -> Iterator[Cluster]:
+def cluster(tmp_path, first_host):
     reason = why_not()
     if reason:
         pytest.skip(f"no Slurm cluster can be started here: {reason}")
@@ -34,20 +34,14 @@ def cluster(tmp_path: Path, first_host: int) -> Iterator[Cluster]:
     cluster.close()
 
 
-Play = Callable[..., Path]
-
-
 @pytest.fixture
-def play(tmp_path: Path) -> Play:
+def play(tmp_path):
     """Writes a file for LARGEBATCH_ENV: the environment of the tests, with bash scripts in place of some programs."""
     environments = itertools.count(1)
 
-    def write(**programs: str) -> Path:
+    def write(**programs):
         folder = tmp_path / f"environment_{next(environments)}"
-        folder.mkdir()
-        for name, text in programs.items():
-            (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-            (folder / name).chmod(0o755)
+        write_commands(folder, programs)
         file = folder / "activate"
         file.write_text(f"source {sys.prefix}/bin/activate\nPATH={folder}:$PATH\n")
         return file
@@ -55,7 +49,7 @@ def play(tmp_path: Path) -> Play:
     return write
 
 
-def script_of(recipe: Path, folder: Path) -> Path:
+def script_of(recipe, folder):
     """A batch script in `folder` that is the shipped smoke job's but for its recipe."""
     script = folder / f"{recipe.stem}.sbatch"
     text = (ROOT / "slurm/gpt_pydoc.sbatch").read_text()
@@ -63,28 +57,15 @@ def script_of(recipe: Path, folder: Path) -> Path:
     return script
 
 
-Submit = Callable[..., Job]
-
-
 @pytest.fixture
-def submit(cluster: Cluster, play: Play, tmp_path: Path) -> Submit:
+def submit(cluster, play, tmp_path):
     """Submits a recipe from the login node, by default without a pre-flight, and with a stand-in for the training."""
 
-    def submit_script(
-        *words: str,
-        options: tuple[str, ...],
-        name: str = "run",
-        recipe: Path = MAPS,
-        programs: dict[str, str] | None = None,
-        has_environment: bool = True,
-        **settings: str,
-    ) -> Job:
+    def submit_script(*words, options, name="run", recipe=MAPS, programs=None, has_environment=True, **settings):
         if has_environment:
-            settings = {
-                "LARGEBATCH_ENV": str(play(**{"accelerate": stand_in.program(), **(programs or {})})),
-                **settings,
-            }
-        settings = {"LARGEBATCH_PREFLIGHT": "off", "RUN_DIR": str(tmp_path / name), **settings}
+            programs = {"accelerate": stand_in.program()} | (programs or {})
+            settings = {"LARGEBATCH_ENV": str(play(**programs))} | settings
+        settings = {"LARGEBATCH_PREFLIGHT": "off", "RUN_DIR": str(tmp_path / name)} | settings
         log = tmp_path / f"{name}.log"
         command = ("sbatch", "--parsable", f"--output={log}", *options, str(script_of(recipe, tmp_path)), *words)
         number = cluster.command(*command, environment=settings, cwd=ROOT).strip()
@@ -93,14 +74,11 @@ def submit(cluster: Cluster, play: Play, tmp_path: Path) -> Submit:
     return submit_script
 
 
-Uninterrupted = Callable[..., Path]
-
-
 @pytest.fixture
-def uninterrupted(tmp_path: Path) -> Uninterrupted:
+def uninterrupted(tmp_path):
     """Trains the run that a job is compared with: one host, no Slurm, nothing happens to it."""
 
-    def run(words: tuple[str, ...], world_size: int, recipe: Path = MAPS) -> Path:
+    def run(words, world_size, recipe=MAPS):
         run_dir = tmp_path / "uninterrupted/run"
         strategy = "single" if world_size == 1 else "ddp"
         assert run_interrupted(run_dir, words, strategy=strategy, world_size=world_size, recipe=recipe) is None

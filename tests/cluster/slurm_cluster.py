@@ -164,25 +164,13 @@ class Cluster:
         return ["nsenter", *target, "--net", "--uts", "--mount", f"--wdns={cwd}", "--", *words]
 
     def command(self, *words: str, environment: Mapping[str, str] | None = None, cwd: Path = Path("/")) -> str:
-        """Run a command on the login node and return its output.
-
-        Raises:
-            subprocess.CalledProcessError: It failed.
-        """
+        """Run a command on the login node and return its output."""
         return self._output(self.on_login_node(*words, cwd=cwd), environment or {})
 
     def on_host(self, name: str, *words: str) -> str:
-        """Run a command on a host and return its output.
-
-        Raises:
-            subprocess.CalledProcessError: It failed.
-        """
-        return self._output([*self.to_host(name), *words], {})
-
-    def to_host(self, name: str) -> list[str]:
-        """What runs the command that follows on a host."""
+        """Run a command on a host and return its output."""
         first = Path(f"/proc/{self._process.pid}/root/run/{name}.pid").read_text().strip()
-        return ["nsenter", "--target", first, "--net", "--uts", "--mount", "--pid", "--"]
+        return self._output(["nsenter", "--target", first, "--net", "--uts", "--mount", "--pid", "--", *words], {})
 
     def cut_off(self, name: str) -> None:
         """Cut a host's network; it stays alive."""
@@ -198,10 +186,7 @@ class Cluster:
 
     def _output(self, command: list[str], environment: Mapping[str, str]) -> str:
         result = subprocess.run(command, env=self.environment | dict(environment), capture_output=True, text=True)
-        if result.returncode:
-            raise subprocess.CalledProcessError(
-                result.returncode, command, result.stdout, result.stderr + result.stdout
-            )
+        assert result.returncode == 0, f"{command}: {result.stderr}{result.stdout}"
         return result.stdout
 
 

@@ -25,7 +25,7 @@ HELD_AT = 50
 """The step after which it waits for the file of `--hold`, if it is given that."""
 
 
-def program(words: str = "") -> str:
+def program(words=""):
     """The bash script that plays `accelerate`; it may add words to those of the recipe."""
     return (
         'rank="$* "; rank=${rank#*--machine_rank }; '
@@ -33,7 +33,7 @@ def program(words: str = "") -> str:
     )
 
 
-def train(run_dir: Path, last_step: float, hold: Path | None) -> int:
+def train(run_dir, last_step, hold):
     """Take steps until the last one, or a request to stop; the exit code."""
     job = job_start()
     attempt = claim(run_dir / "attempts", {})
@@ -72,7 +72,7 @@ def train(run_dir: Path, last_step: float, hold: Path | None) -> int:
     return 1 if requests else 0
 
 
-def follow(run_dir: Path) -> int:
+def follow(run_dir):
     """Wait, whatever the signals, until the first node's process has ended this start, or is in a later one."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -87,7 +87,7 @@ def follow(run_dir: Path) -> int:
         time.sleep(0.1)
 
 
-def main() -> int:
+def main():
     options = dict(word.split("=", 1) for word in sys.argv if word.startswith("--") and "=" in word)
     run_dir = Path(sys.argv[sys.argv.index("--run-dir") + 1])
     print(f"stand-in on {os.environ['LARGEBATCH_NODE']}, rank {os.environ['RANK']}", flush=True)

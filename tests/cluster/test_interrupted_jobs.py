@@ -12,6 +12,7 @@ import pytest
 import stand_in
 from largebatch.run.checkpoint.export import export
 from largebatch.storage.files import read_json_lines
+from resuming import assert_same_weights
 from stand_in import MARGIN_SECONDS
 from tiny_jobs import (
     ENDLESS,
@@ -19,7 +20,6 @@ from tiny_jobs import (
     ONE_PROCESS,
     TWO_NODES,
     assert_logged_once,
-    assert_same_weights,
     stop_for_good,
 )
 
@@ -158,7 +158,7 @@ def test_a_training_that_is_killed_ends_bit_for_bit(submit, uninterrupted, tmp_p
     step = job.ending.step
     export(job.run_dir, job.run_dir / "model", None)
     words = (*ENDLESS, f"--train.stop_after_steps={step}")
-    assert_same_weights(job.run_dir, uninterrupted(words, 2), 0)
+    assert_same_weights(job.run_dir / "model", uninterrupted(words, 2) / "model")
     assert [line["step"] for line in read_json_lines(job.run_dir / "metrics.jsonl")] == [1, *range(20, step + 1, 20)]
     assert job.starts == 3
     job.assert_no_survivors()

@@ -1,10 +1,19 @@
 """Sweeps as arrays of jobs; `bench/results/sweep_array` is of a larger one, with training."""
 
+import os
+import re
+import signal
+import sys
+from contextlib import suppress
+
 import pytest
 
 import stand_in
 from largebatch.storage.files import read_json_lines
-from sweeping_array import SweepingArray
+from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
+from paths import ROOT
+from slurm_job import Job, wait_for, wait_for_empty_queue
 
 pytestmark = pytest.mark.slow
 
@@ -16,33 +25,55 @@ def test_a_sweep_whose_host_dies_is_complete_and_trains_nothing_twice(cluster, p
 
     The command is repeated while they train.
     """
-    words = ["sweep", "gpt_pydoc", "--learning_rate.base_lr", "1e-3,2e-3", "--seeds", "2"]
+    folder = tmp_path / "sweep"
     hold = tmp_path / "hold"
     programs = {"accelerate": stand_in.program(f"--hold={hold}")}
     environment = {"LARGEBATCH_ENV": str(play(**programs)), "LARGEBATCH_PREFLIGHT": "off"}
-    words += [f"--train.stop_after_steps={STEPS}"]
-    array = SweepingArray(cluster, tmp_path / "sweep", words, environment)
-    output = array.command()
+    words = ["sweep", "gpt_pydoc", "--learning_rate.base_lr=1e-3,2e-3", "--seeds=2", f"--folder={folder}"]
+    words += [f"--train.stop_after_steps={STEPS}", "--slurm", "--nodes=1", "--cpus-per-task=1"]
+
+    def sweep():
+        return cluster.command(sys.executable, "-m", "largebatch", *words, environment=environment, cwd=ROOT)
+
+    output = sweep()
     assert "4 points in" in output
     assert output.endswith("when all points are trained, the same command shows the result\n")
-    number = array.number
+    number = re.search(r"^job (\d+)$", output, re.MULTILINE)[1]
+    points = [folder / point["name"] for point in read_object(folder / "sweep.json")["points"]]
+
+    def job(index):
+        log = folder / f"points/{index}.log"
+        return Job(cluster, Job(cluster, f"{number}_{index}", points[index], log).show("JobId"), points[index], log)
+
+    def logs():
+        return "\n".join(file.read_text() for file in folder.glob("points/*.log"))
 
     def in_training():
-        steps = [len(read_json_lines(point / "metrics.jsonl")) for point in array.points]
+        steps = [len(read_json_lines(point / "metrics.jsonl")) for point in points]
         return [index for index, step in enumerate(steps) if step == stand_in.HELD_AT]
 
-    index = array.wait_for(in_training)[0]
-    output = array.command()
+    index = wait_for(in_training, logs)[0]
+    output = sweep()
     assert "0 of them trained already, 4 in Slurm's queue\n" in output
-    assert array.number == number
-    killed = array.lose_host_of(index)
+    assert "\njob " not in output
+    host = job(index).show("NodeList")
+    cluster.cut_off(host)
+    running = cluster.command("squeue", "--noheader", f"--nodelist={host}", "--states=running", "--format=%K").split()
+    for each in running:
+        for pid in job(int(each)).processes():
+            # One may have ended with another.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     hold.touch()
-    array.wait_for_end()
+    wait_for_empty_queue(cluster, logs)
 
-    assert array.outcomes() == {"finished"}, array.logs()
-    assert [point.name[-7:] for point in array.points] == ["_seed=0", "_seed=1"] * 2
-    for point in array.points:
-        assert [line["step"] for line in read_json_lines(point / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    assert [point.name[-7:] for point in points] == ["_seed=0", "_seed=1"] * 2
+    attempts = []
+    for place, point in enumerate(points):
+        run = RunFolder(point)
+        assert run.ending().kind == "finished", logs()
+        assert [line["step"] for line in run.metrics()] == list(range(1, STEPS + 1))
         # A killed one may not have begun.
-        assert len(list((point / "attempts").glob("*.json"))) <= (2 if point in killed else 1)
-    assert len(list((array.points[index] / "attempts").glob("*.json"))) == 2
+        attempts.append(len(run.attempts()))
+        assert attempts[-1] <= (2 if str(place) in running else 1)
+    assert attempts[index] == 2

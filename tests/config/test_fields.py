@@ -5,7 +5,7 @@ import time
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 
 import tasks
 from largebatch.config.problems import explained
@@ -54,10 +54,8 @@ def test_a_kind_with_two_names(tmp_path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("--batch.global_batch_size=0", "batch.global_batch_size: given 0; must be greater than 0"),
         ("--seed=99999999999999999999999", "must be less than or equal to 9223372036854775807"),
         ("--learning_rate.base_lr=1e308", "must be less than or equal to 1000000000000"),
-        ("--compute.compile=yes", 'compute.compile: given "yes"; must be "auto", "on" or "off"'),
         # A key that is also the name of a kind.
         (
             '--learning_rate.decay={"name": "cosine", "cosine": 1}',
@@ -66,28 +64,18 @@ def test_a_kind_with_two_names(tmp_path):
         # Or of a JSON type.
         ("--train.object=1", "train.object: unknown key; known here: duration"),
         ("--data=null", "data: given null; must be an object"),
-        ("--optimizer=[]", "optimizer: given []; must be an object"),
-        ("--batch.global_batch_size=64.5", "must be a valid integer"),
         ("--batch.global_batch_size=33", "33 is not a multiple of batch.micro_batch_size 8; nearest: 32, 40"),
         ("--batch.global_batch_size=6400", "more than the 3200 training samples"),
         ("--learning_rate.base_lr=NaN", "learning_rate.base_lr"),
-        ("--learning_rate.base_lr=fast", 'given "fast"; must be a valid number'),
         (
             "--optimizer.name=adam",
             '"adam" is unknown, did you mean adamw?; write one of "adamw", "lamb", "lars", "sgd"',
         ),
-        ("--optimizer.betas=[0.9,1.0]", "optimizer.betas[1]: given 1.0; must be less than 1"),
         ("--model.num_heads=3", "hidden_size 128 is not a multiple of num_heads 3"),
         ("--train.duration={}", "give exactly one of epochs, steps, samples, tokens"),
         ("--logging.trackers=tensorboard", 'logging.trackers: given "tensorboard"; must be a valid array'),
         ("--data.source=hub", 'data.source: "hub" is unknown; write one of "datasets", "megatron", "pydoc"'),
-        (
-            "--data={}",
-            'data.source: missing; write one of "datasets", "megatron", "pydoc"',
-        ),
-        ("--data.num_train_sample=3", "did you mean num_train_samples?"),
         ("--train.stop_after_steps=x", 'train.stop_after_steps: given "x"; must be a valid integer, or null'),
-        ("--optimizer.clip_norm=0", "optimizer.clip_norm: given 0; must be greater than 0, or null"),
         ("--evaluation.sets.x.evry=1", "evaluation.sets.x.evry: unknown key, did you mean every?; known here"),
         ("--logging.every=0", "logging.every.steps: given 0; must be greater than 0"),
         ("--logging.every=true", "logging.every: given true; must be an object"),
@@ -100,27 +88,6 @@ def test_a_kind_with_two_names(tmp_path):
 )
 def test_one_problem(override, words):
     assert words in "\n".join(problems_of(override))
-
-
-def test_a_kind_that_is_a_union_of_kinds():
-    class A(BaseModel):
-        kind: Literal["a"]
-        sort: Literal["x"]
-        number: int
-
-    class B(A):
-        sort: Literal["y"]
-
-    class C(BaseModel):
-        kind: Literal["c"]
-
-    class Config(BaseModel):
-        field: Annotated[Annotated[A | B, Field(discriminator="sort")] | C, Field(discriminator="kind")]
-
-    with pytest.raises(ValidationError) as caught:
-        Config.model_validate({"field": {"kind": "a", "sort": "y", "number": "1.5"}})
-    (problem,) = explained(caught.value, Config.model_json_schema())
-    assert problem[0] == "field.number"
 
 
 class Square(Section):
@@ -137,6 +104,14 @@ class Frame(Section):
     kind: Literal["frame"]
     # A word that is also the name of another kind.
     around: Literal["square"] = "square"
+
+
+class Tilted(Square):
+    angle: Literal["tilted"]
+
+
+class Straight(Square):
+    angle: Literal["straight"]
 
 
 Shape = Annotated[Square | Circle | Frame, Field(discriminator="kind")]
@@ -177,6 +152,13 @@ def test_an_unknown_kind_where_the_schema_does_not_show_the_kinds(kind, given):
 def test_a_missing_kind_where_the_schema_does_not_show_the_kinds():
     words = 'field.x: given {}; unable to extract tag using discriminator "kind"'
     assert problem_with(dict[str, Shape], {"x": {}}) == words
+
+
+def test_a_kind_that_is_a_union_of_kinds():
+    squares = Annotated[Tilted | Straight, Field(discriminator="angle")]
+    kind = Annotated[squares | Circle, Field(discriminator="kind")]
+    given = {"kind": "square", "angle": "straight", "side": "x"}
+    assert problem_with(kind, given) == 'field.side: given "x"; must be a valid integer'
 
 
 @pytest.mark.parametrize("kind", [Shape, ByFunction, ByFunction | None])

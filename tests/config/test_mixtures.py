@@ -7,14 +7,18 @@ import pytest
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
 from largebatch.plan import explain, resolve
-from paths import PYDOC, ROOT
+from paths import BERT, PYDOC, ROOT
+
+PAIRS = ROOT / "recipes/sft/sft_qwen_gsm8k.json"
 
 FIRST = {"name": "web", "weight": 0.75, "path": "user/web", "num_train_samples": 600, "num_eval_samples": 20}
 SECOND = {"name": "code", "weight": 0.25, "path": "user/code", "num_train_samples": 100, "num_eval_samples": 10}
 TOTALS = {"num_train_samples": 700, "num_eval_samples": 30}
 
 
-def load(sources=(FIRST, SECOND), words=(), recipe=PYDOC, **changes):
+def load(sources=(FIRST, SECOND), words=(), recipe=PYDOC, second=None, **changes):
+    if second:
+        sources = [FIRST, SECOND | second]
     data = {"source": "datasets", "tokenizer": "bytes", "block_size": 32, "sources": sources, **TOTALS}
     batch = '--batch={"global_batch_size": 32, "micro_batch_size": 8}'
     more = ('--train.duration={"steps": 30}', "--learning_rate.warmup=null", "--evaluation.every=null")
@@ -44,11 +48,9 @@ def test_a_wrong_sum_hides_no_other_problem():
     words = ['--train.duration={"epochs": 2}', "--batch.micro_batch_size=5"]
     with pytest.raises(ConfigError) as caught:
         load(words=words, num_train_samples=1_000_000, num_eval_samples=5)
-    sums = "add up to"
-    micro_batches = "is not a multiple of"
-    duration = "is given in epochs"
-    told = [text for problem in caught.value.problems for text in (sums, micro_batches, duration) if text in problem]
-    assert sorted(told) == sorted([sums, sums, micro_batches, duration])
+    told = str(caught.value)
+    for text, times in (("add up to", 2), ("is not a multiple of", 1), ("is given in epochs", 1)):
+        assert told.count(text) == times
 
 
 def test_a_source_has_the_section_and_its_own_fields():
@@ -59,99 +61,71 @@ def test_a_source_has_the_section_and_its_own_fields():
     assert web.sources is None
 
 
-@pytest.mark.parametrize("task", ["masked_lm/bert_pydoc", "sft/sft_qwen_gsm8k"])
-def test_other_tasks_have_them(task):
-    recipe = ROOT / f"recipes/{task}.json"
-    if task.startswith("sft"):
-        shared = {"prompt": "{q}", "answer": "{a}"}
-        data = {"source": "datasets", "tokenizer": "bytes", "block_size": 32, "sources": [FIRST, SECOND], **TOTALS}
-        steps = ('--train.duration={"steps": 90}', "--learning_rate.warmup=null")
-        every = ("--evaluation.every=null", "--checkpoint.every=null")
-        config = load_config(recipe, ["--data", json.dumps(data | shared), *steps, *every])
-    else:
-        config = load(recipe=recipe)
+@pytest.mark.parametrize(("recipe", "shared"), [(BERT, {}), (PAIRS, {"prompt": "{q}", "answer": "{a}"})])
+def test_other_tasks_have_them(recipe, shared):
+    config = load(recipe=recipe, words=["--checkpoint.every=null"], **shared)
     assert [each.path for each in config.data.sections()] == ["user/web", "user/code"]
 
 
 @pytest.mark.parametrize(
-    ("words", "changes", "message"),
+    ("changes", "message"),
     [
-        (['--train.duration={"epochs": 2}'], {}, "train.duration: is given in epochs, but a mixture has none"),
-        (['--evaluation.every={"epochs": 1}'], {}, "evaluation.every: is given in epochs, but a mixture has none"),
-        ([], {"num_train_samples": 5}, "num_train_samples: 5, but the sources add up to 700; write 700"),
-        ([], {"sources": [FIRST]}, "data.sources: given"),
-        ([], {"sources": [FIRST, SECOND | {"name": "web"}]}, "duplicate name in web, web"),
+        ({"words": ['--evaluation.every={"epochs": 1}']}, "evaluation.every: is given in epochs, but a"),
+        ({"num_train_samples": 5}, "num_train_samples: 5, but the sources add up to 700; write 700"),
+        ({"sources": [FIRST]}, "data.sources: given"),
+        ({"second": {"name": "web"}}, "duplicate name in web, web"),
         (
-            [],
-            {"sources": [FIRST, SECOND | {"pathh": 1}]},
+            {"second": {"pathh": 1}},
             # What all sources share is not among them.
             "sources[1].pathh (code): unknown key, did you mean path?; known here: name, weight, max_epochs, "
             "num_train_samples, num_eval_samples, num_workers, source, path, data_files, train_split, eval_split, "
             "prepare, text_column, config_name",
         ),
+        ({"second": {"config_name": 5}}, "sources[1].config_name (code): given 5; must be a valid string, or null"),
+        ({"second": {"source": {}}}, "sources[1].source (code): {} is unknown here; write one of datasets, megatron"),
         (
-            [],
-            {"sources": [FIRST, SECOND | {"config_name": 5}]},
-            "sources[1].config_name (code): given 5; must be a valid string, or null",
-        ),
-        (
-            [],
-            {"sources": [FIRST, SECOND | {"source": {}}]},
-            "sources[1].source (code): {} is unknown here; write one of datasets, megatron",
-        ),
-        (
-            [],
-            {"sources": [FIRST, SECOND | {"data_files": {"trian": "x"}}]},
+            {"second": {"data_files": {"trian": "x"}}},
             "sources[1].data_files.trian (code): unknown key, did you mean train?; known here: train, eval",
         ),
         (
-            [],
-            {"sources": [FIRST, SECOND | {"tokenizer": "x"}]},
+            {"second": {"tokenizer": "x"}},
             "sources[1].tokenizer (code): must be the same for all sources; write it outside of them",
         ),
+        ({"second": {"weight": -1}}, "data.sources[1].weight: given -1; must be greater than or equal to 0"),
         (
-            [],
-            {"sources": [FIRST, SECOND | {"weight": -1}]},
-            "data.sources[1].weight: given -1; must be greater than or equal to 0",
-        ),
-        (
-            [],
             {"sources": [{"name": "web", "weight": 1}, SECOND]},
             "sources[0].num_train_samples (web): missing; number of training samples",
         ),
-        ([], {"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
-        ([], {"sources": [FIRST, SECOND | {"path": ""}]}, "sources[1] (code): path is missing; write a hub id"),
-        ([], {"sources": None}, "path is missing; write a hub id"),
+        # Which is not rounded to none.
+        ({"sources": [FIRST | {"weight": 1e-10}, SECOND]}, 'weight 1e-10 gives "web" less than one sample'),
+        ({"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
+        ({"second": {"path": ""}}, "sources[1] (code): path is missing; write a hub id"),
+        ({"sources": None}, "path is missing; write a hub id"),
         (
-            [],
             {"sources": None, "path": "x", "weight_phases": [{"from": {"steps": 5}, "weights": {}}]},
             "weight_phases needs sources",
         ),
         (
-            [],
             {"weight_phases": [{"from": {"steps": 0}, "weights": {"web": 1, "code": 1}}]},
             "data.weight_phases: phases must begin in increasing order",
         ),
         (
-            [],
             {"sources": [FIRST | {"weight": 99}, SECOND | {"weight": 1}]},
             'weight 1 gives "code" less than one sample per batch of 32; write at least 3.19355, a larger',
         ),
         (
-            [],
             {"weight_phases": [{"from": {"steps": 5}, "weights": {"code": 1, "web": 99}}]},
             'weight 1 gives "code" less than one sample per batch of 32; write at least 3.19355, a larger',
         ),
         (
-            [],
-            {"sources": [FIRST, SECOND | {"max_epochs": 2}]},
+            {"second": {"max_epochs": 2}},
             'data.sources: "code" would be seen 2.4 times, more than max_epochs 2',
         ),
     ],
 )
-def test_what_is_refused(words, changes, message):
+def test_what_is_refused(changes, message):
     with pytest.raises(ConfigError) as caught:
-        load(**({"words": words} | changes))
+        load(**changes)
     assert message in str(caught.value)
 
 
@@ -163,16 +137,6 @@ def test_a_phase_after_the_end_is_refused(start):
     load(weight_phases=[phase | {"from": {"steps": 29}}])
 
 
-@pytest.mark.parametrize("weights", [(1e-10, 1.0), (1e-10, 0.0)])
-def test_tiny_weights_are_not_rounded(weights):
-    sources = [source | {"weight": weight} for source, weight in zip((FIRST, SECOND), weights, strict=True)]
-    if weights[1]:
-        with pytest.raises(ConfigError, match=r"weight 1e-10 gives .web. less than one sample per batch of 32"):
-            load(sources)
-    else:
-        assert resolve(load(sources), 1).mixture.phases[0].weights == (1, 0)
-
-
 def test_a_phase_has_a_weight_for_each_source():
     phase = {"from": {"steps": 9}, "weights": {"web": 1, "codes": 1}}
     with pytest.raises(ConfigError, match=r"weights: has web, codes; write a weight for each of web, code"):
@@ -180,18 +144,13 @@ def test_a_phase_has_a_weight_for_each_source():
 
 
 def test_pairs_may_have_templates_by_source_alone():
-    words = ['--train.duration={"steps": 90}', "--learning_rate.warmup=null", "--evaluation.every=null"]
-    data = {"source": "datasets", "tokenizer": "bytes", "block_size": 32, **TOTALS}
-    sources = [FIRST | {"prompt": "{q}", "answer": "{a}"}, SECOND | {"prompt": "{task}", "answer": "{code}"}]
-
-    def load_pairs(sources):
-        recipe = ROOT / "recipes/sft/sft_qwen_gsm8k.json"
-        content = json.dumps(data | {"sources": sources})
-        return load_config(recipe, ["--data", content, *words, "--checkpoint.every=null"])
-
-    assert [each.prompt for each in load_pairs(sources).data.sections()] == ["{q}", "{task}"]
+    words = ["--checkpoint.every=null"]
+    first = FIRST | {"prompt": "{q}", "answer": "{a}"}
+    second = SECOND | {"prompt": "{task}"}
+    config = load([first, second | {"answer": "{code}"}], words, PAIRS)
+    assert [each.prompt for each in config.data.sections()] == ["{q}", "{task}"]
     with pytest.raises(ConfigError, match=r"sources\[1\] \(code\): answer is missing"):
-        load_pairs([sources[0], {name: value for name, value in sources[1].items() if name != "answer"}])
+        load([first, second], words, PAIRS)
 
 
 def test_the_smallest_valid_weight_is_accepted():

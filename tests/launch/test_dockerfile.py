@@ -1,7 +1,7 @@
 """The image has the libraries that NCCL opens by name: no wheel brings them, and without them NCCL uses sockets."""
 
 import re
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 
 from paths import ROOT
 
@@ -13,11 +13,11 @@ OPTIONAL = {"libgdrapi", "libnccl-net", "libnccl-gin"}  # GDRCopy, and plugins t
 LINKED = {"libc", "libdl", "libgcc_s", "libm", "libnccl", "libpthread", "librt", "libstdc++"}
 
 
-def installed_nccl() -> Distribution | None:
+def installed_nccl():
     return next((each for each in distributions() if (each.name or "").startswith("nvidia-nccl")), None)
 
 
-def libraries_named_in(content: bytes) -> set[str]:
+def libraries_named_in(content):
     """Names of libraries, without versions, that are whole strings or the end of one in a binary file."""
     return {name.decode() for name in re.findall(rb"(lib[a-z][\w+-]*)\.so(?:\.\d+)*\0", content)}
 

@@ -1,20 +1,21 @@
 """The published figure of a recipe: which runs are inside, what removes it, and where it is shown."""
 
 import json
-import re
 
 import numpy as np
 import pytest
 from scipy.special import stdtrit
 
+from largebatch.__main__ import main
 from largebatch.batch import Length
 from largebatch.config import as_json, load_config
 from largebatch.config.differences import differences
 from largebatch.errors import ConfigError
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.expected import compare, range_of
-from largebatch.tools.reported_runs import read_runs
+from largebatch.storage.files import read_json_lines
 from paths import DIGITS, ROOT
+from reading_reports import Page
 from run_folders import write_run
 
 FIGURE = {"metric": "accuracy", "value": 0.95, "spread": 0.01, "seeds": 5, "after": {"epochs": 20}, "source": "a paper"}
@@ -42,18 +43,6 @@ def evaluations(plan, accuracies):
     return [{"step": steps * number, "accuracy": each} for number, each in enumerate(accuracies, 1)]
 
 
-def test_the_range_holds_one_more_run_in_95_of_100(plan_with):
-    random = np.random.default_rng(0)
-    expected = plan_with(FIGURE).expected
-    inside = 0
-    for _ in range(4000):
-        *others, another = random.normal(0.95, 0.01, 6)
-        spread = float(np.std(others, ddof=1))
-        low, high = range_of(expected.model_copy(update={"value": float(np.mean(others)), "spread": spread}))
-        inside += low <= another <= high
-    assert inside / 4000 == pytest.approx(0.95, abs=0.012)
-
-
 def test_the_quantiles_are_those_of_scipy(plan_with):
     expected = plan_with(FIGURE).expected
     for seeds in (*range(2, 40), 100, 10**6):
@@ -65,7 +54,6 @@ def test_the_quantiles_are_those_of_scipy(plan_with):
 def test_a_value_after_some_epochs(plan_with):
     plan = plan_with(FIGURE)
     low, high = range_of(plan.expected)
-    assert high - 0.95 == pytest.approx(2.776 * 0.01 * np.sqrt(1.2), rel=0.003)
     for last, verdict in ((0.95, "inside"), (low - 1e-4, "outside"), (high + 1e-4, "outside")):
         figure = compare(plan, evaluations(plan, [0.95] * 19 + [last]))
         assert (figure.found, figure.verdict) == (last, verdict)
@@ -140,10 +128,7 @@ def test_another_place_of_the_same_data_keeps_it():
     ("changed", "problem"),
     [
         ({"seeds": 0}, "expected.seeds"),
-        ({"spread": -1.0}, "expected.spread"),
         ({"after": {"tokens": 5}}, "expected.after"),
-        ({"reached": "above"}, "expected.reached"),
-        ({"metrics": 3}, "expected.metrics: unknown key"),
     ],
 )
 def test_wrong_figures(tmp_path, changed, problem):
@@ -158,16 +143,12 @@ def test_a_figure_may_be_added_to_an_unfinished_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", [FIGURE, TARGET])
 def test_the_report_draws_the_range_and_says_where_the_run_is(tmp_path, figure):
-    from largebatch.tools.report.curves import curves_html
-    from largebatch.tools.report.page import page
-
-    plan = write_run(tmp_path / "run", (f"--expected={json.dumps(figure)}",), steps=range(50, 441, 10))
-    (run,) = read_runs([tmp_path / "run"])
-    assert run.plan.expected == plan.expected
-    assert str(compare(plan, run.evaluations)) in page([run], "step", "")
-    pattern = r'"name":"expected of run"[^{}]*"x":\[([^]]*)\],"y":\[([^]]*)\]'
-    ((x, y),) = re.findall(pattern, curves_html([run], "step"))
-    corners = [[float(each) for each in axis.split(",")] for axis in (x, y)]
+    run = tmp_path / "run"
+    plan = write_run(run, (f"--expected={json.dumps(figure)}",), steps=range(50, 441, 10))
+    assert main(["report", str(run)]) == 0
+    page = Page(run / "report.html")
+    assert str(compare(plan, read_json_lines(run / "evaluations.jsonl"))) in page.text
+    (corners,) = ([trace["x"], trace["y"]] for trace in page.data if trace["name"] == "expected of run")
     low, high = range_of(plan.expected)
     if plan.expected.reached:
         low, high = (plan.timeline.steps_in(Length("epochs", end)) for end in (low, high))

@@ -18,12 +18,12 @@ CHATS = ROOT / "recipes/sft/sft_qwen_7b.json"
 EPOCH = 4_687  # steps of GPT-2's recipe
 
 
-def notes(recipe, *words, critical_batch=None) -> list[str]:
+def notes(recipe, *words, critical_batch=None):
     config = load_config(recipe, words)
     return list(notes_on(config, resolve(config, 8), critical_batch))
 
 
-def steps(number: int, *others: str) -> tuple[str, ...]:
+def steps(number, *others):
     return (f'--train.duration={{"steps": {number}}}', *others)
 
 

@@ -48,10 +48,9 @@ def test_a_checkpoint_that_does_not_fit(asynchronous, left, disk):
     assert_holds(second, 12, WIDTH)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_marker_that_does_not_fit(asynchronous, disk, monkeypatch):
+def test_the_marker_that_does_not_fit(disk, monkeypatch):
     """The disk becomes full between the checkpoint's name and its marker."""
-    run = FakeRun(disk / "run", keep_last=1, asynchronous=asynchronous, backend=FakeBackend(width=WIDTH))
+    run = FakeRun(disk / "run", keep_last=1, backend=FakeBackend(width=WIDTH))
     run.save(4)
     rename = os.rename
 

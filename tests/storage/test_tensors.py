@@ -71,29 +71,16 @@ def test_one_tensor_is_asked_for_after_the_other(tmp_path):
     assert sizes[1] - sizes[0] == 4000
 
 
-@pytest.mark.parametrize(
-    "tensor", [torch.ones(3), torch.ones(2, 2), torch.ones(4, dtype=torch.float64)], ids=["short", "shape", "dtype"]
-)
-def test_tensors_that_are_not_as_announced_are_not_written(tensor, tmp_path):
-    with pytest.raises(AssertionError):
-        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, [tensor], {})
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_fewer_or_more_tensors_than_announced_are_an_error(count, tmp_path):
-    with pytest.raises(ValueError, match="argument"):
-        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, [torch.ones(4)] * count, {})
+@pytest.mark.parametrize("tensors", [[torch.ones(2, 2)], [torch.ones(4).double()], [], [torch.ones(4)] * 2])
+def test_tensors_that_are_not_as_announced_are_an_error(tensors, tmp_path):
+    with pytest.raises((AssertionError, ValueError)):
+        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, tensors, {})
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 6), (2, 5), (5, 6), (3, 3), (6, 6)])
-def test_ranges_are_read(start, stop, tmp_path):
-    saved(tmp_path, {"odd": torch.tensor([True]), "x": torch.arange(10, 16)})
+def test_ranges_are_read_in_row_major_order(start, stop, tmp_path):
+    saved(tmp_path, {"odd": torch.tensor([True]), "x": torch.arange(10, 16).view(2, 3)})
     assert TensorFiles(tmp_path).read_range(FILE, "x", start, stop).tolist() == list(range(10, 16))[start:stop]
-
-
-def test_ranges_of_a_matrix_are_in_row_major_order(tmp_path):
-    saved(tmp_path, {"x": torch.arange(10, 16).view(2, 3)})
-    assert TensorFiles(tmp_path).read_range(FILE, "x", 1, 5).tolist() == [11, 12, 13, 14]
 
 
 @pytest.mark.parametrize(("name", "start", "stop"), [("x", 4, 7), ("x", 6, 8), ("none", 0, 1), ("matrix", 3, 5)])
@@ -124,9 +111,8 @@ def torch_saved(path):
 def test_what_is_no_file_of_safetensors_is_refused_and_not_executed(content, tmp_path):
     bomb = tmp_path / "exploded"
     (tmp_path / FILE).write_bytes(content(bomb))
-    for read in (lambda files: files.read(FILE, "x"), lambda files: files.read_range(FILE, "x", 0, 1)):
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            read(TensorFiles(tmp_path))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        TensorFiles(tmp_path).read(FILE, "x")
     assert not bomb.exists()
 
 

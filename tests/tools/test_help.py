@@ -29,23 +29,13 @@ def test_help_has_exit_codes_and_examples_that_the_parser_takes_or_the_caller(na
         assert name in ("submit", "sweep", "critical-batch") or not overrides, example
 
 
-def test_help_without_what_commands_need():
-    program = (
-        "import sys; from largebatch.__main__ import build_parser; "
-        "print(build_parser('').format_help()); "
-        "sys.exit({'torch', 'pydantic', 'numpy', 'yaml', 'transformers'} & sys.modules.keys() or 0)"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-
-
 def test_a_reader_that_has_seen_enough():
     """Such as `head`: no traceback, and what a shell says of a command that SIGPIPE ended."""
     command = [sys.executable, "-m", "largebatch", "effective-batch", "--from=ddp", "--batch-size=8"]
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     finally:
         os.close(writer)
     assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")

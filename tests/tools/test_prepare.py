@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,10 @@ import pytest
 from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data import preparation, prepared
-from paths import PYDOC, ROOT
+from paths import ROOT
+from played import run_bash
+
+pytestmark = pytest.mark.usefixtures("recipe")
 
 
 @pytest.fixture
@@ -55,7 +57,6 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
     assert "17 samples found; the recipe expects 17" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("recipe")
 def test_tokens_are_carried_to_another_machine(project, monkeypatch, capsys):
     """With the documents' files, whose times must stay the same."""
     assert main(["prepare", "mine", "--workers=1", "--write"]) == 0
@@ -94,27 +95,32 @@ def full_disk(path, _):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_dry_run_says_what_is_missing_and_prepares_nothing(recipe, capsys):
-    folder = recipe.parents[2]
+def test_a_dry_run_says_what_is_missing_and_prepares_nothing(capsys):
     assert main(["prepare", "mine", "--dry-run"]) == 0
     assert "0.0 MiB of data must still be prepared: a job does that when it starts; " in capsys.readouterr().out
     assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 1
     refused = "a job would refuse that; run `largebatch prepare recipes/causal_lm/mine.json` first; "
     assert refused in capsys.readouterr().out
-    assert not (folder / "cache/largebatch").exists()
+    assert not Path("cache/largebatch").exists()
     assert main(["prepare", "mine", "--data.block_size=4", "--workers=1"]) == 1
     capsys.readouterr()
     assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 1
     assert "17 samples found; the recipe expects 3,200" in capsys.readouterr().out
 
 
-def test_each_source_of_a_mixture(recipe, capsys):
+def mix(recipe, **files):
+    """Give the recipe two sources with the files that it has, or with others."""
     content = json.loads(recipe.read_text())
     sizes = {"num_train_samples": 10, "num_eval_samples": 3}
-    sources = [{"name": name, "weight": 1, **sizes} for name in ("one", "two")]
+    shared = {"weight": 1, "data_files": content["data"]["data_files"], **sizes}
+    sources = [shared | {"name": name} | files.get(name, {}) for name in ("one", "two")]
     content["data"] |= {"num_train_samples": 20, "num_eval_samples": 6, "sources": sources}
     content["evaluation"]["every"] = None
     recipe.write_text(json.dumps(content))
+
+
+def test_each_source_of_a_mixture(recipe, capsys):
+    mix(recipe)
     assert main(["prepare", "mine", "--workers=1"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"one: data\.num_train_samples +17 samples found; the recipe expects 10\n", printed)
@@ -127,13 +133,7 @@ def test_each_source_of_a_mixture(recipe, capsys):
 
 
 def test_a_source_that_fails_is_named_and_the_others_are_prepared(recipe, capsys):
-    content = json.loads(recipe.read_text())
-    sizes = {"weight": 1, "num_train_samples": 10, "num_eval_samples": 3}
-    lost = {"data_files": {"train": "lost.jsonl", "eval": "text.jsonl"}}
-    content["data"] |= {"num_train_samples": 20, "num_eval_samples": 6}
-    content["data"]["sources"] = [{"name": "one", **sizes, **lost}, {"name": "two", **sizes}]
-    content["evaluation"]["every"] = None
-    recipe.write_text(json.dumps(content))
+    mix(recipe, one={"data_files": {"train": "lost.jsonl", "eval": "text.jsonl"}})
     before = recipe.read_text()
     assert main(["prepare", "mine", "--workers=1", "--write"]) == 2
     printed = capsys.readouterr()
@@ -143,39 +143,23 @@ def test_a_source_that_fails_is_named_and_the_others_are_prepared(recipe, capsys
 
 
 def test_small_sources_are_not_small_together(recipe, capsys, monkeypatch):
-    other = recipe.parents[2] / "other.jsonl"
-    other.write_text((recipe.parents[2] / "text.jsonl").read_text())
+    shutil.copy("text.jsonl", "other.jsonl")
     # Each source has the file twice.
-    size = other.stat().st_size
-    monkeypatch.setattr(preparation, "MAX_BYTES_IN_A_JOB", 3 * size)
-    content = json.loads(recipe.read_text())
-    sizes = {"weight": 1, "num_train_samples": 10, "num_eval_samples": 3}
-    files = {"data_files": {"train": "other.jsonl", "eval": "other.jsonl"}}
-    content["data"] |= {"num_train_samples": 20, "num_eval_samples": 6}
-    content["data"]["sources"] = [{"name": "one", **sizes}, {"name": "two", **sizes, **files}]
-    content["evaluation"]["every"] = None
-    recipe.write_text(json.dumps(content))
+    monkeypatch.setattr(preparation, "MAX_BYTES_IN_A_JOB", 3 * Path("text.jsonl").stat().st_size)
+    mix(recipe, two={"data_files": {"train": "other.jsonl", "eval": "other.jsonl"}})
     assert main(["prepare", "mine", "--dry-run"]) == 1
     one, two = capsys.readouterr().out.splitlines()
     assert one.startswith("one: about 0.0 MiB of data must still be prepared: a job does that when it starts")
     assert two.startswith("two: about 0.0 MiB of data must still be prepared: a job would refuse that; run")
 
 
-def test_samples_that_follow_from_the_recipe_are_not_written(capsys):
-    assert main(["prepare", str(PYDOC), "--write"]) == 2
-    assert "--write: the numbers of this data follow from the recipe" in capsys.readouterr().err
+def test_an_array_with_gaps_is_refused():
+    array = {"ID": "0", "MIN": "0", "MAX": "6", "COUNT": "4"}
+    environment = os.environ | {f"SLURM_ARRAY_TASK_{name}": value for name, value in array.items()}
+    code, log = run_bash("slurm/prepare.sbatch", "gpt_pydoc", cwd=ROOT, environment=environment)
+    assert (code, "the array's indices must be contiguous" in log) == (2, True)
 
 
-@pytest.mark.parametrize(("last", "count"), [(2, 2), (6, 4)])
-def test_an_array_with_gaps_is_refused(last, count):
-    of_slurm = {"SLURM_ARRAY_TASK_ID": 0, "SLURM_ARRAY_TASK_MIN": 0, "SLURM_ARRAY_TASK_MAX": last}
-    environment = {name: str(value) for name, value in (of_slurm | {"SLURM_ARRAY_TASK_COUNT": count}).items()}
-    command = ["bash", "slurm/prepare.sbatch", "gpt_pydoc"]
-    found = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
-    assert (found.returncode, "the array's indices must be contiguous" in found.stdout) == (2, True)
-
-
-@pytest.mark.usefixtures("recipe")
 def test_parts_count_from_zero_or_one(capsys, monkeypatch):
     monkeypatch.setattr("largebatch.data.prepared.MIN_SHARD_BYTES", 30)
     for part in ("1/3", "2/3"):
@@ -185,20 +169,19 @@ def test_parts_count_from_zero_or_one(capsys, monkeypatch):
     assert "17 samples found" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("recipe")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--write", "--data.block_size=4"], "or are overridden; remove --write"),
-        (["--data.path=parquet"], "could not be loaded"),
+        (["gpt_pydoc", "--write"], "--write: the numbers of this data follow from the recipe"),
+        (["mine", "--write", "--data.block_size=4"], "or are overridden; remove --write"),
+        (["mine", "--workers=1", "--data.path=parquet"], "could not be loaded"),
     ],
 )
 def test_what_is_refused(capsys, words, message):
-    assert main(["prepare", "mine", "--workers=1", *words]) == 2
+    assert main(["prepare", *words]) == 2
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("recipe")
 @pytest.mark.parametrize("part", ["4/3", "1", "1/0", "-1/3", "a/b"])
 def test_parts_that_do_not_exist(capsys, part):
     with pytest.raises(SystemExit):
@@ -206,7 +189,6 @@ def test_parts_that_do_not_exist(capsys, part):
     assert "is not a part; write 1/4" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("project")
 def test_data_that_needs_no_preparation(capsys):
     assert main(["prepare", "resnet_digits", "--workers=1"]) == 0
     assert "1,437 samples found; the recipe expects 1,437" in capsys.readouterr().out

@@ -27,20 +27,12 @@ def test_a_name_is_the_file_of_the_recipe(command, monkeypatch):
     assert by_name == by_path
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_name_that_is_no_recipe(command, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(SystemExit, match="2"):
-        main(shlex.split(command.replace("RECIPE", "gpt_pydocs")))
-    known = ", ".join(sorted(path.stem for path in RECIPES))
-    assert capsys.readouterr().err.endswith(
-        "gpt_pydocs: no such recipe, did you mean gpt_pydoc?; give a recipe's JSON file or its name, before any "
-        f"overrides; known: {known}\n"
-    )
-
-
-def test_outside_a_project_there_are_no_names(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        main(["plan", "gpt_pydoc", "--world-size=1"])
-    assert f"known: none in {tmp_path}\n" in capsys.readouterr().err
+def test_a_name_that_is_no_recipe(tmp_path, monkeypatch, capsys):
+    """Outside a project there are none."""
+    names = ", ".join(sorted(path.stem for path in RECIPES))
+    for folder, words, known in ((ROOT, ", did you mean gpt_pydoc?", names), (tmp_path, "", f"none in {tmp_path}")):
+        monkeypatch.chdir(folder)
+        with pytest.raises(SystemExit, match="2"):
+            main(["plan", "gpt_pydocs", "--world-size=1"])
+        words = f"{words}; give a recipe's JSON file or its name, before any overrides; known: {known}\n"
+        assert capsys.readouterr().err.endswith(f"gpt_pydocs: no such recipe{words}")

@@ -1,7 +1,8 @@
-"""The fit of the critical batch: against a search of both parameters, published and simulated points, and bad files."""
+"""The fit of the critical batch: against that of `scipy`, published and simulated points, and bad files."""
 
 import numpy as np
 import pytest
+from scipy.optimize import curve_fit
 
 from largebatch.errors import UserError
 from largebatch.tools.advise.fit import fit, read_points
@@ -62,39 +63,17 @@ def chi_square(points, critical, least):
     return np.sum(np.log(samples / (least * (1 + batch / critical))) ** 2 / (relative**2 + 0.04**2))
 
 
-def searched(points, critical, least):
-    """The best of both parameters on ever finer grids, from a start far away."""
-    centers = np.log([critical, least])
-    width = 2.0
-    for _ in range(30):
-        grid = [
-            (a, b)
-            for a in centers[0] + width * np.linspace(-1, 1, 15)
-            for b in centers[1] + width * np.linspace(-1, 1, 15)
-        ]
-        centers = np.array(min(grid, key=lambda each: chi_square(points, *np.exp(each))))
-        width *= 0.6
-    return np.exp(centers)
+def fitted_by_scipy(points):
+    """The critical batch and the least samples, and their standard errors."""
+    batch, samples, spread, seeds = points
 
+    def form(batch, critical, least):
+        return np.log(np.exp(least) * (1 + batch / np.exp(critical)))
 
-def curvature_errors(points, critical, least):
-    """Standard errors from the second differences of chi-square, which the inverse of half of them gives."""
-    step = 1e-3
-    best = np.log([critical, least])
-    moved = [[step, 0], [0, step]]
-
-    def at(*moves):
-        return chi_square(points, *np.exp(best + np.sum(moves, axis=0)))
-
-    second = [
-        [
-            (at(a, b) - at(a, np.negative(b)) - at(np.negative(a), b) + at(np.negative(a), np.negative(b)))
-            / (2 * step) ** 2
-            for b in moved
-        ]
-        for a in moved
-    ]
-    return np.exp(best) * np.sqrt(np.diag(np.linalg.inv(np.array(second) / 2)))
+    start = np.log([batch.mean(), samples.min()])
+    errors = np.hypot(spread / np.sqrt(seeds) / samples, 0.04)
+    best, covariance = curve_fit(form, batch, np.log(samples), start, errors, absolute_sigma=True)
+    return np.exp(best), np.exp(best) * np.sqrt(np.diag(covariance))
 
 
 @pytest.mark.parametrize(
@@ -106,11 +85,10 @@ def test_published_points(read, text, critical, residual):
     assert found.critical_batch == pytest.approx(critical, rel=0.01)
     assert abs(found.largest_residual) < residual
     assert found.p > 0.1
-    assert [found.critical_batch, found.least_samples] == pytest.approx(searched(points, 3000.0, 1e6), rel=1e-3)
     assert found.chi_square == pytest.approx(chi_square(points, found.critical_batch, found.least_samples))
-    # They differ by the curvature of the form itself, times the residuals.
-    errors = curvature_errors(points, found.critical_batch, found.least_samples)
-    assert [found.critical_batch_error, found.least_samples_error] == pytest.approx(errors, rel=0.1)
+    best, errors = fitted_by_scipy(points)
+    assert [found.critical_batch, found.least_samples] == pytest.approx(best, rel=1e-3)
+    assert [found.critical_batch_error, found.least_samples_error] == pytest.approx(errors, rel=1e-3)
 
 
 def test_points_that_contradict_the_form(read):

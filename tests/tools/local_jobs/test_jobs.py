@@ -13,11 +13,11 @@ from jobs import JobFailed, run_job
 from paths import ROOT
 
 
-def rank_and_folder() -> tuple[str, str]:
+def rank_and_folder():
     return os.environ["RANK"], str(Path.cwd())
 
 
-def fail_on_rank_1() -> str:
+def fail_on_rank_1():
     if os.environ["RANK"] == "1":
         print("about to fail")
         raise ValueError("no")
@@ -25,16 +25,16 @@ def fail_on_rank_1() -> str:
     return "too late"
 
 
-def answer_in_turn() -> None:
+def answer_in_turn():
     """Each process answers within 3 s of the one before."""
     time.sleep(2 + 2.5 * int(os.environ["RANK"]))
 
 
-def leave(code: int) -> None:
+def leave(code):
     sys.exit(code)
 
 
-def write_pid_and_wait(folder: Path) -> None:
+def write_pid_and_wait(folder):
     (folder / str(os.getpid())).touch()
     time.sleep(3600)
 
@@ -44,7 +44,7 @@ def test_results_by_rank():
     assert run_job(rank_and_folder, world_size=3) == [(str(rank), str(ROOT)) for rank in range(3)]
 
 
-def where_it_listens() -> set[str]:
+def where_it_listens():
     """The addresses of this process's listening sockets and of the job's store, as in /proc/net/tcp."""
     dist.init_process_group("gloo")
     dist.barrier()
@@ -124,11 +124,11 @@ if __name__ == "__main__":
     assert all_gone(tmp_path, 2)
 
 
-def pids(folder: Path) -> list[int]:
+def pids(folder):
     return [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
 
 
-def all_gone(folder: Path, number: int) -> bool:
+def all_gone(folder, number):
     """Whether so many processes have been there and are no more, at the latest in five minutes."""
     found = pids(folder)
     deadline = time.monotonic() + 300
@@ -137,7 +137,7 @@ def all_gone(folder: Path, number: int) -> bool:
     return len(found) == number and not any(is_running(pid) for pid in found)
 
 
-def is_running(pid: int) -> bool:
+def is_running(pid):
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -3,8 +3,6 @@
 import re
 import shlex
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +29,7 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.delenv("RUN_DIR", raising=False)
 
 
-def tree(folder: Path) -> dict[str, bytes]:
+def tree(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -70,7 +68,7 @@ def test_a_recipe(tmp_path):
     assert f"largebatch=={__version__}" in needed
 
 
-def command_of_the_readme(name: str) -> list[str]:
+def command_of_the_readme(name):
     (command,) = re.findall(rf"^\$ largebatch ({name}.*)$", Path("README.md").read_text(), re.MULTILINE)
     return shlex.split(command)
 
@@ -120,7 +118,6 @@ def test_the_smallest_task(monkeypatch, capsys):
     assert main(["lint"]) == 0
     assert capsys.readouterr().out == "13 files checked, 0 problems\n"
     assert main(["schema", "--check", "recipes/tide_tables"]) == 0
-    monkeypatch.setenv("LARGEBATCH_ENV", "")
     monkeypatch.setenv("PATH", write_commands(Path("bin").resolve(), {"sbatch": ""}))
     assert main(command_of_the_readme("submit")) == 0
     processes = command_of_the_readme("plan")[-1]
@@ -143,15 +140,13 @@ def test_the_smallest_task_learns(tmp_path):
         ("x", "--recipe=gpt2_124", "--recipe gpt2_124: no such recipe, did you mean gpt2_124m?; write one of bert_"),
         ("x", "--recipe=../recipes/causal_lm/gpt_pydoc", "--recipe ../recipes/causal_lm/gpt_pydoc: no such recipe"),
         ("x", "--recipe=", "--recipe : no such recipe; write one of bert_"),
-        ("x", "--task=Tide tables", "--task Tide tables: this names a folder next to"),
-        ("x", "--task=../x", "--task ../x: this names a folder"),
+        ("x", "--task=../Tide tables", "--task ../Tide tables: this names a folder next to"),
         (
             "full",
             "--recipe=gpt_pydoc",
             "full cannot be created (File exists); remove what is there, or",
         ),
         ("none/x", "--recipe=gpt_pydoc", "none/x cannot be created (No such file or directory)"),
-        ("full/a/x", "--recipe=gpt_pydoc", "full/a/x cannot be created (Not a directory)"),
     ],
 )
 def test_refused(place, what, message, tmp_path, capsys):
@@ -163,12 +158,3 @@ def test_refused(place, what, message, tmp_path, capsys):
     assert printed.err.startswith(f"error: {message}"), printed.err
     assert printed.out == ""
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_without_torch():
-    program = (
-        "import sys; from largebatch.__main__ import main; code = main(['new', 'job', '--recipe=llama_8b']); "
-        "sys.exit(code or {'torch', 'accelerate', 'deepspeed', 'transformers'} & sys.modules.keys() or 0)"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr

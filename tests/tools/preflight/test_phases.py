@@ -84,10 +84,6 @@ def test_one_node(tmp_path):
     assert codes(ended) == [0], ended
 
 
-def test_a_node_that_is_late_within_the_deadline(tmp_path):
-    assert codes(run_nodes(tmp_path, 2, before=late(0, 3), seconds=60)) == [0, 0]
-
-
 def test_a_first_node_that_clears_the_folder_when_it_starts(tmp_path):
     wait = begins_after(tmp_path, 0, "presence_1")
 

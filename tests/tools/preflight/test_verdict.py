@@ -12,11 +12,6 @@ def findings(**changes):
     return [Findings(node, **({"versions": {"torch": "2.13"}} | changes.get(node, {}))) for node in NODES]
 
 
-def test_nothing_to_say():
-    verdict = compare(findings())
-    assert (verdict.bad_nodes, verdict.problems, verdict.notes, verdict.exit_code) == ({}, [], [], 0)
-
-
 def test_the_usual_version_is_right_even_if_the_first_node_has_another():
     verdict = compare(findings(n1={"versions": {"torch": "2.12"}}))
     assert verdict.bad_nodes == {"n1": ["torch is 2.12, but 2.13 on 3 nodes"]}
@@ -41,18 +36,6 @@ def test_amounts_may_differ_a_little(amount, is_bad):
     assert compare(findings(**sizes)).bad_nodes == ({"n2": [reason]} if is_bad else {})
 
 
-def test_what_a_node_says_of_itself():
-    verdict = compare(findings(n2={"problems": ["GPU 3 fails: Xid"]}))
-    assert verdict.bad_nodes == {"n2": ["GPU 3 fails: Xid"]}
-
-
-def test_no_node_is_to_blame():
-    refused = {node: {"refusals": ["batch: 7 does not divide"]} for node in NODES}
-    verdict = compare(findings(**refused))
-    assert verdict.problems == ["batch: 7 does not divide"]
-    assert (verdict.bad_nodes, verdict.exit_code) == ({}, 2)
-
-
 @pytest.mark.parametrize(("cut_off", "bad"), [(["n2"], ["n2"]), (["n2", "n4"], ["n2", "n4"]), (NODES[1:], ["n1"])])
 def test_nodes_that_cannot_reach_the_first_one(cut_off, bad):
     """If nobody can, it is the first one's fault."""
@@ -68,7 +51,3 @@ def test_the_first_failures_of_the_all_reduce():
     verdict = compare(findings(**failed))
     assert verdict.problems == ["failure 1, on n4: no", "failure 2, on n3: no", "failure 3, on n2: no"]
     assert (verdict.bad_nodes, verdict.exit_code) == ({}, 2)
-
-
-def test_what_was_measured():
-    assert compare(findings(n1={"notes": ["1.00 GB are free"]})).notes == ["1.00 GB are free"]

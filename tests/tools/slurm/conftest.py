@@ -15,7 +15,7 @@ def sbatch(project, monkeypatch):
     file.parent.mkdir()
     write_commands(file.parent, {"squeue": ""})
 
-    def answers(code: str) -> None:
+    def answers(code):
         file.write_text(RECORDER + code)
         file.chmod(0o755)
 

@@ -14,10 +14,11 @@ from run_folders import started, write_lines, write_run
 from saving import FakeRun, mark
 from submitting import RECIPE, SMOKE, called, snapshot
 
+pytestmark = pytest.mark.usefixtures("sbatch")
+
 QUEUE = ((0, "rates"), (2, "rates"), (3, "other"))  # tasks of arrays, and the folders of their sweeps
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_a_sweep_is_one_array(capsys):
     words = ["--learning_rate.base_lr", "1e-3,2e-3", "--logging.trackers", "[[]]", "--seeds", "2", "--slurm"]
     words += ["--nodes", "2", "--partition=gpu", "--max-parallel", "3", "--folder", "runs/rates"]
@@ -65,7 +66,6 @@ def test_a_sweep_is_one_array(capsys):
     assert not Path("called.json").exists()
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_branches_of_a_jobs_run_are_one_array(capsys):
     """The run has noted the recipe of its snapshot, for which there is no script."""
     run = Path("runs/pydoc")
@@ -103,7 +103,6 @@ def test_branches_of_a_jobs_run_are_one_array(capsys):
     assert "belongs to a different task than mine/causal_lm" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("sbatch")
 def test_a_sweep_with_a_wrong_point_is_not_submitted(capsys):
     words = ["--batch.global_batch_size", "32,33", "--slurm", "--nodes", "2"]
     assert main(["sweep", "gpt_pydoc", *words]) == 2

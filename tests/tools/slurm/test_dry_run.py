@@ -8,9 +8,10 @@ import pytest
 
 from submitting import SMOKE, called, submit
 
+pytestmark = pytest.mark.usefixtures("sbatch")
+
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("sbatch")
 def test_dry_run(capsys):
     assert submit("gpt_pydoc", "--nodes=2-4", "--cpus-per-task=1", "--dry-run", "--batch.global_batch_size=96") == 0
     words = ["--parsable", "--nodes=2-4", "--cpus-per-task=1", "--export=ALL", SMOKE, "--batch.global_batch_size=96"]
@@ -28,7 +29,6 @@ def test_dry_run(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("sbatch")
 def test_dry_run_tells_what_is_missing(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     Path("text.jsonl").write_text('{"text": "a"}\n' * 9000)

@@ -6,8 +6,9 @@ import pytest
 
 from submitting import called, layout, submit
 
+pytestmark = pytest.mark.usefixtures("sbatch")
 
-@pytest.mark.usefixtures("sbatch")
+
 def test_the_sites_profile(monkeypatch, capsys):
     Path("slurm/site.sh").write_text(
         "export SBATCH_GPUS_PER_NODE=${SBATCH_GPUS_PER_NODE:-4} LARGEBATCH_ENV=site_env\nexport OTHER=1\n"
@@ -28,7 +29,6 @@ def test_the_sites_profile(monkeypatch, capsys):
     assert "1 x 2" in layout(capsys.readouterr().out)
 
 
-@pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize(
     ("text", "message"),
     [

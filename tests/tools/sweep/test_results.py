@@ -58,6 +58,10 @@ def cells(table):
     return {name: cells for name, *cells in (re.split(r" {2,}", row.strip()) for row in (headings, *rows))}
 
 
+def cells_of(*arguments, **about):
+    return cells(Results.read(write_sweep(*arguments, **about)).table())
+
+
 def test_loss_against_rate_and_the_rule(tmp_path):
     table = Results.read(write_sweep(tmp_path)).table()
     title = (
@@ -90,7 +94,7 @@ def test_a_rule_that_holds_and_one_whose_rate_diverges(tmp_path):
         (0.1, 256): [1.5, 1.6],
         (0.2, 256): [1.2, None],
     }
-    found = cells(Results.read(write_sweep(tmp_path, losses)).table())
+    found = cells_of(tmp_path, losses)
     assert found["base_lr=0.2_global_batch_size=64"] == ["1.05 ± 0.071 (2)", f"best ± 0.05{END}"]
     assert found["base_lr=0.2_global_batch_size=128"] == ["1.25 ± 0.071 (2)", f"best ± 0.05{END}, the rule holds"]
     assert found["base_lr=0.2_global_batch_size=256"] == ["1.2 (1, 1 diverged)", "the rule does not hold"]
@@ -99,9 +103,9 @@ def test_a_rule_that_holds_and_one_whose_rate_diverges(tmp_path):
 def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
     """Listed in any order; the highest rate diverges, but was tried."""
     losses = {(0.2, 64): [1.0, 1.1], (0.8, 64): [None, 3.0], (0.1, 64): [1.2, 1.3]}
-    assert cells(Results.read(write_sweep(tmp_path / "a", losses)).table())["base_lr=0.2"][1:] == ["best ± 0.05"]
+    assert cells_of(tmp_path / "a", losses)["base_lr=0.2"][1:] == ["best ± 0.05"]
     del losses[0.1, 64]
-    assert cells(Results.read(write_sweep(tmp_path / "b", losses)).table())["base_lr=0.2"][1:] == [f"best ± 0.05{END}"]
+    assert cells_of(tmp_path / "b", losses)["base_lr=0.2"][1:] == [f"best ± 0.05{END}"]
     # Not before there is a result of each rate.
     for seed in (0, 1):
         end_run(tmp_path / f"b/base_lr=0.8_seed={seed}", None)
@@ -110,8 +114,8 @@ def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
 
 def test_of_an_accuracy_higher_is_better(tmp_path):
     """The accuracies are one minus the losses, so the findings are the same."""
-    accuracy = cells(Results.read(write_sweep(tmp_path / "a", metric="accuracy", higher_is_better=True)).table())
-    loss = cells(Results.read(write_sweep(tmp_path / "b")).table())
+    accuracy = cells_of(tmp_path / "a", metric="accuracy", higher_is_better=True)
+    loss = cells_of(tmp_path / "b")
     assert accuracy["base_lr=0.1_global_batch_size=64"][0] == "-0.1 ± 0.1 (3)"
     assert [row[1:] for row in accuracy.values()] == [row[1:] for row in loss.values()]
 

@@ -3,17 +3,14 @@
 import re
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 import tasks
 from largebatch.tools.verify import verification
 from largebatch.tools.verify.causes import likely_cause
-from largebatch.tools.verify.differences import Trained
-from largebatch.tools.verify.verification import Combination, Row, Verification
-from paths import PYDOC
+from largebatch.tools.verify.verification import Combination, Row
 from tasks import SMALL, TINY
-from verifying import SGD, recipe_with, rows_of, verification_of, verify
+from verifying import SGD, recipe_with, rows_of, verify
 
 
 def test_a_likely_cause_is_what_all_that_differ_have_in_common():
@@ -21,7 +18,7 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     strategies = ("ddp", "fsdp", "zero1")
     combinations = [Combination(name, size, micro) for name in strategies for size in (1, 2) for micro in (4, 8)]
 
-    def cause(differs, problem: str = "") -> str | None:
+    def cause(differs, problem=""):
         rows = [
             Row(each, "differs", problem=problem) if differs(each) else Row(each, "agrees") for each in combinations
         ]
@@ -44,22 +41,6 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     # What cannot be told apart is all named.
     combinations = [Combination("zero1", 2, 4)]
     assert all(part in cause(lambda _: True) for part in ("over the micro-batch", "such a piece", "the process"))
-
-
-def test_only_the_evaluation_differs(monkeypatch):
-    """A mean over the micro-batch, of one batch more at the smaller size, while all else is the same."""
-    line = {"loss": 2.0, "lr": 0.1, "grad_norm": 4.0}
-    evaluated = {2: [{"loss": 3.2}], 4: [{"loss": 3.0}]}
-
-    def train(_, combination, __=None):
-        return Trained([line], evaluated[combination.micro_batch_size], {"weight": np.array([3.0, 4.0])})
-
-    monkeypatch.setattr(Verification, "_train", train)
-    held = verification_of(PYDOC, TINY)
-    rows = list(held.rows([Combination("ddp", 2, 4), Combination("ddp", 2, 2)]))
-    assert [row.verdict for row in rows] == ["reference", "agrees", "differs"]
-    assert rows[-1].problem == "the weights agree; only the evaluation differs"
-    assert "evaluation, are means over the micro-batch" in likely_cause(rows, held)
 
 
 @pytest.mark.slow

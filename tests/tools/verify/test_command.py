@@ -79,7 +79,6 @@ def test_a_small_batch_of_tiny_data_is_not_held_against_the_warmup_of_the_recipe
             "global_batch_size 32 is not a multiple of micro_batch_size x world_size = 8 x 3 = 24",
         ),
         (["--strategies=,"], "the list is empty"),
-        (["--world-sizes=,"], "the list is empty"),
         (['--debug_model={"hidden_sise": 8}'], "model.hidden_sise: unknown key, did you mean hidden_size?"),
         (["--world-sizes=0"], "'0' is not a positive whole number"),
         (["--strategies=ddp,zero4"], "zero4.yaml; known: ddp, fsdp, hsdp, zero1, zero2, zero3"),

@@ -31,20 +31,18 @@ def test_relative_differences_by_hand():
 @pytest.mark.parametrize(
     "changed",
     [
-        dataclasses.replace(RUN, metrics=LINES[:1]),
-        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "lr": 1e-9}]),
-        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "loss": float("nan")}]),
-        dataclasses.replace(RUN, metrics=[LINES[0], {**LINES[1], "grad_norm": float("nan")}]),
-        dataclasses.replace(RUN, evaluations=[]),
-        dataclasses.replace(RUN, evaluations=[{"step": 2, "loss": float("nan")}]),
-        dataclasses.replace(RUN, weights={"weight": RUN.weights["weight"]}),
-        dataclasses.replace(RUN, weights={**RUN.weights, "bias": np.array([np.nan, 0.0])}),
-        dataclasses.replace(RUN, weights={"bias": np.array([np.nan, 0.0]), "weight": RUN.weights["weight"]}),
+        {"metrics": LINES[:1]},
+        {"metrics": [LINES[0], {**LINES[1], "loss": float("nan")}]},
+        {"metrics": [LINES[0], {**LINES[1], "grad_norm": float("nan")}]},
+        {"evaluations": []},
+        {"evaluations": [{"step": 2, "loss": float("nan")}]},
+        {"weights": {"weight": RUN.weights["weight"]}},
+        {"weights": {**RUN.weights, "bias": np.array([np.nan, 0.0])}},
     ],
 )
 def test_what_is_missing_or_not_a_number_never_agrees(changed):
     assert compare(RUN, RUN).within(limits(1e-12))
-    assert not compare(changed, RUN).within(limits(1e6))
+    assert not compare(dataclasses.replace(RUN, **changed), RUN).within(limits(1e6))
 
 
 def test_the_learning_rate_must_be_equal():
@@ -57,7 +55,7 @@ def test_rounding_is_granted_to_what_it_was_measured_of():
     rounding = Differences(1e-5, 1e-4, 0.0, 1e-2, 1e-3, 0.0, 1e-6)
     enlarged = limits(1e-6, rounding)
     assert Differences(9e-5, 9e-4, 0.0, 9e-2, 9e-3, 9e-7, 9e-7).within(enlarged)
-    equal = Differences(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    equal = Differences(*[0.0] * 7)
     beyond = {"loss": 2e-4, "grad_norm": 2e-3, "update": 0.2, "parameters": 2e-2, "evaluation": 2e-6, "lr": 1e-9}
     for name, value in beyond.items():
         assert not equal._replace(**{name: value}).within(enlarged), name

@@ -16,7 +16,7 @@ from verifying import SGD, recipe_with, rows_of, verification_of
 DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
 
 
-def verdicts_of(*arguments, **options) -> list[str]:
+def verdicts_of(*arguments, **options):
     return [row.verdict for row in rows_of(*arguments, **options)]
 
 
@@ -30,6 +30,7 @@ def lr_of(self, batch, original=RunPlan.lr_of):
 RunPlan.lr_of = lr_of
 """,
         Combination("fsdp", 2, 4),
+        "",
     ),
     "samples at the end are evaluated twice": (
         """
@@ -42,6 +43,7 @@ def shares(num_samples, batch_size, rank, world_size):
 evaluate._shares = shares
 """,
         Combination("ddp", 2, 4),
+        "the weights agree; only the evaluation differs",
     ),
 }
 
@@ -49,8 +51,10 @@ evaluate._shares = shares
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name, tmp_path):
-    bug, combination = BUGS[name]
-    assert verdicts_of(recipe_with(bug, tmp_path), (*TINY, *SGD), combination) == ["reference", "differs"]
+    bug, combination, problem = BUGS[name]
+    _, row = rows_of(recipe_with(bug, tmp_path), (*TINY, *SGD), combination)
+    assert row.verdict == "differs"
+    assert problem in row.problem
 
 
 @pytest.mark.slow
@@ -105,8 +109,6 @@ def test_what_rounding_alone_makes_is_measured(monkeypatch):
     ("script", "problem"),
     [
         ("import sys; sys.exit(0)", "UserError: the script trained no step"),
-        ("import sys; sys.exit('no')", "rank 0: exit code no"),
-        ("raise ValueError('broken')", "rank 0: ValueError: broken ("),
         (
             "from largebatch.run import Run; Run.finish = lambda run: None\n{}",
             "the script wrote no weights: end it with",
