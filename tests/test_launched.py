@@ -16,6 +16,8 @@ from safetensors.numpy import load_file
 
 from evaluate_saved import evaluate_saved
 from jobs import launch_environment, run_job, train
+from largebatch.storage.files import read_json_lines
+from largebatch.storage.layout import read_object
 from paths import DIGITS, MAPS, PYDOC, ROOT, STRATEGIES
 
 pytestmark = pytest.mark.slow
@@ -56,7 +58,7 @@ def test_forked_jobs_have_the_environment_of_real_ones(strategy, tmp_path):
         f"file = pathlib.Path({str(tmp_path)!r}, os.environ['RANK'])\n"
         "file.write_text(json.dumps(dict(os.environ)))\n"
     )
-    run_job(launch_by_accelerate, strategy, script, strategy="single", world_size=1)
+    run_job(launch_by_accelerate, strategy, script, strategy="single")
     forked = launch_environment(strategy, 3)
     prefixes = ("ACCELERATE_", "FSDP_", "DEEPSPEED_", "PARALLELISM_")
     for rank in range(3):
@@ -82,7 +84,7 @@ def words_of(recipe: Path) -> list[str]:
 
 
 def metrics_of(run_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return read_json_lines(run_dir / "metrics.jsonl")
 
 
 def train_alone(recipe: Path, run_dir: Path) -> None:
@@ -91,7 +93,7 @@ def train_alone(recipe: Path, run_dir: Path) -> None:
 
 def test_same_trajectory_as_a_process_alone(launched, tmp_path):
     _, run_dir = launched
-    run_job(train_alone, PYDOC, tmp_path / "alone", strategy="single", world_size=1)
+    run_job(train_alone, PYDOC, tmp_path / "alone", strategy="single")
     expected = metrics_of(tmp_path / "alone")
     assert [line["step"] for line in expected] == list(range(1, STEPS + 1))
     for mine, theirs in zip(metrics_of(run_dir), expected, strict=True):
@@ -114,7 +116,7 @@ def noise_in(output: str) -> list[str]:
 def test_rank_0_speaks_once_under_the_strategy_that_was_asked_for(launched):
     result, run_dir = launched
     assert f"Strategy      {STRATEGY} on " in result.stdout
-    assert json.loads((run_dir / "summary.json").read_text())["strategy"] == STRATEGY
+    assert read_object(run_dir / "summary.json")["strategy"] == STRATEGY
     assert result.stdout.count("samples per optimizer step") == 1
     assert result.stdout.count(f"\nfinished {STEPS} steps") == 1
     assert noise_in(result.stdout + result.stderr) == []
@@ -138,7 +140,7 @@ def test_run_folder(launched):
         "attempts",
     }
     assert list(run_dir.glob("tensorboard/**/events.out.tfevents.*"))
-    assert json.loads((run_dir / "plan.json").read_text())["world_size"] == 2
+    assert read_object(run_dir / "plan.json")["world_size"] == 2
     line = metrics_of(run_dir)[-1]
     assert {"samples", "epoch", "global_batch_size", "samples_per_second", "seconds"} <= line.keys()
     assert line["samples"] == STEPS * line["global_batch_size"]
@@ -148,7 +150,7 @@ def test_saved_weights_give_the_reported_evaluation(launched, tmp_path):
     """Loaded by `from_pretrained` into a model of their own, on the whole evaluation set at once."""
     run_job(train_alone, DIGITS, tmp_path / "digits", strategy="ddp")
     for run_dir in (launched[1], tmp_path / "digits"):
-        (expected,) = run_job(evaluate_saved, run_dir, strategy="single", world_size=1)
+        (expected,) = run_job(evaluate_saved, run_dir, strategy="single")
         reported = json.loads((run_dir / "evaluations.jsonl").read_text().splitlines()[-1])
         for name, value in expected.items():
             assert reported[name] == pytest.approx(value, rel=1e-5), name

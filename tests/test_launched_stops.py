@@ -1,6 +1,5 @@
 """Real launches that are ended by signals, and resume under another strategy."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.layout import read_object
 from paths import MAPS, ROOT
 from resuming import TINY_MAPS, run_interrupted
 from test_launched import launch_command
@@ -46,7 +46,7 @@ def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(
     output, _ = job.communicate(timeout=600)
     assert job.returncode != 0
     assert "forcefully" not in output
-    status = json.loads((run_dir / "status.json").read_text())
+    status = read_object(run_dir / "status.json")
     assert (status["outcome"], status["resume"]) == ("stopped", True), (status, output)
     assert f"by {number.name}" in status["message"]
     assert 12 <= status["step"] == status["checkpoint_step"] < 100000

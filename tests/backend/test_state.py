@@ -5,7 +5,6 @@ from math import prod
 
 import pytest
 
-import tasks
 from jobs import run_job
 from paths import PYDOC
 from tasks import SMALL
@@ -17,21 +16,11 @@ def ranges_of_a_process(run_dir):
     """After a step: the elements of each parameter, the ranges that it holds and writes, and over how many processes
     LARS and LAMB sum."""
     import torch
-    from torch.nn.functional import cross_entropy
 
-    from largebatch.config import load_config
-    from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
+    from stepping import prepared, take
 
-    run = Run(load_config(PYDOC, SMALL), RunOptions(run_dir))
-    train_set, _ = run.load(tasks.sources("causal_lm"))
-    model = run.build(tasks.build_model(PYDOC))
-    model, _ = run.prepare(model, build_optimizer(model, run.plan))
-    step = next(run.steps(train_set))
-    for batch in step.micro_batches():
-        logits = model(input_ids=batch["input_ids"]).logits
-        step.backward(cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="sum"))
-    run.update(step)
+    run, _, model, train_set = prepared(PYDOC, run_dir, *SMALL)
+    take(next(run.steps(train_set)), run, model)
     state = run.backend.engine_state()
     sizes = {name: prod(about.shape) for name, about in state.parameters.items()}
     held = [(piece.vector, piece.start, piece.stop, piece.owned) for piece in state.pieces]

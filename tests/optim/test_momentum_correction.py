@@ -53,12 +53,6 @@ def torch_sgd(rates) -> np.ndarray:
     return model.weight.detach().numpy()[0]
 
 
-def test_both_forms_are_one_while_the_rate_is_constant():
-    rates = [0.1] * len(RATES)
-    np.testing.assert_allclose(inside_of_the_velocity(rates, is_corrected=False), outside_of_the_velocity(rates))
-    np.testing.assert_allclose(torch_sgd(rates), outside_of_the_velocity(rates))
-
-
 def test_a_changing_rate_needs_the_correction_inside_only():
     expected = outside_of_the_velocity(RATES)
     np.testing.assert_allclose(torch_sgd(RATES), expected)

@@ -4,42 +4,39 @@ import errno
 import json
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import tasks
-from jobs import JobFailed, run_job, train
+from jobs import JobFailed, failure_of, train, train_in_job
 from largebatch.config import load_config, validate
 from largebatch.errors import UserError
 from largebatch.plan import resolve
 from largebatch.run.record.folder import OwnFolder
+from largebatch.storage.layout import read_object
 from largebatch.storage.source_code import keep_source
 from largebatch.system.failures import kind_of
 from paths import DIGITS, PYDOC
 from tasks import SMALL
 
 
-def begun(path, in_place=False):
-    """The folder of a run that has just begun, and where the earlier one was moved."""
+def created(path):
+    """Begin a run; where the earlier one was moved."""
     config = load_config(DIGITS)
     folder = OwnFolder(path)
     folder.hold()
-    _, moved = folder.begin(config, resolve(config, 2), in_place, {})
-    return folder, moved
-
-
-def created(path):
-    return begun(path)[1]
+    return folder.begin(config, resolve(config, 2), False, {})[1]
 
 
 def test_config_and_plan_are_written_and_the_config_can_be_run_again(tmp_path):
     assert created(tmp_path / "run") is None
-    written = json.loads((tmp_path / "run/config.json").read_text())
+    written = read_object(tmp_path / "run/config.json")
     expected = load_config(DIGITS, ["--$schema=null"])
     assert written.pop("task") == "image_classification"
     assert validate(written, type(expected)) == expected
-    assert json.loads((tmp_path / "run/plan.json").read_text())["max_global_batch_size"] == 64
+    assert read_object(tmp_path / "run/plan.json")["max_global_batch_size"] == 64
 
 
 def test_the_source_is_the_task_as_it_was_at_the_start(tmp_path):
@@ -143,7 +140,7 @@ def test_requests_to_stop_from_before_the_start_are_forgotten_and_others_are_kep
         (path / name).touch()
         os.utime(path / name, (time, time))
     (path / "jobs/snapshot_1").mkdir(parents=True)
-    _, moved = begun(path)
+    moved = created(path)
     assert sorted(file.name for file in path.glob("stop*")) == ["stop.7"]
     assert (moved / "stopwatch").exists()
     # A job that waits in the queue may need the snapshot.
@@ -187,14 +184,6 @@ def test_other_peoples_files_are_refused(tmp_path):
     OwnFolder(tmp_path / "new").check_usable()
 
 
-def test_a_folder_that_another_run_is_writing_to(tmp_path):
-    running, _ = begun(tmp_path / "run")
-    with pytest.raises(UserError, match="another run is writing to"):
-        created(tmp_path / "run")
-    del running  # and with it the lock, as when its process ends
-    assert created(tmp_path / "run") == tmp_path / "run.1"
-
-
 def test_a_link_to_another_disk_stays_one(tmp_path):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "scratch")
@@ -207,24 +196,8 @@ def test_a_link_to_another_disk_stays_one(tmp_path):
 @pytest.mark.slow
 def test_refused_before_the_processes_join(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(JobFailed) as caught:
-        run_job(train_into, tmp_path, SMALL, strategy="ddp")
-    assert str(caught.value).count("error: --run-dir:") == 1
+    assert failure_of(partial(train, run_dir=tmp_path), PYDOC, *SMALL).count("error: --run-dir:") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-@pytest.mark.slow
-def test_a_failed_run_leaves_the_weights_of_an_earlier_one(tmp_path):
-    run_dir = tmp_path / "run"
-    words = (*SMALL, "--train.stop_after_steps=2", "--data.num_eval_samples=32")
-    run_job(train_into, run_dir, words, strategy="single", world_size=1)
-    first = (run_dir / "model/model.safetensors").read_bytes()
-    with pytest.raises(JobFailed, match=r"the loss is nan|the gradient's norm is"):
-        run_job(train_into, run_dir, (*words, "--model.initializer_range=1e12"), strategy="single", world_size=1)
-    assert (tmp_path / "run.1/model/model.safetensors").read_bytes() == first
-    readable_by_all = (tmp_path / "run.1/config.json").stat().st_mode
-    assert (tmp_path / "run.1/model/model.safetensors").stat().st_mode == readable_by_all
-    assert not (run_dir / "model").exists()
 
 
 @pytest.mark.slow
@@ -232,9 +205,5 @@ def test_a_start_that_fails_moves_nothing(tmp_path):
     run_dir = tmp_path / "run"
     created(run_dir)
     with pytest.raises(JobFailed, match="write at most that"):
-        run_job(train_into, run_dir, (*SMALL, "--data.num_train_samples=30000"), strategy="ddp")
+        train_in_job(PYDOC, run_dir, *SMALL, "--data.num_train_samples=30000")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def train_into(run_dir, words) -> None:
-    train(PYDOC, *words, run_dir=run_dir)

@@ -13,12 +13,21 @@ import pytest
 import torch
 
 import tasks
-from jobs import JobFailed, run_job, train
+from jobs import JobFailed, failure_of, run_job, train
 from largebatch.config import as_json, load_config
 from largebatch.config.differences import differences
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.layout import read_object
 from paths import DIGITS, PYDOC, SIMCLR
-from resuming import CHAIN_BATCH, TINY_GPT, Interruption, assert_same_weights, run_interrupted
+from resuming import (
+    CHAIN_BATCH,
+    TINY_GPT,
+    Interruption,
+    assert_same_weights,
+    events,
+    logged_steps,
+    run_interrupted,
+)
 from saving import mark
 
 
@@ -28,12 +37,12 @@ def half_done(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("half") / "run"
     words = (*TINY_GPT, *CHAIN_BATCH, '--train.duration={"steps": 12}', "--learning_rate.warmup=null")
     interruption = Interruption("signal", 0, 3)
-    assert "exit code 75" in run_interrupted(run_dir, words, interruption, strategy="single", world_size=1)
+    assert "exit code 75" in run_interrupted(run_dir, words, interruption, strategy="single")
     return run_dir, words
 
 
 def resume(run_dir, words, *options):
-    return run_interrupted(run_dir, (*words, *options), strategy="single", world_size=1)
+    return run_interrupted(run_dir, (*words, *options), strategy="single")
 
 
 @pytest.fixture
@@ -76,14 +85,12 @@ def test_synchronized_batch_norm_needs_the_same_samples_together(tmp_path):
         options = (*words, f"--batch.micro_batch_size={micro_batch_size}")
         return run_interrupted(tmp_path / "run", options, interruption, recipe=DIGITS, **place)
 
-    one = {"strategy": "single", "world_size": 1}
-    two = {"strategy": "ddp", "world_size": 2}
-    assert "exit code 75" in start(16, Interruption("signal", 0, 1), **one)
+    assert "exit code 75" in start(16, Interruption("signal", 0, 1), strategy="single")
     line = 'model.sync_batch_norm: "over 16 samples" in the checkpoint, "over {} samples" now'
-    assert line.format(32) in start(16, **two)
-    assert line.format(8) in start(8, **one)
-    assert start(8, **two) is None
-    assert read_json_lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == 4
+    assert line.format(32) in start(16)
+    assert line.format(8) in start(8, strategy="single")
+    assert start(8) is None
+    assert logged_steps(tmp_path / "run")[-1] == 4
 
 
 @pytest.mark.slow
@@ -96,20 +103,20 @@ def test_an_allowed_change_is_made_and_written_down(run):
     allow = ("--allow-change", "optimizer.clip_norm,learning_rate")
     assert resume(run_dir, words, *options, *allow) is None
     assert read_json_lines(run_dir / "metrics.jsonl")[-1]["lr"] < 0.001
-    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
-    assert started[-1]["changes"] == [
+    started = events(run_dir, "started")[-1]
+    assert started["changes"] == [
         "learning_rate.base_lr: 0.002 in the checkpoint, 0.001 now",
         "optimizer.clip_norm: 1.0 in the checkpoint, 0.5 now",
     ]
-    assert Path(started[-1]["recipe"]).name == "gpt_pydoc.json"
-    assert started[-1]["versions"]["torch"] == torch.__version__
+    assert Path(started["recipe"]).name == "gpt_pydoc.json"
+    assert started["versions"]["torch"] == torch.__version__
 
 
 @pytest.mark.slow
 def test_a_task_of_another_name_is_another_recipe(run, tmp_path):
     run_dir, words = run
     other = tasks.copy("causal_lm", tmp_path).rename(tmp_path / "other_lm") / PYDOC.name
-    arguments = {"strategy": "single", "world_size": 1, "recipe": other}
+    arguments = {"strategy": "single", "recipe": other}
     assert 'task: "causal_lm" in the checkpoint, "other_lm" now' in run_interrupted(run_dir, words, **arguments)
     assert run_interrupted(run_dir, (*words, "--allow-change", "task"), **arguments) is None
 
@@ -127,7 +134,7 @@ def test_what_does_not_change_the_training_may_change(run, tmp_path):
         '--debug_model={"num_layers": 1}',
     )
     assert resume(run_dir, words, *options) is None
-    assert json.loads((run_dir / "status.json").read_text())["step"] == 12
+    assert read_object(run_dir / "status.json")["step"] == 12
     assert resume(tmp_path / "whole", words) is None
     assert_same_weights(run_dir / "model", tmp_path / "whole/model")
 
@@ -145,14 +152,14 @@ def train_where_one_sees_the_folder_late(run_dir, words):
 def test_the_main_process_decides_what_is_in_the_folder(run):
     run_dir, words = run
     run_job(train_where_one_sees_the_folder_late, run_dir, words)
-    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == list(range(1, 13))
+    assert logged_steps(run_dir) == list(range(1, 13))
 
 
 @pytest.mark.slow
 def test_none_begins_anew_and_moves_the_earlier_run_aside(run):
     run_dir, words = run
     assert resume(run_dir, words, "--resume", "none", "--seed=7", "--train.stop_after_steps=2") is None
-    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == [1, 2]
+    assert logged_steps(run_dir) == [1, 2]
     assert len(read_json_lines(run_dir.with_name("run.1") / "metrics.jsonl")) == 4
 
 
@@ -202,8 +209,8 @@ def test_another_batch_size_says_what_becomes_of_the_samples(run):
     run_dir, words = run
     change = ("--batch.global_batch_size=24", "--allow-change", "batch.global_batch_size")
     assert resume(run_dir, words, *change) is None
-    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
-    assert "step 4 came after 192 samples and comes after 96 now: 96 samples are repeated" in started[-1]["changes"]
+    why = "step 4 came after 192 samples and comes after 96 now: 96 samples are repeated"
+    assert why in events(run_dir, "started")[-1]["changes"]
 
 
 @pytest.mark.slow
@@ -226,7 +233,7 @@ def test_a_checkpoint_that_was_set_aside_can_be_gone_back_to(run):
     assert resume(run_dir, words, "--resume", step_4, "--train.stop_after_steps=5") is None
     (aside,) = run_dir.glob("checkpoints/set_aside_*/step_00000008")
     assert resume(run_dir, words, "--resume", str(aside)) is None
-    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")][-4:] == [9, 10, 11, 12]
+    assert logged_steps(run_dir)[-4:] == [9, 10, 11, 12]
     assert not run_dir.with_name("run.1").exists()
 
 
@@ -248,7 +255,7 @@ def leave_the_loop(run_dir, words):
 @pytest.mark.slow
 def test_a_loop_that_is_left_early_has_a_checkpoint_of_its_end(half_done, tmp_path):
     run_job(leave_the_loop, tmp_path / "run", half_done[1], strategy="ddp")
-    status = json.loads((tmp_path / "run/status.json").read_text())
+    status = read_object(tmp_path / "run/status.json")
     assert (status["outcome"], status["step"], status["checkpoint_step"]) == ("finished", 6, 6)
 
 
@@ -263,7 +270,7 @@ def test_a_longer_stop_goes_on(run, tmp_path):
     run_dir, words = run
     early = (*words, "--train.stop_after_steps=6")
     assert resume(run_dir, early) is None
-    (output,) = run_job(output_of_training, run_dir, early, strategy="single", world_size=1)
+    (output,) = run_job(output_of_training, run_dir, early, strategy="single")
     assert "is finished, after step 6 of 12; raise train.stop_after_steps to train longer (" in output
     assert resume(run_dir, words) is None
     assert resume(tmp_path / "whole", words) is None
@@ -278,10 +285,10 @@ def test_a_path_begins_another_run_or_goes_back(run, tmp_path):
     shutil.copytree(run_dir / "model", tmp_path / "expected")
     other = tmp_path / "other"
     assert resume(other, words, "--resume", str(checkpoint)) is None
-    assert [line["step"] for line in read_json_lines(other / "metrics.jsonl")] == list(range(5, 13))
+    assert logged_steps(other) == list(range(5, 13))
     # Back to step 4 of the same run: later checkpoints are kept aside.
     assert resume(run_dir, words, "--resume", f"{run_dir}/checkpoints/../checkpoints/{checkpoint.name}") is None
-    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == list(range(1, 13))
+    assert logged_steps(run_dir) == list(range(1, 13))
     assert list(run_dir.glob("checkpoints/set_aside_by_attempt_0003_*/step_00000012/complete.json"))
     for path in (other, run_dir):
         assert_same_weights(path / "model", tmp_path / "expected")
@@ -309,9 +316,9 @@ def test_a_damaged_checkpoint_is_skipped_and_named(run, tmp_path):
     assert resume(run_dir, words) is None
     assert resume(tmp_path / "whole", words) is None
     assert_same_weights(run_dir / "model", tmp_path / "whole/model")
-    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
-    assert started[-1]["step"] == 4
-    assert "its checksum differs" in started[-1]["checkpoints_not_used"][0]
+    started = events(run_dir, "started")[-1]
+    assert started["step"] == 4
+    assert "its checksum differs" in started["checkpoints_not_used"][0]
 
 
 @pytest.mark.slow
@@ -347,13 +354,13 @@ def test_of_two_starts_in_a_new_folder_one_is_refused(half_done, tmp_path):
     run_dir = tmp_path / "run"
     words = half_done[1]
     with ThreadPoolExecutor() as pool:
-        late = pool.submit(run_job, start_late, run_dir, words, strategy="single", world_size=1)
+        late = pool.submit(run_job, start_late, run_dir, words, strategy="single")
         while not (tmp_path / "late is there").exists() and not late.done():
             time.sleep(0.05)
-        assert run_interrupted(run_dir, words, strategy="single", world_size=1) is None
+        assert run_interrupted(run_dir, words, strategy="single") is None
         with pytest.raises(JobFailed, match=r"another run (has just begun in|is writing to)"):
             late.result()
-    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "finished"
+    assert read_object(run_dir / "status.json")["outcome"] == "finished"
     assert not run_dir.with_name("run.1").exists()
 
 
@@ -379,19 +386,19 @@ def test_a_second_run_in_the_folder_is_refused(half_done, tmp_path):
     run_dir = tmp_path / "run"
     words = half_done[1]
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(run_job, train_while_another_starts, run_dir, words, strategy="single", world_size=1)
+        first = pool.submit(run_job, train_while_another_starts, run_dir, words, strategy="single")
         while not (tmp_path / "trains").exists() and not first.done():
             time.sleep(0.05)
         try:
-            report = run_interrupted(run_dir, words, strategy="single", world_size=1)
+            report = run_interrupted(run_dir, words, strategy="single")
         finally:
             # Otherwise leaving the executor would wait for a job that waits for this.
             (tmp_path / "the other has ended").touch()
         first.result()
     assert "another run is writing to" in report
     assert "exit code 2" in report
-    assert json.loads((tmp_path / "run/status.json").read_text())["outcome"] == "finished"
-    assert [line["step"] for line in read_json_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, 13))
+    assert read_object(tmp_path / "run/status.json")["outcome"] == "finished"
+    assert logged_steps(tmp_path / "run") == list(range(1, 13))
 
 
 def train_and_be_overtaken(run_dir, words):
@@ -413,10 +420,10 @@ def train_and_be_overtaken(run_dir, words):
 @pytest.mark.slow
 def test_an_attempt_that_was_overtaken_publishes_nothing(half_done, tmp_path):
     words = (*half_done[1], '--checkpoint.every={"steps": 1}')
-    with pytest.raises(JobFailed, match="has taken over") as caught:
-        run_job(train_and_be_overtaken, tmp_path / "run", words, strategy="ddp", world_size=2)
-    assert "exit code 1" in str(caught.value)
-    assert [line["step"] for line in read_json_lines(tmp_path / "run/metrics.jsonl")] == [1, 2]
+    report = failure_of(train_and_be_overtaken, tmp_path / "run", words)
+    assert "has taken over" in report
+    assert "exit code 1" in report
+    assert logged_steps(tmp_path / "run") == [1, 2]
     steps = {path.name for path in (tmp_path / "run/checkpoints").glob("step_*")}
     assert steps <= {"step_00000001", "step_00000002"}
-    assert json.loads((tmp_path / "run/status.json").read_text())["outcome"] == "running"
+    assert read_object(tmp_path / "run/status.json")["outcome"] == "running"

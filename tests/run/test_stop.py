@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs import JobFailed, run_job
+from jobs import failure_of
 from largebatch.plan.contract import STEPS_TO_STOP
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
-from largebatch.storage.files import read_json_lines
 from largebatch.system.endings import StopReason
 from paths import PYDOC
-from resuming import TINY_GPT, train_interrupted
+from resuming import TINY_GPT, events, train_interrupted
 
 
 def named(requests: StopRequests) -> StopReason | None:
@@ -87,10 +86,10 @@ def train_slowly(*arguments) -> None:
 def test_a_run_stops_before_its_time_is_over(tmp_path):
     words = (*TINY_GPT, '--train.duration={"steps": 100000}', "--faults.time_limit_margin_seconds=100")
     end = {"LARGEBATCH_JOB_END_TIME": str(int(time.time()) + 115)}
-    with pytest.raises(JobFailed, match="exit code 75") as caught:
-        run_job(train_slowly, tmp_path / "run", PYDOC, words, environment=end)
-    assert "stopped: by the end of the job's time limit, after step" in str(caught.value)
-    (last,) = (line for line in read_json_lines(tmp_path / "run/history.jsonl") if line["event"] == "stopped")
+    report = failure_of(train_slowly, tmp_path / "run", PYDOC, words, environment=end)
+    assert "exit code 75" in report
+    assert "stopped: by the end of the job's time limit, after step" in report
+    (last,) = events(tmp_path / "run", "stopped")
     assert list((tmp_path / "run").glob(f"checkpoints/step_{last['step']:08d}/complete.json"))
 
 
