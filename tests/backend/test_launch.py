@@ -53,7 +53,6 @@ def test_alone():
     [
         # `distributed_type: MULTI_CPU` starts one process; `use_cpu: true` with FSDP lets each think it is alone.
         ({"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}, "use_cpu: true"),
-        ({"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"}, "use_cpu: true"),
         (
             {"ACCELERATE_USE_CPU": "False", "MASTER_ADDR": "127.0.0.1"},
             "a distributed_type that is none of MULTI_GPU, FSDP, DEEPSPEED, so each process would train alone",

@@ -30,16 +30,16 @@ from paths import BERT, DIGITS, PYDOC, VIT_DIGITS
 from tasks import build_model
 
 
-def groups_of(model: nn.Module, recipe=DIGITS, words=(), **options) -> list[dict]:
+def groups_of(model: nn.Module, recipe=DIGITS, **options) -> list[dict]:
     """As planned with these options of the optimizer."""
-    words = [*words, *(f"--optimizer.{name}={json.dumps(value)}" for name, value in options.items())]
+    words = [f"--optimizer.{name}={json.dumps(value)}" for name, value in options.items()]
     return planned_groups(model, resolve(load_config(recipe, words), world_size=1))
 
 
-def names(model: nn.Module, no_decay) -> tuple[set[str], set[str]]:
-    by_identity = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = groups_of(model, weight_decay=0.1, no_decay=no_decay)
-    found = {group["weight_decay"]: {by_identity[id(p)] for p in group["params"]} for group in groups}
+def names(model: nn.Module, no_decay, **options) -> tuple[set[str], set[str]]:
+    of = {parameter: name for name, parameter in model.named_parameters()}
+    groups = groups_of(model, weight_decay=0.1, no_decay=no_decay, **options)
+    found = {group["weight_decay"]: {of[p] for p in group["params"]} for group in groups}
     return found.get(0.1, set()), found.get(0.0, set())
 
 
@@ -84,18 +84,17 @@ def test_goyal_exempts_batch_norm_alone():
 def test_names_are_exempt_where_asked():
     """As mamba_ssm has it: `A_log`, `D`, biases and norms do not decay; all else does."""
     model = MambaForCausalLM(MambaConfig(vocab_size=11, hidden_size=8, state_size=2, num_hidden_layers=2))
-    by_identity = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = groups_of(model, PYDOC, no_decay_names=["*.A_log", "*.D"])
-    decayed, exempt = ({by_identity[id(each)] for each in group["params"]} for group in groups)
+    options = {"no_decay": ["norm", "bias"], "no_decay_names": ["*.A_log", "*.D"]}
+    decayed, exempt = names(model, **options)
     mixers = {f"backbone.layers.{layer}.mixer" for layer in range(2)}
     weights = ("conv1d", "in_proj", "x_proj", "dt_proj", "out_proj")
     assert decayed == {f"{mixer}.{name}.weight" for mixer in mixers for name in weights} | {
         "backbone.embeddings.weight"
     }
     assert {f"{mixer}.{name}" for mixer in mixers for name in ("A_log", "D", "dt_proj.bias")} < exempt
-    assert decayed | exempt == {*by_identity.values()}
+    assert decayed | exempt == {name for name, _ in model.named_parameters()}
     # Of 2 blocks with a norm, 5 weights, 2 biases, `A_log` and `D`; the embedding, which is tied; and the last norm.
-    assert decay_summary(groups) == "none on 11 of 22 parameters"
+    assert decay_summary(groups_of(model, **options)) == "none on 11 of 22 parameters"
 
 
 def test_a_model_declares_what_is_exempt():

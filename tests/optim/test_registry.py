@@ -19,12 +19,13 @@ from largebatch.plan import RunPlan, explain, resolve
 from largebatch.task_folders import import_from
 from largebatch.tools.accelerate_configs import find_accelerate_configs
 from largebatch.tools.schema import recipe_schema
-from largebatch.tools.verify.verification import Combination, Verification
+from largebatch.tools.verify.verification import Combination
 from own_optimizers import write_own_task
-from paths import ACCELERATE_CONFIGS, PYDOC, ROOT
+from paths import PYDOC, ROOT
 from resuming import assert_close_weights
 from stepping import prepared, take
 from tasks import TINY
+from verifying import rows_of
 
 SOFTSIGN = (*TINY, '--optimizer={"name": "softsign", "weight_decay": 0.1, "clip_norm": 1.0}')
 ROW_SCALED = (*TINY, '--optimizer={"name": "row_scaled", "weight_decay": 0.1}')
@@ -121,15 +122,11 @@ def test_constructors_that_are_not_there(name, own):
 # --- every strategy -----------------------------------------------------------------------------------------------
 
 
-def rows_of(own, words, *combinations):
-    verification = Verification(load_config(own, words), own, words, ACCELERATE_CONFIGS, steps=6)
-    return list(verification.rows(combinations))
-
-
 # `test_outside_task.py` compares softsign under every strategy.
 @pytest.mark.slow
 def test_whole_matrices_are_had_where_parameters_are_whole(own):
-    rows = rows_of(own, ROW_SCALED, Combination("ddp", 2, 4), Combination("fsdp", 2, 4), Combination("zero2", 2, 4))
+    combinations = [Combination(strategy, 2, 4) for strategy in ("ddp", "fsdp", "zero2")]
+    rows = rows_of(own, ROW_SCALED, *combinations)
     assert [row.verdict for row in rows] == ["reference", "agrees", "failed", "failed"], rows
     assert rows[2].problem == (
         'optimizer "row_scaled" needs whole matrices, but under fsdp it would step rows of parameters; '

@@ -1,6 +1,7 @@
 """Jobs that cannot run: one message, exit code 2, no traceback, nothing left behind."""
 
 import errno
+import os
 from functools import partial
 from pathlib import Path
 
@@ -40,13 +41,8 @@ def alone_in_a_job_of_two(run_dir: Path) -> None:
 
     from largebatch.backend import fsdp
 
-    def prepare_backend(*_, **__):
-        return None, DistributedType.NO
-
-    def rehearse():
-        PartialState._prepare_backend = prepare_backend
-
-    fsdp.rehearse_fsdp_on_cpu = rehearse
+    alone = (None, DistributedType.NO)
+    fsdp.rehearse_fsdp_on_cpu = lambda: setattr(PartialState, "_prepare_backend", lambda *_, **__: alone)
     train(PYDOC, *SMALL, run_dir=run_dir)
 
 
@@ -57,8 +53,6 @@ def test_processes_that_do_not_see_each_other(tmp_path):
 
 
 def different_configs(run_dir: Path) -> None:
-    import os
-
     train(PYDOC, *SMALL, f"--seed={os.environ['RANK']}", run_dir=run_dir)
 
 
@@ -69,8 +63,6 @@ def test_machines_with_different_configs(tmp_path):
 
 
 def different_shard_sizes(run_dir: Path) -> None:
-    import os
-
     os.environ["LARGEBATCH_SHARD_SIZE"] = "2" if os.environ["RANK"] in ("0", "1") else "4"
     train(PYDOC, *SMALL, run_dir=run_dir)
 
@@ -110,8 +102,6 @@ def test_gradients_that_hsdp_would_sum_in_the_next_step(tmp_path):
 
 def data_missing_on_one_machine(run_dir: Path, error: Exception) -> None:
     """Rank 1 stands for a second machine, whose copy of the data is not there."""
-    import os
-
     from accelerate import Accelerator
 
     data = tasks.module("causal_lm", "data")

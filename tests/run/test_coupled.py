@@ -14,7 +14,7 @@ from jobs import failure_of, run_job, train, train_in_job
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import read_object
 from paths import SIMCLR
-from reference import global_batches
+from reference import begin, global_batches, train_plainly
 from resuming import Interruption, assert_bit_for_bit, stop_and_resume
 from stepping import prepared
 from test_strategies import STEPS, assert_same, recorded
@@ -68,32 +68,26 @@ def recorded_with_dropout(*arguments) -> dict:
 
 def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> dict:
     """The same training in plain PyTorch, the whole global batch at once; with `slot_size`, with dropout."""
-    from largebatch.config import load_config
     from largebatch.data.images import normalize_pixels
-    from largebatch.data.order import derive_seed, epoch_order
+    from largebatch.data.order import derive_seed
 
-    config = load_config(SIMCLR, words)
-    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    dtype = torch.float64 if FP64 in words else torch.float32
     torch.set_default_dtype(dtype)
-    torch.manual_seed(config.seed)
-    model = tasks.build_model(SIMCLR)(config).train()
+    config, model, options = begin(SIMCLR, words)
     if slot_size:
         model.head[1] = torch.nn.Sequential(model.head[1], torch.nn.Dropout(0.3))
-    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    exempt = [parameter for parameter in model.parameters() if parameter.ndim == 1]
-    rate = config.learning_rate.base_lr * config.batch.global_batch_size / 32
-    optimizer = torch.optim.SGD(
-        [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": exempt}], lr=rate, momentum=0.9
-    )
+    groups = [{"params": [p], "weight_decay": options.weight_decay if p.ndim > 1 else 0.0} for p in model.parameters()]
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
     source, _ = tasks.sources("contrastive")(config)
     size = config.batch.global_batch_size
-    keep = not config.batch.drop_last
-    metrics = []
-    weights = []
-    for step, (epoch, start, taken, _) in enumerate(global_batches(1437, {0: size}, keep, steps)):
-        indices = epoch_order(1437, config.seed, epoch)(np.arange(start, start + taken))
+    batches = global_batches(1437, {0: size}, not config.batch.drop_last, steps)
+    upcoming = iter(enumerate(batches))
+
+    def mean_loss(indices):
+        step, (epoch, *_) = next(upcoming)
+        slots = np.split(indices, range(slot_size, len(indices), slot_size)) if slot_size else [indices]
         projections = []
-        for slot, part in enumerate(np.split(indices, range(slot_size, taken, slot_size)) if slot_size else [indices]):
+        for slot, part in enumerate(slots):
             torch.manual_seed(derive_seed(config.seed, "model", step, slot))
             pixels = source.fetch(part, epoch)["pixel_values"].flatten(0, 1)
             projections.append(model(normalize_pixels(pixels, config.data, dtype))[1])
@@ -102,15 +96,13 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
         # Rows 2n and 2n + 1 are the views of sample n.
         terms = (z @ z.T / config.loss.temperature).exp()
         other = torch.arange(len(z)) ^ 1
-        loss = -(terms[torch.arange(len(z)), other] / (terms.sum(dim=1) - terms.diagonal())).log().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
-        optimizer.step()
-        metrics.append({"loss": loss.item(), "lr": rate, "grad_norm": norm.item()})
-        state = {name: tensor for name, tensor in model.state_dict().items() if "num_batches" not in name}
-        weights.append({name: tensor.detach().numpy().copy() for name, tensor in state.items()})
-    return {"metrics": metrics, "weights": weights}
+        return -(terms[torch.arange(len(z)), other] / (terms.sum(dim=1) - terms.diagonal())).log().mean()
+
+    def tensors(model):
+        return ((name, tensor) for name, tensor in model.state_dict().items() if "num_batches" not in name)
+
+    rates = [config.learning_rate.base_lr * size / 32] * steps
+    return train_plainly(config, model, optimizer, mean_loss, batches, rates, tensors)
 
 
 @cache

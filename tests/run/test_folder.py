@@ -1,7 +1,6 @@
 """The run folder: nothing of an earlier run or of somebody else is ever written over."""
 
 import errno
-import json
 import os
 import subprocess
 from functools import partial
@@ -41,35 +40,23 @@ def test_config_and_plan_are_written_and_the_config_can_be_run_again(tmp_path):
 
 def test_the_source_is_the_task_as_it_was_at_the_start(tmp_path):
     task = tasks.copy("causal_lm", tmp_path)
-    (task / "parts").mkdir()
-    (task / "parts/layer.py").write_text("x = 1\n")
-    for other in ("parts/rows.json", ".hidden/a.py", "runs/one/plan.json", "runs/one/source/b.py", "weights.bin"):
-        (task / other).parent.mkdir(parents=True, exist_ok=True)
-        (task / other).write_text("{}")
+    before = (task / "model.py").read_text()
     config = load_config(task / "gpt_pydoc.json")
-
-    def files(folder):
-        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
     folder = OwnFolder(tmp_path / "run")
     folder.begin(config, resolve(config, 2), False, {})
-    expected = {name: text for name, text in files(task).items() if name.endswith(".py") and name[0] != "."}
-    expected |= {name: text for name, text in files(task).items() if name.endswith(".json") and "/" not in name}
-    del expected["runs/one/source/b.py"]
-    kept = files(tmp_path / "run/source")
-    assert json.loads(kept.pop("git.json")) == {"commit": None, "changed": None}
-    assert kept == {f"causal_lm/{name}": text for name, text in expected.items()}
-    assert load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json").task == "causal_lm"
+    assert read_object(tmp_path / "run/source/git.json") == {"commit": None, "changed": None}
     # A requeued job, which trains with the kept files, leaves them; a start with other files replaces them.
     (task / "model.py").write_text("")
-    (task / "parts/layer.py").unlink()
-    requeued = load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json")
+    (task / "train.py").unlink()
+    kept = tmp_path / "run/source/causal_lm"
+    requeued = load_config(kept / "gpt_pydoc.json")
+    assert requeued.task == "causal_lm"
     folder.begin(requeued, resolve(requeued, 2), True, {})
-    assert files(tmp_path / "run/source").items() > kept.items()
+    assert (kept / "model.py").read_text() == before
+    assert (kept / "train.py").exists()
     folder.begin(config, resolve(config, 2), True, {})
-    started = files(tmp_path / "run/source")
-    assert started["causal_lm/model.py"] == b""
-    assert "causal_lm/parts/layer.py" not in started
+    assert (kept / "model.py").read_text() == ""
+    assert not (kept / "train.py").exists()
 
 
 def test_the_source_has_the_recipe_that_was_elsewhere(tmp_path):
@@ -84,24 +71,22 @@ def test_the_source_has_the_recipe_that_was_elsewhere(tmp_path):
 def test_the_commit_of_the_source(tmp_path):
     task = tasks.copy("causal_lm", tmp_path)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-    subprocess.run([*git, "add", "causal_lm"], check=True)
-    subprocess.run([*git, "commit", "--quiet", "--message=x"], check=True)
+    for words in (["init", "--quiet"], ["add", "causal_lm"], ["commit", "--quiet", "--message=x"]):
+        subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     for changed in (False, True):
         keep_source(tmp_path / f"{changed}", task)
-        assert json.loads((tmp_path / f"{changed}/git.json").read_text()) == {"commit": commit, "changed": changed}
+        assert read_object(tmp_path / f"{changed}/git.json") == {"commit": commit, "changed": changed}
         (task / "model.py").write_text("")
 
 
 def test_earlier_runs_are_moved_aside(tmp_path):
     path = tmp_path / "run"
     created(path)
-    (path / "metrics.jsonl").write_text("first")
-    assert created(path) == tmp_path / "run.1"
-    (path / "metrics.jsonl").write_text("second")
-    assert created(path) == tmp_path / "run.2"
-    assert [(tmp_path / name / "metrics.jsonl").read_text() for name in ("run.1", "run.2")] == ["first", "second"]
+    for name in ("run.1", "run.2"):
+        (path / "metrics.jsonl").write_text(name)
+        assert created(path) == tmp_path / name
+    assert [(tmp_path / name / "metrics.jsonl").read_text() for name in ("run.1", "run.2")] == ["run.1", "run.2"]
     assert not (path / "metrics.jsonl").exists()
 
 

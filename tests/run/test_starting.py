@@ -25,8 +25,8 @@ def sources():
     return tasks.sources("causal_lm")(load_config(PYDOC))
 
 
-def note(folder: Path, text: str) -> None:
-    (folder / f"{text} {os.environ.get('RANK', 0)}").touch()
+def note_opened(folder: Path) -> None:
+    (folder / f"opened {os.environ['RANK']}").touch()
 
 
 def load_in_turns(folder: Path) -> list[float]:
@@ -53,7 +53,7 @@ def test_the_first_process_prepares_before_the_others_open_the_data(tmp_path):
 
 def load_and_stop(folder: Path, how: str) -> None:
     def open_sources(*_):
-        note(folder, "opened")
+        note_opened(folder)
         time.sleep(0.4)
         if how == "stop file":
             (folder / "run").mkdir(exist_ok=True)
@@ -92,7 +92,7 @@ def test_a_start_ends_on_request_while_data_is_prepared(tmp_path, how, name, rea
 
 def load_what_cannot_be_used(folder: Path) -> None:
     def open_sources(*_):
-        note(folder, "opened")
+        note_opened(folder)
         time.sleep(1.5)
         raise DataError("data.path: not this one")
 

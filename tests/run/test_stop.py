@@ -3,18 +3,14 @@
 import errno
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from jobs import failure_of
 from largebatch.plan.contract import STEPS_TO_STOP
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
 from largebatch.system.endings import StopReason
-from paths import PYDOC
-from resuming import TINY_GPT, events, train_interrupted
 
 
 def named(requests: StopRequests) -> StopReason | None:
@@ -71,26 +67,6 @@ def test_the_end_of_the_time_limit_less_the_margin(end, now, reason, monkeypatch
     monkeypatch.setattr("time.time", lambda: now)
     requests = StopRequests({}, 300)
     assert named(requests) == reason
-
-
-def train_slowly(*arguments) -> None:
-    """So that many steps are not much work."""
-    from largebatch.run import Run
-
-    update = Run.update
-    Run.update = lambda run, step: time.sleep(0.2) or update(run, step)
-    train_interrupted(*arguments, None)
-
-
-@pytest.mark.slow
-def test_a_run_stops_before_its_time_is_over(tmp_path):
-    words = (*TINY_GPT, '--train.duration={"steps": 100000}', "--faults.time_limit_margin_seconds=100")
-    end = {"LARGEBATCH_JOB_END_TIME": str(int(time.time()) + 115)}
-    report = failure_of(train_slowly, tmp_path / "run", PYDOC, words, environment=end)
-    assert "exit code 75" in report
-    assert "stopped: by the end of the job's time limit, after step" in report
-    (last,) = events(tmp_path / "run", "stopped")
-    assert list((tmp_path / "run").glob(f"checkpoints/step_{last['step']:08d}/complete.json"))
 
 
 @pytest.mark.parametrize("asked_in", [0, 3])
