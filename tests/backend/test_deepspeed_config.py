@@ -49,22 +49,12 @@ def test_unreadable(tmp_path, text):
 
 
 def test_filled_from_the_plan():
+    """The engine compares itself with the plan at every start; see test_check.py."""
     user = {"zero_optimization": {"stage": 3}, "gradient_clipping": "auto", "wall_clock_breakdown": True}
-    plan = resolve(load_config(PYDOC, ["--precision=bf16"]), world_size=2)
-    filled = fill_from_plan(user, plan)
-    assert (filled["train_micro_batch_size_per_gpu"], filled["train_batch_size"]) == (8, 16)
-    assert (filled["gradient_accumulation_steps"], filled["gradient_clipping"]) == (1, 1.0)
-    assert filled["communication_data_type"] == "fp32"
-    assert filled["torch_autocast"] == {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
-    assert filled["wall_clock_breakdown"] is True
-    assert filled["timers"] == {"throughput": {"enabled": False}}
+    filled = fill_from_plan(user, resolve(load_config(PYDOC), world_size=2))
+    assert (filled["gradient_clipping"], filled["wall_clock_breakdown"]) == (1.0, True)
     assert user["zero_optimization"] == {"stage": 3}
-
-
-def test_no_clipping_is_written_as_zero():
-    """Left out, DeepSpeed would clip to 1.0."""
-    plan = resolve(load_config(PYDOC, ["--optimizer.clip_norm=null"]), world_size=2)
-    assert fill_from_plan({"zero_optimization": {"stage": 1}}, plan)["gradient_clipping"] == 0.0
+    assert user["zero_optimization"] is not filled["zero_optimization"]
 
 
 @pytest.mark.parametrize("key", ["offload_optimizer", "offload_param"])

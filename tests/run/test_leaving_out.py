@@ -61,7 +61,8 @@ def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_pat
     run_job(train_without, tmp_path / "without", recipe, words, left_out, strategy=strategy)
     assert_same_weights(tmp_path / "poisoned/model", tmp_path / "without/model")
     losses = [{line["step"]: line["loss"] for line in exact_log(tmp_path / name)} for name in ("poisoned", "without")]
-    assert losses[0] == losses[1]
+    # That of a step which is rolled back stays.
+    assert losses[0].items() >= losses[1].items()
     assert 6 not in losses[0]
     (event,) = events(tmp_path / "poisoned", "skipped")
     assert (event["step"], event["first_skipped_step"]) == (6, min(left_out))

@@ -20,9 +20,9 @@ from largebatch.run.record.noise_scale import NoiseScale
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import read_object
 from paths import DIGITS, PYDOC, SIMCLR
-from reference import global_batches
+from reference import begin, global_batches
 from resuming import TINY_GPT, Interruption, events, run_interrupted
-from tasks import SMALL, build_model
+from tasks import SMALL
 
 EVERY_STEP = '--logging.noise_scale={"every": 1}'
 
@@ -109,9 +109,7 @@ def expected():
     """The measurements by definition: products of the gradients of different micro-batches of a plain model."""
     from largebatch.data.text import pydoc_samples
 
-    config = load_config(PYDOC, [*FIXED, EVERY_STEP])
-    torch.manual_seed(config.seed)
-    model = build_model(PYDOC)(config).train()
+    config, model, _ = begin(PYDOC, (*FIXED, EVERY_STEP))
     train_set, _ = pydoc_samples(config.data)
     counted = [each for name, each in model.named_parameters() if ".h.1." not in name]
     lines = []

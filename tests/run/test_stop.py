@@ -17,6 +17,10 @@ def named(requests: StopRequests) -> StopReason | None:
     return REASONS[requests.requested()]
 
 
+def looking_in(folder: Path) -> StopRequests:
+    return StopRequests({StopReason.STOP_FILE: folder / "stop", StopReason.BATCH_SCRIPT: folder / "stop.7"}, 0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
 def test_signals_are_noted_only_while_it_listens(number):
     requests = StopRequests({}, 0)
@@ -33,8 +37,7 @@ def test_signals_are_noted_only_while_it_listens(number):
 def test_the_stop_file_is_looked_for_once_a_second(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.time", lambda: now[0])
-    files = {StopReason.STOP_FILE: tmp_path / "stop", StopReason.BATCH_SCRIPT: tmp_path / "stop.7"}
-    requests = StopRequests(files, 0)
+    requests = looking_in(tmp_path)
     assert named(requests) is None
     (tmp_path / "stop.7").touch()
     assert named(requests) is None
@@ -96,7 +99,7 @@ def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch):
     now = [100.0]
     stat = Path.stat
     monkeypatch.setattr("time.time", lambda: now[0])
-    requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop"}, 0)
+    requests = looking_in(tmp_path)
     (tmp_path / "stop").touch()
 
     def fail(*_, **__):
@@ -113,15 +116,13 @@ def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch):
 def test_a_stop_file_that_cannot_be_looked_at_does_not_hide_another(tmp_path):
     (tmp_path / "stop").symlink_to("x" * 300)
     (tmp_path / "stop.7").touch()
-    requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop", StopReason.BATCH_SCRIPT: tmp_path / "stop.7"}, 0)
-    assert named(requests) == StopReason.BATCH_SCRIPT
+    assert named(looking_in(tmp_path)) == StopReason.BATCH_SCRIPT
 
 
 def test_a_folder_or_a_loop_in_place_of_the_stop_file_is_no_request(tmp_path):
     (tmp_path / "stop").mkdir()
     (tmp_path / "stop.7").symlink_to("stop.7")
-    requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop", StopReason.BATCH_SCRIPT: tmp_path / "stop.7"}, 0)
-    assert named(requests) is None
+    assert named(looking_in(tmp_path)) is None
     OwnFolder(tmp_path).hold()
     folder = OwnFolder(tmp_path)
     folder.forget_requests()
