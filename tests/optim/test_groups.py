@@ -146,13 +146,6 @@ def test_an_optimizer_decides_its_groups_by_roles():
         }
 
 
-def test_shared_and_frozen_parameters():
-    model = gpt()  # the output layer shares the embedding's weight
-    model.transformer.wpe.weight.requires_grad_(False)
-    parameters = [p for group in groups_of(model) for p in group["params"]]
-    assert len(parameters) == len({id(p) for p in parameters}) == sum(p.requires_grad for p in model.parameters())
-
-
 def test_a_model_without_trainable_parameters_is_refused():
     with pytest.raises(ConfigError, match="Linear has no trainable parameter; leave requires_grad of some true"):
         build_optimizer(nn.Linear(2, 2).requires_grad_(False), resolve(load_config(DIGITS), world_size=1))

@@ -12,6 +12,7 @@ from largebatch.run.command_line import user_errors
 from largebatch.run.record.record import Record
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import claim
+from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import OwnEnding, read_endings
 from paths import PYDOC
@@ -71,9 +72,8 @@ def test_an_ending_has_the_facts_by_which_a_job_is_started_again(error, kind, re
     ending = folder.ending()
     assert (ending.kind, ending.retry, ending.exception) == (kind, retry, type(error).__name__)
     assert (ending.trained, ending.micro_batch_size, ending.step) == (True, 8, 3)
-    status = json.loads(folder.status_file.read_text())
-    facts = {"outcome": "failed", "kind": kind, "exception": type(error).__name__, "resume": retry}
-    assert status.items() >= (facts | {"trained": True, "micro_batch_size": 8, "step": 3}).items()
+    told = {"outcome": "failed", "kind": kind, "step": 3, "resume": retry}
+    assert read_object(folder.status_file).items() >= told.items()
 
 
 LAUNCHERS = [{"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2"}, {"ACCELERATE_MIXED_PRECISION": "no"}]
