@@ -29,10 +29,6 @@ def expected_loss(multiple: int, before: float) -> float:
 def train(run_dir: Path, last_step: int) -> float:
     """Train up to a step, and return the loss after `STEP`."""
     words = (f"--train.stop_after_steps={last_step}", f"--evaluation.every.steps={STEP}")
-    jobs.run_job(_train, QUADRATIC, words, run_dir, strategy="single")
+    jobs.train_in_job(QUADRATIC, run_dir, *words, strategy="single")
     losses = {line["step"]: line["loss"] for line in read_json_lines(run_dir / "evaluations.jsonl")}
     return losses[STEP]
-
-
-def _train(recipe: Path, words: tuple[str, ...], run_dir: Path) -> None:
-    jobs.train(recipe, *words, run_dir=run_dir)
