@@ -200,7 +200,7 @@ def test_same_as_one_process_with_the_product_as_micro_batch(strategy, world_siz
 @pytest.mark.slow
 def test_without_it_the_micro_batch_of_a_process_counts(tmp_path):
     words = (SHORT, "--batch.micro_batch_size=4")
-    result = run_job(recorded, DIGITS, tmp_path / "run", *words, strategy="ddp")[0]
+    result = run_job(recorded, DIGITS, tmp_path / "run", *words)[0]
     assert_same(result, plainly(4), STEPS)
     with pytest.raises(AssertionError):
         assert_same(result, plainly(8), STEPS)

@@ -101,7 +101,7 @@ def test_a_parameter_that_the_strategy_cannot_cut_up(strategy, tmp_path):
 
 def test_ddp_holds_single_numbers_whole(tmp_path):
     """The next check is the one that refuses it: nothing uses it here."""
-    assert "got no gradient, such as temperature" in failure_of(train_with, "single number", tmp_path, strategy="ddp")
+    assert "got no gradient, such as temperature" in failure_of(train_with, "single number", tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

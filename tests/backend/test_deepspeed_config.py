@@ -1,19 +1,12 @@
 """The DeepSpeed JSON may decide memory and speed, and nothing of the optimization."""
 
-import json
-
 import pytest
 
 from largebatch.backend.deepspeed_config import deepspeed_config_problems, fill_from_plan, read_deepspeed_config
 from largebatch.config import load_config
 from largebatch.errors import LaunchError
 from largebatch.plan import resolve
-from paths import PYDOC, ROOT
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("ds_configs/*.json")), ids=lambda path: path.stem)
-def test_shipped_configs_are_clean(path):
-    assert deepspeed_config_problems(json.loads(path.read_text())) == []
+from paths import PYDOC
 
 
 @pytest.mark.parametrize(
