@@ -43,11 +43,6 @@ def test_states_that_are_offloaded_are_on_the_host():
     assert [each["device"] for each in kept] == ["cpu", "cpu"]
 
 
-def test_alone():
-    launch = read_launch({})
-    assert (launch.strategy, launch.rank, launch.world_size) == ("single", 0, 1)
-
-
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
