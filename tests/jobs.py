@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from largebatch.tools.accelerate_configs import rehearsal_environment
 from largebatch.tools.local_jobs import jobs, training
-from largebatch.tools.local_jobs.jobs import JobFailed
+from largebatch.tools.local_jobs.jobs import JobFailed as JobFailed
 from paths import ROOT
 from tasks import TASKS
 
@@ -25,8 +26,6 @@ jobs.preload_tasks(
 # Whether the test that runs is marked as slow; set by conftest.py.
 allowed = True
 
-__all__ = ["OTHER_ZERO_LAYOUTS", "JobFailed", "launch_environment", "run_job", "train", "write_zero_config"]
-
 # Stages of ZeRO with settings that lay out its state otherwise than the shipped ones.
 OTHER_ZERO_LAYOUTS = [
     (2, {"round_robin_gradients": True}),
@@ -40,14 +39,19 @@ def run_job(
     function: Callable[..., Any],
     *arguments: Any,
     strategy: str = "ddp",
-    world_size: int = 2,
+    world_size: int | None = None,
     timeout: float = 600,
     environment: dict[str, str] | None = None,
     accelerate_configs: Path | None = None,
 ) -> list[Any]:
-    """Call `function(*arguments)` in every process of a job, in the repository's root; the results by rank."""
+    """Call `function(*arguments)` in every process of a job, in the repository's root; the results by rank.
+
+    Unless `world_size` says how many processes there are, there are two, or one of the strategy "single".
+    """
     assert allowed, "this test starts a job: mark it with pytest.mark.slow"
-    settings = launch_environment(strategy, world_size, accelerate_configs) if strategy != "single" else {}
+    is_single = strategy == "single"
+    world_size = world_size or (1 if is_single else 2)
+    settings = {} if is_single else launch_environment(strategy, world_size, accelerate_configs)
     return jobs.run_job(
         function,
         *arguments,
@@ -56,6 +60,15 @@ def run_job(
         folder=ROOT,
         timeout=timeout,
     )
+
+
+def failure_of(function: Callable[..., Any], *arguments: Any, **place: Any) -> str | None:
+    """The report of a job that fails; None if it does not."""
+    try:
+        run_job(function, *arguments, **place)
+    except JobFailed as failure:
+        return str(failure)
+    return None
 
 
 def launch_environment(strategy: str, world_size: int, accelerate_configs: Path | None = None) -> dict[str, str]:
@@ -77,3 +90,8 @@ def write_zero_config(folder: Path, stage: int, settings: dict[str, Any]) -> Non
 def train(recipe: Path, *overrides: str, run_dir: Path) -> None:
     """Run a shipped recipe in this process."""
     training.train(recipe, *overrides, run_dir=run_dir)
+
+
+def train_in_job(recipe: Path, run_dir: Path, *overrides: str, **place: Any) -> None:
+    """Run a recipe in the processes of a job."""
+    run_job(partial(train, run_dir=run_dir), recipe, *overrides, **place)

@@ -12,30 +12,39 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy, one_hot
 
+import tasks
 from largebatch.config import load_config
 from largebatch.data.order import derive_seed, epoch_order
 from plain_optimizers import PlainLamb, PlainLars
-from tasks import build_model
+
+
+def begin(recipe: Path, overrides: tuple[str, ...]) -> tuple:
+    """The config, a model with its starting weights, and the options of the optimizer."""
+    config = load_config(recipe, overrides)
+    torch.manual_seed(config.seed)
+    return config, tasks.build_model(recipe)(config), config.optimizer
+
+
+def groups_of(model, options, exempt: tuple[str, ...]) -> list[dict]:
+    """A group for each parameter, without weight decay if a part of the name is among those that are exempt."""
+    return [
+        {"params": [p], "weight_decay": 0.0 if any(part in n for part in exempt) else options.weight_decay}
+        for n, p in model.named_parameters()
+    ]
 
 
 def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
     """SGD or LARS on the digits; BatchNorm over micro-batches, as Goyal's workers do."""
     from largebatch.data.images import digits, normalize_pixels
 
-    config = load_config(recipe, overrides)
-    torch.manual_seed(config.seed)
-    model = build_model(recipe)(config)
+    config, model, options = begin(recipe, overrides)
     train_set, _ = digits(config.data)
-    options = config.optimizer
     momentum = {"momentum": options.momentum, "nesterov": options.nesterov}
     if options.name == "lars":
         # Vectors are normalizations and biases here.
         optimizer = PlainLars(model.parameters(), options.weight_decay, options.trust_coefficient, **momentum)
     else:
-        decayed = [p for n, p in model.named_parameters() if "normalization" not in n]
-        exempt = [p for n, p in model.named_parameters() if "normalization" in n]
-        groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
-        optimizer = torch.optim.SGD(groups, **momentum)
+        optimizer = torch.optim.SGD(groups_of(model, options, ("normalization",)), **momentum)
 
     def mean_loss(indices):
         losses = []
@@ -50,7 +59,7 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
     batches = global_batches(1437, {0: size}, keep_last=False, steps=steps)
     peak = config.learning_rate.base_lr
     rates = [peak / 2 * (1 + np.cos(np.pi * step / total)) for step in range(steps)]
-    return _train(config, model, optimizer, mean_loss, batches, rates)
+    return train_plainly(config, model, optimizer, mean_loss, batches, rates)
 
 
 def reference_pydoc(
@@ -63,20 +72,13 @@ def reference_pydoc(
     """
     from largebatch.data.text import pydoc_samples
 
-    config = load_config(recipe, overrides)
-    torch.manual_seed(config.seed)
-    model = build_model(recipe)(config)
+    config, model, options = begin(recipe, overrides)
     if config.model.architecture == "llama":
         draw_by_name(model, config.seed, config.model.initializer_range)
     train_set, _ = pydoc_samples(config.data)
-    options = config.optimizer
-    exempt_names = {n for n, _ in model.named_parameters() if "ln_" in n or "norm" in n or n.endswith("bias")}
-    # A group for each parameter.
-    groups = [
-        {"params": [p], "weight_decay": 0.0 if n in exempt_names else options.weight_decay}
-        | dict(zip(("factor", "frozen"), next((own[part] for part in own or {} if part in n), (1, 0)), strict=True))
-        for n, p in model.named_parameters()
-    ]
+    groups = groups_of(model, options, ("ln_", "norm", "bias"))
+    for group, (name, _) in zip(groups, model.named_parameters(), strict=True):
+        group["factor"], group["frozen"] = next((own[part] for part in own or {} if part in name), (1, 0))
     kind = PlainLamb if options.name == "lamb" else torch.optim.AdamW
     optimizer = kind(groups, betas=options.betas, eps=options.eps)
 
@@ -91,7 +93,7 @@ def reference_pydoc(
     rates = [
         0.002 * math.sqrt(size / 32) * batch[3] / batches[40][3] for size, batch in zip(in_force, batches, strict=False)
     ]
-    return _train(config, model, optimizer, mean_loss, batches[:steps], rates)
+    return train_plainly(config, model, optimizer, mean_loss, batches[:steps], rates)
 
 
 def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, files: dict, phases: dict) -> dict:
@@ -100,16 +102,10 @@ def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, file
     `files` has each source's file and number of samples by its name; `phases`, from which step which parts of a batch
     come from which source.
     """
-    config = load_config(recipe, overrides)
-    torch.manual_seed(config.seed)
-    model = build_model(recipe)(config)
-    options = config.optimizer
+    config, model, options = begin(recipe, overrides)
     size = config.batch.global_batch_size
     block = config.data.block_size
-    decayed = [p for n, p in model.named_parameters() if not ("ln_" in n or n.endswith("bias"))]
-    exempt = [p for n, p in model.named_parameters() if "ln_" in n or n.endswith("bias")]
-    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
+    optimizer = torch.optim.AdamW(groups_of(model, options, ("ln_", "bias")), betas=options.betas, eps=options.eps)
 
     def draws(name, file, samples):
         tokens = b"".join(line.encode() + b"\0" for line in Path(file).read_text().splitlines())
@@ -141,18 +137,15 @@ def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, file
         return cross_entropy(model(input_ids=rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
 
     rates = [0.002 * step / 40 for step in range(steps)]
-    return _train(config, model, optimizer, mean_loss, [(0, 0, 1, 0)] * steps, rates)
+    return train_plainly(config, model, optimizer, mean_loss, [(0, 0, 1, 0)] * steps, rates)
 
 
 def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
     """AdamW on the digits, the whole global batch in one forward pass; warmup over 10 steps, then half a cosine."""
     from largebatch.data.images import digits, normalize_pixels
 
-    config = load_config(recipe, overrides)
-    torch.manual_seed(config.seed)
-    model = build_model(recipe)(config)
+    config, model, options = begin(recipe, overrides)
     train_set, _ = digits(config.data)
-    options = config.optimizer
     # Matrices and patch embedding; not biases, norms, class token and positions. Nothing depends on key biases.
     trained = {n: p for n, p in model.named_parameters() if "k_proj.bias" not in n}
     groups = [
@@ -179,7 +172,7 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
     total = round(config.train.duration.epochs) * (1437 // size)
     cosine = [peak * (1 + math.cos(math.pi * (step - 10) / (total - 10))) / 2 for step in range(steps)]
     rates = [peak * step / 10 if step < 10 else rate for step, rate in enumerate(cosine)]
-    return _train(config, model, optimizer, mean_loss, global_batches(1437, {0: size}, False, steps), rates)
+    return train_plainly(config, model, optimizer, mean_loss, global_batches(1437, {0: size}, False, steps), rates)
 
 
 def mixed_in_pairs(pixels, targets, indices, config):
@@ -197,15 +190,9 @@ def mixed_in_pairs(pixels, targets, indices, config):
 
 def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
     """LAMB on masked blocks, the whole global batch in one pass, its loss torch's mean over all that is predicted."""
-    import tasks
-
-    masked_sources = tasks.sources("masked_lm")
-
-    config = load_config(recipe, overrides)
-    model = build_model(recipe)(config)
+    config, model, options = begin(recipe, overrides)
     draw_by_name(model, config.seed, config.model.initializer_range)
-    train_set, _ = masked_sources(config)
-    options = config.optimizer
+    train_set, _ = tasks.sources("masked_lm")(config)
     # Nothing depends on key biases.
     trained = {n: p for n, p in model.named_parameters() if "key.bias" not in n}
     groups = [
@@ -223,7 +210,7 @@ def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict
     # Within the first 40 steps, of warmup from zero.
     rates = [config.learning_rate.base_lr * step / 40 for step in range(steps)]
     batches = global_batches(len(train_set), {0: config.batch.global_batch_size}, False, steps)
-    return _train(config, model, optimizer, mean_loss, batches, rates)
+    return train_plainly(config, model, optimizer, mean_loss, batches, rates)
 
 
 def factor_of_layer(name: str, config) -> float:
@@ -267,7 +254,8 @@ def global_batches(num_samples: int, size_at: dict[int, int], keep_last: bool, s
     return batches
 
 
-def _train(config, model, optimizer, mean_loss, batches, rates) -> dict:
+def train_plainly(config, model, optimizer, mean_loss, batches, rates, tensors=torch.nn.Module.named_parameters):
+    """The metrics of each step, and what `tensors` finds in the model after it."""
     model.train()
     metrics = []
     weights = []
@@ -284,5 +272,5 @@ def _train(config, model, optimizer, mean_loss, batches, rates) -> dict:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm or float("inf"))
         optimizer.step()
         metrics.append({"loss": loss.item(), "lr": learning_rate, "grad_norm": norm.item()})
-        weights.append({name: p.detach().numpy().copy() for name, p in model.named_parameters()})
+        weights.append({name: tensor.detach().numpy().copy() for name, tensor in tensors(model)})
     return {"metrics": metrics, "weights": weights}

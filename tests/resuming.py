@@ -10,11 +10,14 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from safetensors.numpy import load_file
 
-from jobs import JobFailed, run_job, train
+from jobs import failure_of, train
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.layout import read_object
 from paths import PYDOC
 
 # One layer, unequal samples, ragged batches, dropout, a batch that grows, accumulation, AdamW, clipping.
@@ -156,36 +159,42 @@ def run_interrupted(
     words: tuple[str, ...],
     interruption: Interruption | None = None,
     strategy: str = "ddp",
-    world_size: int = 2,
+    world_size: int | None = None,
     recipe: Path = PYDOC,
     accelerate_configs: Path | None = None,
 ) -> str | None:
     """One attempt; None if it came to its end, or the report of its failure."""
-    try:
-        run_job(
-            train_interrupted,
-            run_dir,
-            recipe,
-            words,
-            interruption,
-            strategy=strategy,
-            world_size=world_size,
-            accelerate_configs=accelerate_configs,
-            # The longest run has 7,000 steps, and machines differ.
-            timeout=600,
-        )
-    except JobFailed as failure:
-        return str(failure)
-    return None
+    place = {"strategy": strategy, "world_size": world_size, "accelerate_configs": accelerate_configs}
+    return failure_of(train_interrupted, run_dir, recipe, words, interruption, **place)
+
+
+def stop_and_resume(folder: Path, words: tuple[str, ...], interruption: Interruption, **place: Any) -> None:
+    """A run at `folder / "whole"`, and one at `folder / "run"` that is asked to stop, and goes on."""
+    assert run_interrupted(folder / "whole", words, **place) is None
+    assert "exit code 75" in run_interrupted(folder / "run", words, interruption, **place)
+    assert run_interrupted(folder / "run", words, **place) is None
+
+
+def exact_log(run_dir: Path) -> list[dict[str, Any]]:
+    """The numbers of logged steps that do not depend on the clock."""
+    return [{name: line.get(name) for name in EXACT} for line in read_json_lines(run_dir / "metrics.jsonl")]
+
+
+def logged_steps(run_dir: Path) -> list[int]:
+    return [line["step"] for line in exact_log(run_dir)]
+
+
+def events(run_dir: Path, event: str) -> list[dict[str, Any]]:
+    """The lines of the run's history about such events."""
+    return [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == event]
 
 
 def assert_bit_for_bit(run_dir: Path, reference: Path, weights: str = "model.safetensors") -> None:
     """Weights, log, evaluations and the content of every micro-batch, also of steps that were made twice."""
     assert_same_weights(run_dir / "model", reference / "model", weights)
-    logs = [read_json_lines(path / "metrics.jsonl") for path in (run_dir, reference)]
-    assert len(logs[1]) > 10
-    mine, theirs = ([{name: line.get(name) for name in EXACT} for line in log] for log in logs)
-    assert mine == theirs
+    expected = exact_log(reference)
+    assert len(expected) > 10
+    assert exact_log(run_dir) == expected
     evaluations = [read_json_lines(path / "evaluations.jsonl") for path in (run_dir, reference)]
     assert evaluations[0] == evaluations[1]
     expected = samples_of(reference)
@@ -201,6 +210,14 @@ def assert_same_weights(folder: Path, reference: Path, file: str = "model.safete
     assert mine.keys() == theirs.keys()
     for name in theirs:
         assert mine[name].tobytes() == theirs[name].tobytes(), name
+
+
+def assert_close_weights(run_dir: Path, reference: Path, tolerance: float = 1e-5) -> None:
+    """The weights of two runs are the same up to rounding."""
+    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, reference))
+    assert mine.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        assert np.linalg.norm(mine[name] - weight) <= tolerance * max(np.linalg.norm(weight), 1e-8), name
 
 
 def samples_of(run_dir: Path) -> dict[tuple[int, int], set[tuple[str, ...]]]:
@@ -230,7 +247,7 @@ def kill_many_times(folder: Path, words: tuple[str, ...], strategy: str, kills: 
     rng = random.Random(seed)
     reference = folder / "reference"
     assert run_interrupted(reference, words, strategy=strategy) is None
-    seconds = json.loads((reference / "summary.json").read_text())["train_seconds"]
+    seconds = read_object(reference / "summary.json")["train_seconds"]
     killed = ended = 0
     while killed < kills:
         run_dir = folder / f"run_{ended}"

@@ -1,18 +1,16 @@
 """Real launches that are ended by signals, and resume under another strategy."""
 
-import json
 import os
 import signal
 import subprocess
 import time
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.layout import read_object
 from paths import MAPS, ROOT
-from resuming import TINY_MAPS, run_interrupted
+from resuming import TINY_MAPS, assert_close_weights, events, run_interrupted
 from test_launched import launch_command
 
 pytestmark = pytest.mark.slow
@@ -46,7 +44,7 @@ def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(
     output, _ = job.communicate(timeout=600)
     assert job.returncode != 0
     assert "forcefully" not in output
-    status = json.loads((run_dir / "status.json").read_text())
+    status = read_object(run_dir / "status.json")
     assert (status["outcome"], status["resume"]) == ("stopped", True), (status, output)
     assert f"by {number.name}" in status["message"]
     assert 12 <= status["step"] == status["checkpoint_step"] < 100000
@@ -55,10 +53,6 @@ def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(
         return
     last = f"--train.stop_after_steps={status['step'] + 4}"
     assert run_interrupted(run_dir, (*WORDS, last), strategy="zero2", recipe=MAPS) is None
-    starts = [line["step"] for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
-    assert starts == [0, status["step"]]
+    assert [line["step"] for line in events(run_dir, "started")] == [0, status["step"]]
     assert run_interrupted(tmp_path / "whole", (*WORDS, last), strategy="fsdp", recipe=MAPS) is None
-    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run_dir, tmp_path / "whole"))
-    for name in theirs:
-        difference = np.linalg.norm(mine[name] - theirs[name]) / max(np.linalg.norm(theirs[name]), 1e-8)
-        assert difference <= 1e-5, (name, difference)
+    assert_close_weights(run_dir, tmp_path / "whole")

@@ -17,10 +17,7 @@ def copies_after_the_blocks(folder, *words):
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    import tasks
-    from largebatch.config import load_config
-    from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
+    from stepping import prepared
 
     copies = []
 
@@ -32,23 +29,16 @@ def copies_after_the_blocks(folder, *words):
                 copies.append(StorageWeakRef(result.untyped_storage()))
             return result
 
-    run = Run(
-        load_config(LLAMA, (*MODEL, f"--model.intermediate_size={WIDTH}", "--precision=bf16", *words)),
-        RunOptions(folder),
-    )
-    train_set, _ = run.load(tasks.sources("causal_lm"))
-    model = run.build(tasks.build_model(LLAMA))
-    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    words = (*MODEL, f"--model.intermediate_size={WIDTH}", "--precision=bf16", *words)
+    run, _, model, train_set = prepared(LLAMA, folder, *words)
     alive = []
     run.backend.unwrapped_model.lm_head.register_forward_pre_hook(
         lambda *_: alive.append(sum(not copy.expired() for copy in copies))
     )
-    for step in run.steps(train_set):
-        for batch in step.micro_batches():
-            with Watch():
-                model(input_ids=batch["input_ids"], targets=batch["labels"])
-            return len(copies), alive[0]
-    raise AssertionError
+    batch = next(next(run.steps(train_set)).micro_batches())
+    with Watch():
+        model(input_ids=batch["input_ids"], targets=batch["labels"])
+    return len(copies), alive[0]
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])

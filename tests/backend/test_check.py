@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import JobFailed, run_job, train
+from jobs import failure_of, train
 from paths import PYDOC
 from tasks import SMALL
 
@@ -67,14 +67,8 @@ def train_with(change: str, run_dir: Path) -> None:
     train(PYDOC, *SMALL, "--train.stop_after_steps=1", run_dir=run_dir)
 
 
-def failure(change: str, strategy: str, run_dir: Path) -> str:
-    with pytest.raises(JobFailed) as caught:
-        run_job(train_with, change, run_dir, strategy=strategy)
-    return str(caught.value)
-
-
 def test_deepspeed(tmp_path):
-    report = failure("DeepSpeed", "zero2", tmp_path / "run")
+    report = failure_of(train_with, "DeepSpeed", tmp_path / "run", strategy="zero2")
     for words in (
         "gradient clipping in DeepSpeed: the plan says 1.0, the engine has 0.5",
         "gradient accumulation inside the engine: the plan says 1, the engine has 4",
@@ -89,7 +83,7 @@ def test_deepspeed(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
 def test_an_optimizer_that_wrapping_changes(strategy, tmp_path):
-    report = failure("optimizer", strategy, tmp_path / "run")
+    report = failure_of(train_with, "optimizer", tmp_path / "run", strategy=strategy)
     found = report[report.index("hyperparameters per group") :]
     assert "'weight_decay': 0.1" in found
     assert "'maximize': True" in found
@@ -100,17 +94,17 @@ def test_an_optimizer_that_wrapping_changes(strategy, tmp_path):
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
 def test_a_parameter_that_the_strategy_cannot_cut_up(strategy, tmp_path):
-    report = failure("single number", strategy, tmp_path)
+    report = failure_of(train_with, "single number", tmp_path, strategy=strategy)
     assert f"temperature is a single number, of shape (), which {strategy} cannot shard" in report
     assert "Traceback" not in report
 
 
 def test_ddp_holds_single_numbers_whole(tmp_path):
     """The next check is the one that refuses it: nothing uses it here."""
-    assert "got no gradient, such as temperature" in failure("single number", "ddp", tmp_path)
+    assert "got no gradient, such as temperature" in failure_of(train_with, "single number", tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_master_weights(strategy, tmp_path):
-    report = failure("half-precision weights", strategy, tmp_path / "run")
+    report = failure_of(train_with, "half-precision weights", tmp_path / "run", strategy=strategy)
     assert "master weights: the plan says {'torch.float32'}" in report

@@ -1,8 +1,7 @@
-"""Equal samples need no communication of their weights in the loss."""
+"""When the weights of unequal samples in the loss are summed; that equal ones need no sum is in test_traffic.py."""
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 import tasks
@@ -12,26 +11,23 @@ from largebatch.run.feed import training_feed
 from paths import PYDOC
 
 
-@pytest.mark.parametrize(
-    ("words", "sums"), [((), 0), (("--data.samples=documents", "--data.num_train_samples=2000"), 3)]
-)
-def test_equal_samples_need_no_communication_of_weights(words, sums):
-    text_sources = tasks.sources("causal_lm")
+def test_weights_are_summed_while_the_step_before_is_computed():
     counts = []
-    config = load_config(PYDOC, (*words, "--train.stop_after_steps=3"))
+    words = ("--data.samples=documents", "--data.num_train_samples=2000", "--train.stop_after_steps=3")
+    config = load_config(PYDOC, words)
     backend = SimpleNamespace(
         plan=resolve(config, 2),
         rank=1,
         device=torch.device("cpu"),
         processes=SimpleNamespace(sum_over_processes=lambda count: counts.append(count) or (lambda: count)),
     )
-    feed = training_feed(backend, text_sources(config)[0], 0, 0, iter)
+    feed = training_feed(backend, tasks.sources("causal_lm")(config)[0], 0, 0, iter)
     for number, step in enumerate(feed, 1):
         assert step.total_weight() > 0
-        micro_steps = [next(step.micro_steps), next(step.micro_steps)]
-        assert len(micro_steps) == 2
+        for _ in range(2):
+            next(step.micro_steps)
         # The next step's data are loaded when this step's passes have been launched, and not before.
-        assert len(counts) == min(number, sums)
+        assert len(counts) == number
         assert list(step.micro_steps) == []
-        assert len(counts) == min(number + 1, sums)
-    assert len(counts) == sums
+        assert len(counts) == min(number + 1, 3)
+    assert len(counts) == 3

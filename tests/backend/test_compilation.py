@@ -1,6 +1,5 @@
 """A compiled model is the same training, on every strategy, and its checkpoints are the same files."""
 
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._inductor.exc import InvalidCxxCompiler
 
 import tasks
-from jobs import JobFailed, run_job, train
+from jobs import JobFailed, run_job, train, train_in_job
 from largebatch.backend.compilation import CompiledRegions
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
@@ -24,7 +23,7 @@ from largebatch.run.step import Step
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import folder_name, read_manifest
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR, VIT_DIGITS
-from resuming import TINY_GPT
+from resuming import TINY_GPT, events
 
 CPU = torch.device("cpu")
 # Unequal lengths, ragged batches, dropout, accumulation, two evaluations.
@@ -46,10 +45,7 @@ trace_here = partial(train_here, backend="aot_eager")
 
 
 def written(run_dir: Path) -> dict:
-    return {
-        name: [json.loads(line) for line in (run_dir / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("metrics", "evaluations")
-    }
+    return {name: read_json_lines(run_dir / f"{name}.jsonl") for name in ("metrics", "evaluations")}
 
 
 def assert_same(mine: dict, theirs: dict) -> None:
@@ -70,7 +66,7 @@ def stored(run_dir: Path) -> tuple[set[str], set[str]]:
 def eager(tmp_path_factory):
     """The folder of a run of one process that is not compiled, and what it wrote."""
     run_dir = tmp_path_factory.mktemp("eager") / "run"
-    (result,) = run_job(train_here, run_dir, strategy="single", world_size=1)
+    (result,) = run_job(train_here, run_dir, strategy="single")
     assert result["graphs"] == 0
     return run_dir, result
 
@@ -104,14 +100,14 @@ def test_with_activation_checkpointing(what, strategy, eager, tmp_path):
     result = run_job(trace_here, tmp_path / "run", *words, strategy=strategy)[0]
     assert_same(result, eager[1])
     assert result["graphs"] > 1
-    assert "not_compiled" not in [line["event"] for line in read_json_lines(tmp_path / "run/history.jsonl")]
+    assert events(tmp_path / "run", "not_compiled") == []
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_compiled(eager, tmp_path):
     _, expected = eager
     for words in (("--train.stop_after_steps=4",), (COMPILED,)):
-        run_job(trace_here, tmp_path / "run", *words, strategy="single", world_size=1)
+        run_job(trace_here, tmp_path / "run", *words, strategy="single")
     result = written(tmp_path / "run")
     assert result["evaluations"].pop(0)["step"] == 4
     assert_same(result, expected)
@@ -176,70 +172,66 @@ def test_if_one_process_cannot_compile_none_does(part, strategy, eager, tmp_path
     assert later == [first] * 7
     # The trial of the compiler; and graphs of each block, forward and backward.
     assert (first == 1) if part == "forward" else (first > 4)
-    (event,) = [line for line in read_json_lines(tmp_path / "run/history.jsonl") if line["event"] == "not_compiled"]
+    (event,) = events(tmp_path / "run", "not_compiled")
     assert event["reason"].startswith("on rank 1: torch.compile does not work on ")
     assert "No working C++ compiler" in event["reason"]
 
 
+TWO_STEPS = ("--batch.micro_batch_size=32", "--train.stop_after_steps=2", COMPILED)
+LORA = '--model.lora={"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "recipe", "region"), [("fsdp", DIGITS, "ResNetStage"), ("zero3", SIMCLR, "Encoder")]
+    ("strategy", "recipe", "words", "region"),
+    [
+        ("fsdp", DIGITS, (), "ResNetStage"),
+        ("zero3", SIMCLR, (), "Encoder"),
+        # A compiled backward pass needs frozen weights whole, and they have been let go again.
+        ("zero3", ADDITION, (LORA,), "LlamaDecoderLayer"),
+    ],
 )
-def test_what_is_cut_up_inside(strategy, recipe, region, tmp_path):
+def test_what_is_cut_up_inside(strategy, recipe, words, region, tmp_path):
     """FSDP2 gathers each convolution of a ResNet by itself, in the midst of a stage; ZeRO-3 each layer of a model."""
     remedy = f'compute.compile: {strategy} .* of {region} .*; write "off", or launch with ddp, zero1 or zero2'
     with pytest.raises(JobFailed, match=remedy):
-        run_job(train_two_steps, tmp_path / "run", recipe, strategy=strategy)
+        train_in_job(recipe, tmp_path / "run", *TWO_STEPS, *words, strategy=strategy)
 
 
-@pytest.mark.slow
-def test_frozen_weights_and_zero3(tmp_path):
-    """A compiled backward pass needs them whole, and they have been let go again."""
-    lora = '--model.lora={"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
-    with pytest.raises(JobFailed, match="zero3 does not gather all weights of LlamaDecoderLayer for"):
-        run_job(train_two_steps, tmp_path / "run", ADDITION, lora, strategy="zero3")
-
-
-def train_as_on_gpus(run_dir: Path, strategy: str) -> list[dict]:
+def train_as_on_gpus(run_dir: Path, recipe: Path, *words: str) -> list[dict]:
     RunPlan.compiles_on = lambda plan, _kind: plan.compute.compile != "off"
-    lora = '--model.lora={"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
-    words = () if strategy == "fsdp" else (lora,)
-    train_two_steps(run_dir, DIGITS if strategy == "fsdp" else ADDITION, "--compute.compile=auto", *words)
+    train(recipe, *TWO_STEPS, "--compute.compile=auto", *words, run_dir=run_dir)
     return read_json_lines(run_dir / "history.jsonl")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
-def test_what_is_not_asked_for_runs_eagerly(strategy, tmp_path):
-    """Where compiling it would be refused: the same two models."""
-    history = run_job(train_as_on_gpus, tmp_path / "run", strategy, strategy=strategy)[0]
+@pytest.mark.parametrize(("strategy", "words"), [("fsdp", (DIGITS,)), ("zero3", (ADDITION, LORA))])
+def test_what_is_not_asked_for_runs_eagerly(strategy, words, tmp_path):
+    """Where compiling it would be refused: two of the same models."""
+    history = run_job(train_as_on_gpus, tmp_path / "run", *words, strategy=strategy)[0]
     assert [line["event"] for line in history] == ["started", "not_compiled", "finished"]
     assert f"{strategy} does not gather all weights of" in history[1]["reason"]
 
 
-def train_two_steps(run_dir: Path, recipe: Path, *words: str) -> None:
-    train(recipe, "--batch.micro_batch_size=32", "--train.stop_after_steps=2", COMPILED, *words, run_dir=run_dir)
+CHECKPOINTING = "--compute.activation_checkpointing=full"
 
 
-def test_batch_norm_and_accumulation():
-    config = load_config(DIGITS, [COMPILED])
-    with pytest.raises(ConfigError, match=r'between micro-batches, .*; write "off", or start 4 processes'):
-        resolve(config, 2)
-    assert resolve(config, 4).compiles_on("cpu")
+@pytest.mark.parametrize(
+    ("words", "world_size", "reason"),
+    [
+        ((), 2, r'between micro-batches, .*; write "off", or start 4 processes'),
+        (("--model.sync_batch_norm=true",), 4, "BatchNorm communicates between processes, which cannot be compiled"),
+        ((CHECKPOINTING,), 4, r"blocks with BatchNorm are recomputed.*compute.activation_checkpointing"),
+    ],
+)
+def test_batch_norm_that_cannot_be_compiled(words, world_size, reason):
+    with pytest.raises(ConfigError, match=reason):
+        resolve(load_config(DIGITS, [COMPILED, *words]), world_size)
 
 
-def test_batch_norm_over_all_processes():
-    config = load_config(DIGITS, [COMPILED, "--model.sync_batch_norm=true"])
-    with pytest.raises(ConfigError, match="BatchNorm communicates between processes, which cannot be compiled"):
-        resolve(config, 4)
-
-
-def test_batch_norm_and_activation_checkpointing():
-    """Blocks without BatchNorm are compiled with what is computed again; see `tests/model`."""
-    checkpointing = "--compute.activation_checkpointing=full"
-    with pytest.raises(ConfigError, match=r"blocks with BatchNorm are recomputed.*compute.activation_checkpointing"):
-        resolve(load_config(DIGITS, [COMPILED, checkpointing]), 4)
-    assert resolve(load_config(VIT_DIGITS, [COMPILED, checkpointing]), 4).compiles_on("cpu")
+def test_blocks_without_batch_norm_are_compiled_with_what_is_computed_again():
+    """See `tests/model`."""
+    assert resolve(load_config(VIT_DIGITS, [COMPILED, CHECKPOINTING]), 4).compiles_on("cpu")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +242,7 @@ def test_batch_norm_and_activation_checkpointing():
         (("--compute.compile=off",), 4, set(), "the model is not compiled: compute.compile is off"),
         ((), 2, set(), "the model is not compiled: BatchNorm's momentum differs between micro-batches"),
         (("--model.sync_batch_norm=true",), 4, set(), "not compiled: BatchNorm communicates between processes"),
-        (("--compute.activation_checkpointing=full",), 4, set(), "not compiled: blocks with BatchNorm are recomputed"),
+        ((CHECKPOINTING,), 4, set(), "not compiled: blocks with BatchNorm are recomputed"),
     ],
 )
 def test_where_models_are_compiled(words, world_size, devices, line):
@@ -264,9 +256,7 @@ def test_blocks_that_are_computed_again_are_compiled(tmp_path):
     """In one graph of training, which all blocks share, and one of evaluation, besides that of the first trial; here,
     kernels are compiled."""
     words = ("--data.samples=blocks", "--batch.drop_last=true")
-    checkpointing = "--compute.activation_checkpointing=full"
-    place = {"strategy": "single", "world_size": 1}
-    (expected,) = run_job(train_here, tmp_path / "eager", *words, **place)
-    (result,) = run_job(train_here, tmp_path / "run", *words, COMPILED, checkpointing, **place, timeout=600)
+    (expected,) = run_job(train_here, tmp_path / "eager", *words, strategy="single")
+    (result,) = run_job(train_here, tmp_path / "run", *words, COMPILED, CHECKPOINTING, strategy="single")
     assert_same(result, expected)
     assert result["graphs"] == 3

@@ -1,38 +1,23 @@
 """The DeepSpeed JSON may decide memory and speed, and nothing of the optimization."""
 
-import json
-
 import pytest
 
 from largebatch.backend.deepspeed_config import deepspeed_config_problems, fill_from_plan, read_deepspeed_config
 from largebatch.config import load_config
 from largebatch.errors import LaunchError
 from largebatch.plan import resolve
-from paths import PYDOC, ROOT
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("ds_configs/*.json")), ids=lambda path: path.stem)
-def test_shipped_configs_are_clean(path):
-    assert deepspeed_config_problems(json.loads(path.read_text())) == []
+from paths import PYDOC
 
 
 @pytest.mark.parametrize(
     ("addition", "words"),
     [
         ({"scheduler": {"type": "WarmupLR"}}, "scheduler: remove it; the recipe's learning_rate section decides it"),
-        ({"optimizer": {"type": "AdamW"}}, "optimizer: remove it; the recipe's optimizer section decides it"),
-        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps: remove it"),
         ({"gradient_clipping": 1.0}, "gradient_clipping: remove it; it is the recipe's optimizer.clip_norm"),
-        ({"train_batch_size": 32}, "train_batch_size: remove it"),
-        ({"bf16": {"enabled": True}}, "bf16: remove it"),
-        ({"bfloat16": {"enabled": True}}, "bfloat16: remove it"),
         ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op: remove it; it is not known to affect only"),
-        ({"managed_gradient_accumulation": False}, "managed_gradient_accumulation: remove it"),
         ({"zero_optimization": {"stage": 2, "compute_grad_norm": False}}, "compute_grad_norm: remove"),
-        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_hpz_partition_size: remove"),
         ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage: given 0; write 1, 2 or 3"),
         ({"zero_optimization": None}, "zero_optimization.stage: given null"),
-        ({"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}, "zero_quantized_gradients: remove"),
     ],
 )
 def test_settings_of_the_recipe_are_refused(addition, words):
@@ -57,22 +42,12 @@ def test_unreadable(tmp_path, text):
 
 
 def test_filled_from_the_plan():
+    """The engine compares itself with the plan at every start; see test_check.py."""
     user = {"zero_optimization": {"stage": 3}, "gradient_clipping": "auto", "wall_clock_breakdown": True}
-    plan = resolve(load_config(PYDOC, ["--precision=bf16"]), world_size=2)
-    filled = fill_from_plan(user, plan)
-    assert (filled["train_micro_batch_size_per_gpu"], filled["train_batch_size"]) == (8, 16)
-    assert (filled["gradient_accumulation_steps"], filled["gradient_clipping"]) == (1, 1.0)
-    assert filled["communication_data_type"] == "fp32"
-    assert filled["torch_autocast"] == {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
-    assert filled["wall_clock_breakdown"] is True
-    assert filled["timers"] == {"throughput": {"enabled": False}}
+    filled = fill_from_plan(user, resolve(load_config(PYDOC), world_size=2))
+    assert (filled["gradient_clipping"], filled["wall_clock_breakdown"]) == (1.0, True)
     assert user["zero_optimization"] == {"stage": 3}
-
-
-def test_no_clipping_is_written_as_zero():
-    """Left out, DeepSpeed would clip to 1.0."""
-    plan = resolve(load_config(PYDOC, ["--optimizer.clip_norm=null"]), world_size=2)
-    assert fill_from_plan({"zero_optimization": {"stage": 1}}, plan)["gradient_clipping"] == 0.0
+    assert user["zero_optimization"] is not filled["zero_optimization"]
 
 
 @pytest.mark.parametrize("key", ["offload_optimizer", "offload_param"])

@@ -18,13 +18,11 @@ from largebatch.config.sections import Compute
 from largebatch.errors import BackendMismatch
 from largebatch.model.token_losses import linear_token_losses
 from paths import ADDITION, DIGITS, LLAMA, PYDOC, SIMCLR
-from test_strategies import recorded
+from test_strategies import LAMB, LARS, recorded
 
 # Sizes that do not divide over the processes.
 SMALL = ("--model.num_layers=2", "--model.hidden_size=34", "--model.num_heads=2", "--data.block_size=16")
 SMALL_LLAMA = (*SMALL, "--model.num_heads=1", "--model.num_kv_heads=1", "--model.intermediate_size=47")
-LAMB = '--optimizer={"name": "lamb", "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 1.0}'
-LARS = '--optimizer={"name": "lars", "nesterov": true, "weight_decay": 0.001, "trust_coefficient": 0.01}'
 RECOMPUTED = "--compute.activation_checkpointing=full"
 COMPILED = "--compute.compile=on"
 ACCUMULATED = "--batch.micro_batch_size=4"

@@ -43,17 +43,11 @@ def test_states_that_are_offloaded_are_on_the_host():
     assert [each["device"] for each in kept] == ["cpu", "cpu"]
 
 
-def test_alone():
-    launch = read_launch({})
-    assert (launch.strategy, launch.rank, launch.world_size) == ("single", 0, 1)
-
-
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
         # `distributed_type: MULTI_CPU` starts one process; `use_cpu: true` with FSDP lets each think it is alone.
         ({"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}, "use_cpu: true"),
-        ({"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"}, "use_cpu: true"),
         (
             {"ACCELERATE_USE_CPU": "False", "MASTER_ADDR": "127.0.0.1"},
             "a distributed_type that is none of MULTI_GPU, FSDP, DEEPSPEED, so each process would train alone",
@@ -112,12 +106,8 @@ def test_when_a_strategy_can_reduce_gradients():
     last, each = (load_config(DIGITS, [f"--compute.reduce_gradients={when}_micro_batch"]) for when in ("last", "each"))
     assert read_launch(ddp, last).strategy == "ddp"
     assert read_launch({}, each).strategy == "single"
-    with pytest.raises(LaunchError) as refusal:
+    with pytest.raises(LaunchError, match='but ddp has "last_micro_batch"; launch with fsdp, hsdp, zero2 or zero3, or'):
         read_launch(ddp, each)
-    assert str(refusal.value) == (
-        'compute.reduce_gradients is "each_micro_batch", but ddp has "last_micro_batch"; launch with fsdp, hsdp, zero2 '
-        'or zero3, or write "auto"'
-    )
 
 
 def test_precision_that_agrees_is_accepted():

@@ -43,7 +43,7 @@ def held_by(rank, recipe):
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "recipe"), [(0, LLAMA_8B), (511, LLAMA_8B), (100, IMAGENET)])
 def test_its_rows_of_every_parameter(rank, recipe):
-    ((shapes, ranges, planned),) = run_job(held_by, rank, recipe, strategy="single", world_size=1)
+    ((shapes, ranges, planned),) = run_job(held_by, rank, recipe, strategy="single")
     held = 0
     for name, (rows, *others) in shapes.items():
         # Rows are dealt out in equal parts from the first process on, until there are none left.

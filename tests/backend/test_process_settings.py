@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from jobs import run_job
+from jobs import run_job, train_in_job
 from largebatch.backend import start as module
 from largebatch.errors import LaunchError
 from paths import DIGITS, PYDOC
@@ -89,13 +89,8 @@ def test_settings(strategy, hang_seconds, deterministic, timeout, settings, tmp_
         assert is_deterministic == (deterministic == "true")
 
 
-def train_deterministically(recipe, run_dir):
-    from jobs import train
-
-    train(recipe, "--compute.deterministic=true", "--train.stop_after_steps=2", run_dir=run_dir)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [DIGITS, PYDOC], ids=lambda path: path.stem)
 def test_recipes_use_no_operation_without_a_deterministic_kernel(recipe, tmp_path):
-    run_job(train_deterministically, recipe, tmp_path / "run", strategy="single", world_size=1)
+    words = ("--compute.deterministic=true", "--train.stop_after_steps=2")
+    train_in_job(recipe, tmp_path / "run", *words, strategy="single")

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-import tasks
 from collectives import Recorder, bytes_sent_in, replay
 from jobs import run_job, write_zero_config
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
@@ -63,31 +62,16 @@ CASES = [
 def steps_of_a_run(run_dir, recipe, words):
     """The model's shape, each step's collectives, and bytes on the sockets."""
     from torch import distributed
-    from torch.nn.functional import cross_entropy
 
-    from largebatch.backend.fsdp_units import shape_of
-    from largebatch.config import load_config
-    from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
+    from stepping import prepared, take
 
-    run = Run(load_config(recipe, words, tasks.module("causal_lm", "config").Config), RunOptions(run_dir))
-    train_set, _ = run.load(tasks.sources("causal_lm"))
-    model = run.build(tasks.build_model(recipe))
-    shape = shape_of(model, run.plan)
-    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    run, shape, model, train_set = prepared(recipe, run_dir, *words)
     steps = run.steps(train_set)
     sent = {}
 
-    def take_step():
-        step = next(steps)
-        for batch in step.micro_batches():
-            logits = model(input_ids=batch["input_ids"]).logits
-            step.backward(cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="sum"))
-        run.update(step)
-
     def collectives_of_a_step():
         with Recorder() as recorder:
-            take_step()
+            take(next(steps), run, model)
         return recorder.started
 
     started = [collectives_of_a_step() for _ in ACCUMULATION[:-2]]

@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 
-import tasks
 from jobs import run_job
 from paths import PYDOC
 from tasks import SMALL
@@ -21,9 +20,7 @@ def operations_of_an_update(run_dir, *words: str) -> tuple[int, Counter]:
     from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from largebatch.config import load_config
-    from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
+    from stepping import prepared, take
 
     counts = Counter()
 
@@ -36,11 +33,7 @@ def operations_of_an_update(run_dir, *words: str) -> tuple[int, Counter]:
                 counts[str(function)] += 1
             return function(*arguments, **(keywords or {}))
 
-    config = load_config(PYDOC, [*SMALL, *words], tasks.module("causal_lm", "config").Config)
-    run = Run(config, RunOptions(run_dir))
-    train_set, _ = run.load(tasks.sources("causal_lm"))
-    model = tasks.build_model(PYDOC)(config)
-    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+    run, _, model, train_set = prepared(PYDOC, run_dir, *SMALL, *words)
     clip_and_step = run.backend.clip_and_step
 
     def counted(*arguments, **keywords):
@@ -49,12 +42,9 @@ def operations_of_an_update(run_dir, *words: str) -> tuple[int, Counter]:
             return clip_and_step(*arguments, **keywords)
 
     run.backend.clip_and_step = counted
-    for step in run.steps(train_set):
-        for batch in step.micro_batches():
-            step.backward(model(input_ids=batch["input_ids"]).logits.square().sum())
-        run.update(step)
-        if step.index == 1:
-            break
+    steps = run.steps(train_set)
+    for _ in range(2):
+        take(next(steps), run, model)
     return sum(1 for _ in model.parameters()), counts
 
 

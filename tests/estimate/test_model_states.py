@@ -12,13 +12,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import tasks
 from jobs import run_job, write_zero_config
 from largebatch.config import load_config
 from largebatch.estimate.memory import model_states
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
 from largebatch.plan import resolve
 from paths import ADDITION, BERT, DIGITS, LLAMA, PYDOC
+from stepping import prepared
 
 BUCKET = 50_000
 ZERO = {"overlap_comm": True, "reduce_bucket_size": BUCKET}
@@ -71,12 +71,6 @@ MICRO_BATCH_SIZE = 2
 MICRO_BATCHES = [1, 1, 2]  # of each step; the first one makes the optimizer's states
 
 
-def prepare_without_freezing(run, model, optimizer):
-    """So that `live_storages` finds what exists before training, too; the imports of all jobs are frozen already."""
-    with patch.object(gc, "freeze"):
-        return run.prepare(model, optimizer)
-
-
 def settled_bytes(not_ours):
     """Of live storages. For a moment after a reduction, the thread that made it still holds what was reduced."""
     readings = []
@@ -104,16 +98,10 @@ def live_storages():
 
 def bytes_of_steps(run_dir, recipe, words):
     """The model's shape, and by micro-batches of a step, what is held when its gradients are complete."""
-    from largebatch.backend.fsdp_units import shape_of
-    from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
-
-    run = Run(load_config(recipe, words), RunOptions(run_dir))
-    train_set, _ = run.load(tasks.module(recipe.parent.name, "data").sources)
     others = set(live_storages())
-    model = run.build(tasks.build_model(recipe))
-    shape = shape_of(model, run.plan)
-    model, _ = prepare_without_freezing(run, model, build_optimizer(model, run.plan))
+    # So that `live_storages` finds what exists before training, too; the imports of all jobs are frozen already.
+    with patch.object(gc, "freeze"):
+        run, shape, model, train_set = prepared(recipe, run_dir, *words)
     # Whole numbers are not among the storages that are counted, nor an optimizer's single ones.
     whole = sum(buffer.nbytes for buffer in model.buffers() if not (buffer.is_floating_point() and buffer.dim()))
     steps = run.steps(train_set)
@@ -181,10 +169,6 @@ def test_a_process_holds_what_the_plan_says(name, strategy, world_size):
             assert max(held[1, micro_batches] for _, held in results) == states.peak
 
 
-def two_states(shape):
-    return {"exp_avg": shape, "exp_avg_sq": shape}
-
-
 def test_frozen_weights_have_no_gradients_beside_them_either():
     frozen = ParameterShape("weight", (1000,), None, 0)
     model = ModelShape((frozen, ParameterShape("lora", (8,), 0, 0)), frozenset(), 0, 4)
@@ -192,4 +176,5 @@ def test_frozen_weights_have_no_gradients_beside_them_either():
         (Strategy("fsdp"), "blocks' gradients", 2 * 8),
         (Strategy("zero3", ZeroSettings(3)), "whole gradients", 8),
     ):
-        assert model_states(model, strategy, 4, two_states, 1).transient[cause] == 4 * elements
+        states = model_states(model, strategy, 4, lambda shape: {"exp_avg": shape}, 1)
+        assert states.transient[cause] == 4 * elements

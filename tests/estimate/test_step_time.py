@@ -37,10 +37,6 @@ STRATEGIES = [
 ]
 
 
-def of(strategy, gpus, micro_batches=1):
-    return traffic_of_a_step(MODEL, strategy, gpus, micro_batches)
-
-
 def test_ring_by_hand():
     # One node: 7 hops of 2, and 7/8 of 320 bytes at 100.
     assert ring(320, Group(8), FABRIC, 1) == pytest.approx(1 + 14 + 2.8)
@@ -75,7 +71,7 @@ def test_an_all_reduce_is_the_faster_one():
 def test_the_seconds_of_all_bytes(strategy, micro_batches):
     """Where a second is a byte in any direction, a step takes as many as its processes send, however they group."""
     for gpus in (8, 64):
-        traffic = of(strategy, gpus, micro_batches)
+        traffic = traffic_of_a_step(MODEL, strategy, gpus, micro_batches)
         found = step_seconds(traffic, NOTHING, micro_batches, BYTES, 0.5)
         assert found == pytest.approx(sum(each.sent for each in traffic)), strategy
 

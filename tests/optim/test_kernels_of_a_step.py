@@ -10,10 +10,6 @@ from largebatch.optim import build_optimizer
 from largebatch.plan import resolve
 from paths import ROOT
 
-RECIPES = {
-    "resnet50": (ROOT / "recipes/image_classification/resnet50_imagenet_32k.json", "Lars"),
-    "bert_large": (ROOT / "recipes/masked_lm/bert_large_64k_128.json", "Lamb"),
-}
 MAX_PER_GROUP = 60
 
 
@@ -60,10 +56,12 @@ def _layout(tensor):
     )
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_step_has_few_operations_and_no_wait(name):
-    recipe, optimizer_name = RECIPES[name]
-    config = load_config(recipe)
+@pytest.mark.parametrize(
+    ("recipe", "optimizer_name"),
+    [("image_classification/resnet50_imagenet_32k", "Lars"), ("masked_lm/bert_large_64k_128", "Lamb")],
+)
+def test_a_step_has_few_operations_and_no_wait(recipe, optimizer_name):
+    config = load_config(ROOT / f"recipes/{recipe}.json")
     model = recipe_model(config)[0].to(memory_format=torch.channels_last)
     optimizer = build_optimizer(model, resolve(config, world_size=64))
     assert type(optimizer).__name__ == optimizer_name

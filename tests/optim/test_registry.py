@@ -2,33 +2,30 @@
 
 import dataclasses
 import json
-from pkgutil import resolve_name
 
 import jsonschema
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 
-from jobs import JobFailed, run_job
+from jobs import run_job, train_in_job
 from largebatch.__main__ import main
 from largebatch.config import load_config
-from largebatch.config.optimizers.shipped import SHIPPED
 from largebatch.errors import ConfigError, UserError
 from largebatch.estimate.memory import model_states
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
 from largebatch.optim import build_optimizer
 from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan, explain, resolve
-from largebatch.plan.strategies import SINGLE, STRATEGIES, find_strategy
 from largebatch.task_folders import import_from
 from largebatch.tools.accelerate_configs import find_accelerate_configs
-from largebatch.tools.local_jobs.training import train
 from largebatch.tools.schema import recipe_schema
-from largebatch.tools.verify.verification import Combination, Verification
+from largebatch.tools.verify.verification import Combination
 from own_optimizers import write_own_task
-from paths import ACCELERATE_CONFIGS, PYDOC, ROOT
+from paths import PYDOC, ROOT
+from resuming import assert_close_weights
+from stepping import prepared, take
 from tasks import TINY
+from verifying import rows_of
 
 SOFTSIGN = (*TINY, '--optimizer={"name": "softsign", "weight_decay": 0.1, "clip_norm": 1.0}')
 ROW_SCALED = (*TINY, '--optimizer={"name": "row_scaled", "weight_decay": 0.1}')
@@ -114,16 +111,6 @@ def test_a_task_may_have_a_single_optimizer(own):
         load_config(own)
 
 
-def test_what_entries_name_is_there():
-    for entry in SHIPPED:
-        assert callable(resolve_name(entry.constructor))
-    for strategy in (SINGLE, *STRATEGIES.values()):
-        assert callable(resolve_name(strategy.backend))
-        for module in ("memory", "traffic"):
-            assert callable(resolve_name(f"largebatch.estimate.{module}:{strategy.formulas}"))
-        assert find_strategy(strategy.name) is strategy
-
-
 @pytest.mark.parametrize("name", ["no_such_module:f", "largebatch.optim.nothing:f", "torch.optim:Nothing"])
 def test_constructors_that_are_not_there(name, own):
     plan = resolve(load_config(own, SOFTSIGN), world_size=1)
@@ -135,15 +122,11 @@ def test_constructors_that_are_not_there(name, own):
 # --- every strategy -----------------------------------------------------------------------------------------------
 
 
-def rows_of(own, words, *combinations):
-    verification = Verification(load_config(own, words), own, words, ACCELERATE_CONFIGS, steps=6)
-    return list(verification.rows(combinations))
-
-
 # `test_outside_task.py` compares softsign under every strategy.
 @pytest.mark.slow
 def test_whole_matrices_are_had_where_parameters_are_whole(own):
-    rows = rows_of(own, ROW_SCALED, Combination("ddp", 2, 4), Combination("fsdp", 2, 4), Combination("zero2", 2, 4))
+    combinations = [Combination(strategy, 2, 4) for strategy in ("ddp", "fsdp", "zero2")]
+    rows = rows_of(own, ROW_SCALED, *combinations)
     assert [row.verdict for row in rows] == ["reference", "agrees", "failed", "failed"], rows
     assert rows[2].problem == (
         'optimizer "row_scaled" needs whole matrices, but under fsdp it would step rows of parameters; '
@@ -165,22 +148,10 @@ def test_the_plan_says_which_strategies_cannot_train_it(own, capsys):
 
 def numbers_of_states(own, words, run_dir):
     """The model's shape, and the bytes of the states that this process has after a step."""
-    import torch
     from torch.distributed.tensor import DTensor
 
-    from largebatch.backend.fsdp_units import shape_of
-    from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
-
-    run = Run(load_config(own, words), RunOptions(run_dir))
-    train_set, _ = run.load(import_from(own.parent, "data").sources)
-    model = run.build(import_from(own.parent, "model").build_model)
-    shape = shape_of(model, run.plan)
-    model, _ = run.prepare(model, build_optimizer(model, run.plan))
-    step = next(run.steps(train_set))
-    for batch in step.micro_batches():
-        step.backward(model(input_ids=batch["input_ids"]).logits.square().sum())
-    run.update(step)
+    run, shape, model, train_set = prepared(own, run_dir, *words)
+    take(next(run.steps(train_set)), run, model)
     states = [value for state in run.backend._torch_optimizer.state.values() for value in state.values()]
     tensors = [value for value in states if isinstance(value, torch.Tensor) and value.dim()]
     return shape, sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)
@@ -202,10 +173,6 @@ def test_its_states_are_in_the_plan_to_the_byte(words, strategy, own, tmp_path):
     assert model_states(results[0][0], strategy, 3, states_of, 2).optimizer == max(size for _, size in results)
 
 
-def train_own(own, words, last, run_dir):
-    train(own, *words, "--logging.trackers=[]", f"--train.stop_after_steps={last}", run_dir=run_dir)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "chain"),
@@ -215,41 +182,9 @@ def train_own(own, words, last, run_dir):
     ],
 )
 def test_a_run_is_resumed_under_other_strategies(words, chain, own, tmp_path):
-    run_job(train_own, own, words, 3 * len(chain), tmp_path / "whole")
+    words = (*words, "--logging.trackers=[]")
+    train_in_job(own, tmp_path / "whole", *words, f"--train.stop_after_steps={3 * len(chain)}")
     for number, (strategy, world_size) in enumerate(chain, 1):
-        arguments = (own, words, 3 * number, tmp_path / "chain")
-        run_job(train_own, *arguments, strategy=strategy, world_size=world_size)
-    mine, whole = (load_file(tmp_path / name / "model/model.safetensors") for name in ("chain", "whole"))
-    for name, expected in whole.items():
-        assert np.linalg.norm(mine[name] - expected) <= 1e-5 * max(np.linalg.norm(expected), 1e-3), name
-
-
-def train_with_other_states(own, words, run_dir, change):
-    own_torch = import_from(own.parent, "own_torch")
-    step = own_torch.Softsign.step
-
-    def step_and_change(self, closure=None):
-        step(self, closure)
-        for parameter, state in self.state.items():
-            if change == "more":
-                state["more"] = parameter.detach().clone()
-            else:
-                del state[change]
-
-    own_torch.Softsign.step = step_and_change
-    train_own(own, words, 3, run_dir)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("more", "the optimizer's state 'more' for a parameter of shape"),
-        ("average", "the optimizer keeps no state 'average' for a parameter of shape"),
-    ],
-)
-def test_states_other_than_declared_are_refused_before_training(change, words, own, tmp_path):
-    with pytest.raises(JobFailed) as caught:
-        run_job(train_with_other_states, own, SOFTSIGN, tmp_path / "run", change)
-    assert words in str(caught.value)
-    assert not (tmp_path / "run/metrics.jsonl").exists()
+        last = f"--train.stop_after_steps={3 * number}"
+        train_in_job(own, tmp_path / "chain", *words, last, strategy=strategy, world_size=world_size)
+    assert_close_weights(tmp_path / "chain", tmp_path / "whole")

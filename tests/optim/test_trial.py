@@ -204,16 +204,10 @@ def test_shipped_ones_pass(section):
     try_optimizer(resolve(load_config(DIGITS, [f"--optimizer={section}"]), world_size=1))
 
 
-def test_those_of_tasks_pass(tmp_path):
+def test_one_that_keeps_no_more_than_its_steps_passes(tmp_path):
     own = write_own_task(tmp_path / "own")
-    for options in (
-        '"softsign", "weight_decay": 0.1',
-        '"softsign", "weight_decay": 0, "beta": 0',
-        '"row_scaled", "weight_decay": 0.1',
-    ):
-        try_optimizer(resolve(load_config(own, [f'--optimizer={{"name": {options}}}']), world_size=1))
-    outside = load_config(ROOT / "tests/outside_task/maps.json")
-    try_optimizer(resolve(outside, world_size=1))
+    section = '--optimizer={"name": "softsign", "weight_decay": 0, "beta": 0}'
+    try_optimizer(resolve(load_config(own, [section]), world_size=1))
 
 
 def test_plan_and_verify_try_it_first(tmp_path, capsys):

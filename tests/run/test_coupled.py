@@ -1,6 +1,5 @@
 """A loss of the whole global batch, against a plain loop that computes it of the whole batch at once."""
 
-import json
 import math
 import os
 from functools import cache
@@ -11,11 +10,13 @@ import torch
 from safetensors.numpy import load_file
 
 import tasks
-from jobs import JobFailed, run_job, train
+from jobs import failure_of, run_job, train, train_in_job
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.layout import read_object
 from paths import SIMCLR
-from reference import global_batches
-from resuming import Interruption, assert_bit_for_bit, run_interrupted
+from reference import begin, global_batches, train_plainly
+from resuming import Interruption, assert_bit_for_bit, stop_and_resume
+from stepping import prepared
 from test_strategies import STEPS, assert_same, recorded
 
 SMALL = (
@@ -67,34 +68,26 @@ def recorded_with_dropout(*arguments) -> dict:
 
 def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> dict:
     """The same training in plain PyTorch, the whole global batch at once; with `slot_size`, with dropout."""
-    from largebatch.config import load_config
     from largebatch.data.images import normalize_pixels
+    from largebatch.data.order import derive_seed
 
-    view_sources = tasks.sources("contrastive")
-    from largebatch.data.order import derive_seed, epoch_order
-
-    config = load_config(SIMCLR, words)
-    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    dtype = torch.float64 if FP64 in words else torch.float32
     torch.set_default_dtype(dtype)
-    torch.manual_seed(config.seed)
-    model = tasks.build_model(SIMCLR)(config).train()
+    config, model, options = begin(SIMCLR, words)
     if slot_size:
         model.head[1] = torch.nn.Sequential(model.head[1], torch.nn.Dropout(0.3))
-    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    exempt = [parameter for parameter in model.parameters() if parameter.ndim == 1]
-    rate = config.learning_rate.base_lr * config.batch.global_batch_size / 32
-    optimizer = torch.optim.SGD(
-        [{"params": decayed, "weight_decay": config.optimizer.weight_decay}, {"params": exempt}], lr=rate, momentum=0.9
-    )
-    source, _ = view_sources(config)
+    groups = [{"params": [p], "weight_decay": options.weight_decay if p.ndim > 1 else 0.0} for p in model.parameters()]
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
+    source, _ = tasks.sources("contrastive")(config)
     size = config.batch.global_batch_size
-    keep = not config.batch.drop_last
-    metrics = []
-    weights = []
-    for step, (epoch, start, taken, _) in enumerate(global_batches(1437, {0: size}, keep, steps)):
-        indices = epoch_order(1437, config.seed, epoch)(np.arange(start, start + taken))
+    batches = global_batches(1437, {0: size}, not config.batch.drop_last, steps)
+    upcoming = iter(enumerate(batches))
+
+    def mean_loss(indices):
+        step, (epoch, *_) = next(upcoming)
+        slots = np.split(indices, range(slot_size, len(indices), slot_size)) if slot_size else [indices]
         projections = []
-        for slot, part in enumerate(np.split(indices, range(slot_size, taken, slot_size)) if slot_size else [indices]):
+        for slot, part in enumerate(slots):
             torch.manual_seed(derive_seed(config.seed, "model", step, slot))
             pixels = source.fetch(part, epoch)["pixel_values"].flatten(0, 1)
             projections.append(model(normalize_pixels(pixels, config.data, dtype))[1])
@@ -103,20 +96,18 @@ def plain(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> d
         # Rows 2n and 2n + 1 are the views of sample n.
         terms = (z @ z.T / config.loss.temperature).exp()
         other = torch.arange(len(z)) ^ 1
-        loss = -(terms[torch.arange(len(z)), other] / (terms.sum(dim=1) - terms.diagonal())).log().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
-        optimizer.step()
-        metrics.append({"loss": loss.item(), "lr": rate, "grad_norm": norm.item()})
-        state = {name: tensor for name, tensor in model.state_dict().items() if "num_batches" not in name}
-        weights.append({name: tensor.detach().numpy().copy() for name, tensor in state.items()})
-    return {"metrics": metrics, "weights": weights}
+        return -(terms[torch.arange(len(z)), other] / (terms.sum(dim=1) - terms.diagonal())).log().mean()
+
+    def tensors(model):
+        return ((name, tensor) for name, tensor in model.state_dict().items() if "num_batches" not in name)
+
+    rates = [config.learning_rate.base_lr * size / 32] * steps
+    return train_plainly(config, model, optimizer, mean_loss, batches, rates, tensors)
 
 
 @cache
 def reference(words: tuple[str, ...], steps: int, slot_size: int | None = None) -> dict:
-    (result,) = run_job(plain, words, steps, slot_size, strategy="single", world_size=1)
+    (result,) = run_job(plain, words, steps, slot_size, strategy="single")
     return result
 
 
@@ -176,10 +167,7 @@ def test_batch_norm_counts_each_micro_batch_once(strategy, world_size, tmp_path)
 @pytest.mark.slow
 def test_stopped_and_resumed_bit_for_bit(tmp_path):
     words = (*SMALL, "--logging.every=1", "--logging.trackers=[]", "--train.stop_after_steps=12")
-    place = {"strategy": "zero3", "recipe": SIMCLR}
-    assert run_interrupted(tmp_path / "whole", words, **place) is None
-    assert "exit code 75" in run_interrupted(tmp_path / "run", words, Interruption("signal", 1, 5), **place)
-    assert run_interrupted(tmp_path / "run", words, **place) is None
+    stop_and_resume(tmp_path, words, Interruption("signal", 1, 5), strategy="zero3", recipe=SIMCLR)
     assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
 
 
@@ -192,15 +180,11 @@ def test_neighbors_vote(strategy, world_size, tmp_path):
     """What was logged is what the saved weights give in plain numpy: bank and evaluation set divide unevenly."""
     words = (*SMALL, "--train.stop_after_steps=2", "--neighbors.bank_samples=50", "--batch.micro_batch_size=4")
     words = (*words, "--batch.global_batch_size=24", "--evaluation.max_samples=46")
-    run_job(train_in, tmp_path / "run", words, strategy=strategy, world_size=world_size)
+    train_in_job(SIMCLR, tmp_path / "run", *words, strategy=strategy, world_size=world_size)
     (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
-    (expected,) = run_job(accuracy_of, tmp_path / "run/model/model.safetensors", words, strategy="single", world_size=1)
+    (expected,) = run_job(accuracy_of, tmp_path / "run/model/model.safetensors", words, strategy="single")
     assert logged["knn_accuracy"] == pytest.approx(expected, abs=1e-12)
     assert 0.2 < expected < 1
-
-
-def train_in(run_dir, words) -> None:
-    train(SIMCLR, *words, run_dir=run_dir)
 
 
 def accuracy_of(file, words) -> float:
@@ -232,20 +216,9 @@ def accuracy_of(file, words) -> float:
 
 def loop_with(mistake: str, run_dir) -> str:
     """Train with a mistake in the loop, and return the error."""
-    from largebatch.config import load_config
-
-    ContrastiveConfig = tasks.module("contrastive", "config").Config
-    view_sources = tasks.sources("contrastive")
-    from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
-
-    config = load_config(SIMCLR, (*SMALL, "--logging.trackers=[]"), ContrastiveConfig)
     if mistake == "not declared":
-        ContrastiveConfig.couples_the_batch = False
-    run = Run(config, RunOptions(run_dir))
-    train_set, _ = run.load(view_sources)
-    model = tasks.build_model(SIMCLR)(config)
-    model, _ = run.prepare(model, build_optimizer(model, run.plan))
+        tasks.module("contrastive", "config").Config.couples_the_batch = False
+    run, _, model, train_set = prepared(SIMCLR, run_dir, *SMALL, "--logging.trackers=[]")
     passes = [0]
 
     def features_of(batch):
@@ -336,9 +309,8 @@ NAN_WORDS = (*SMALL, "--train.stop_after_steps=6", "--logging.every=5", "--loggi
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
-    with pytest.raises(JobFailed) as caught:
-        run_job(train_with_nan, tmp_path / "run", 3, "loss", NAN_WORDS)
-    assert "the loss is inf at step 3 on rank 0" in str(caught.value)
+    report = failure_of(train_with_nan, tmp_path / "run", 3, "loss", NAN_WORDS)
+    assert "the loss is inf at step 3 on rank 0" in report
     assert not (tmp_path / "run/model").exists()
 
 
@@ -347,6 +319,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
 def test_a_step_that_is_not_finite_is_skipped_by_all(strategy, where, tmp_path):
     words = (*NAN_WORDS, "--faults.on_non_finite=skip")
     run_job(train_with_nan, tmp_path / "run", 3, where, words, strategy=strategy)
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = read_object(tmp_path / "run/summary.json")
     assert summary["bad_steps"] == 1
     assert math.isfinite(summary["train_loss"])

@@ -116,11 +116,6 @@ def names_of_batches(batch):
     return {f"length_{batch['text'].shape[1]}": batch["text"].sum(dim=1)}
 
 
-def features_of_batches(backend):
-    """One micro-batch of two features on the first process, and of three on the second."""
-    return FeatureCache(backend, 8, [torch.zeros(4, 2 + backend.rank)])
-
-
 def use_rows_of_batches():
     """What is gathered, and what is refused, with one and with several batches per process."""
     backend = start(read_launch(), resolve(load_config(DIGITS, ["--batch.micro_batch_size=4"]), world_size=2))
@@ -133,7 +128,8 @@ def use_rows_of_batches():
         lambda: rows(10, per_sample=texts),
         lambda: rows(8, per_sample=dtypes_of_batches),
         lambda: rows(8, per_sample=names_of_batches),
-        lambda: features_of_batches(backend),
+        # One micro-batch of two features on the first process, and of three on the second.
+        lambda: FeatureCache(backend, 8, [torch.zeros(4, 2 + backend.rank)]),
     ):
         with pytest.raises(UserError) as caught:
             call()

@@ -34,4 +34,4 @@ def fail(folder):
 
 
 def test_a_fault_costs_at_most_a_start(tmp_path):
-    assert run_job(fail, tmp_path, strategy="single", world_size=1)[0] == [("", exit_code) for *_, exit_code in FAULTS]
+    assert run_job(fail, tmp_path, strategy="single")[0] == [("", exit_code) for *_, exit_code in FAULTS]

@@ -1,78 +1,62 @@
 """The run folder: nothing of an earlier run or of somebody else is ever written over."""
 
 import errno
-import json
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import tasks
-from jobs import JobFailed, run_job, train
+from jobs import JobFailed, failure_of, train, train_in_job
 from largebatch.config import load_config, validate
 from largebatch.errors import UserError
 from largebatch.plan import resolve
 from largebatch.run.record.folder import OwnFolder
+from largebatch.storage.layout import read_object
 from largebatch.storage.source_code import keep_source
 from largebatch.system.failures import kind_of
 from paths import DIGITS, PYDOC
 from tasks import SMALL
 
 
-def begun(path, in_place=False):
-    """The folder of a run that has just begun, and where the earlier one was moved."""
+def created(path):
+    """Begin a run; where the earlier one was moved."""
     config = load_config(DIGITS)
     folder = OwnFolder(path)
     folder.hold()
-    _, moved = folder.begin(config, resolve(config, 2), in_place, {})
-    return folder, moved
-
-
-def created(path):
-    return begun(path)[1]
+    return folder.begin(config, resolve(config, 2), False, {})[1]
 
 
 def test_config_and_plan_are_written_and_the_config_can_be_run_again(tmp_path):
     assert created(tmp_path / "run") is None
-    written = json.loads((tmp_path / "run/config.json").read_text())
+    written = read_object(tmp_path / "run/config.json")
     expected = load_config(DIGITS, ["--$schema=null"])
     assert written.pop("task") == "image_classification"
     assert validate(written, type(expected)) == expected
-    assert json.loads((tmp_path / "run/plan.json").read_text())["max_global_batch_size"] == 64
+    assert read_object(tmp_path / "run/plan.json")["max_global_batch_size"] == 64
 
 
 def test_the_source_is_the_task_as_it_was_at_the_start(tmp_path):
     task = tasks.copy("causal_lm", tmp_path)
-    (task / "parts").mkdir()
-    (task / "parts/layer.py").write_text("x = 1\n")
-    for other in ("parts/rows.json", ".hidden/a.py", "runs/one/plan.json", "runs/one/source/b.py", "weights.bin"):
-        (task / other).parent.mkdir(parents=True, exist_ok=True)
-        (task / other).write_text("{}")
+    before = (task / "model.py").read_text()
     config = load_config(task / "gpt_pydoc.json")
-
-    def files(folder):
-        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
     folder = OwnFolder(tmp_path / "run")
     folder.begin(config, resolve(config, 2), False, {})
-    expected = {name: text for name, text in files(task).items() if name.endswith(".py") and name[0] != "."}
-    expected |= {name: text for name, text in files(task).items() if name.endswith(".json") and "/" not in name}
-    del expected["runs/one/source/b.py"]
-    kept = files(tmp_path / "run/source")
-    assert json.loads(kept.pop("git.json")) == {"commit": None, "changed": None}
-    assert kept == {f"causal_lm/{name}": text for name, text in expected.items()}
-    assert load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json").task == "causal_lm"
+    assert read_object(tmp_path / "run/source/git.json") == {"commit": None, "changed": None}
     # A requeued job, which trains with the kept files, leaves them; a start with other files replaces them.
     (task / "model.py").write_text("")
-    (task / "parts/layer.py").unlink()
-    requeued = load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json")
+    (task / "train.py").unlink()
+    kept = tmp_path / "run/source/causal_lm"
+    requeued = load_config(kept / "gpt_pydoc.json")
+    assert requeued.task == "causal_lm"
     folder.begin(requeued, resolve(requeued, 2), True, {})
-    assert files(tmp_path / "run/source").items() > kept.items()
+    assert (kept / "model.py").read_text() == before
+    assert (kept / "train.py").exists()
     folder.begin(config, resolve(config, 2), True, {})
-    started = files(tmp_path / "run/source")
-    assert started["causal_lm/model.py"] == b""
-    assert "causal_lm/parts/layer.py" not in started
+    assert (kept / "model.py").read_text() == ""
+    assert not (kept / "train.py").exists()
 
 
 def test_the_source_has_the_recipe_that_was_elsewhere(tmp_path):
@@ -87,24 +71,22 @@ def test_the_source_has_the_recipe_that_was_elsewhere(tmp_path):
 def test_the_commit_of_the_source(tmp_path):
     task = tasks.copy("causal_lm", tmp_path)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-    subprocess.run([*git, "add", "causal_lm"], check=True)
-    subprocess.run([*git, "commit", "--quiet", "--message=x"], check=True)
+    for words in (["init", "--quiet"], ["add", "causal_lm"], ["commit", "--quiet", "--message=x"]):
+        subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     for changed in (False, True):
         keep_source(tmp_path / f"{changed}", task)
-        assert json.loads((tmp_path / f"{changed}/git.json").read_text()) == {"commit": commit, "changed": changed}
+        assert read_object(tmp_path / f"{changed}/git.json") == {"commit": commit, "changed": changed}
         (task / "model.py").write_text("")
 
 
 def test_earlier_runs_are_moved_aside(tmp_path):
     path = tmp_path / "run"
     created(path)
-    (path / "metrics.jsonl").write_text("first")
-    assert created(path) == tmp_path / "run.1"
-    (path / "metrics.jsonl").write_text("second")
-    assert created(path) == tmp_path / "run.2"
-    assert [(tmp_path / name / "metrics.jsonl").read_text() for name in ("run.1", "run.2")] == ["first", "second"]
+    for name in ("run.1", "run.2"):
+        (path / "metrics.jsonl").write_text(name)
+        assert created(path) == tmp_path / name
+    assert [(tmp_path / name / "metrics.jsonl").read_text() for name in ("run.1", "run.2")] == ["run.1", "run.2"]
     assert not (path / "metrics.jsonl").exists()
 
 
@@ -143,7 +125,7 @@ def test_requests_to_stop_from_before_the_start_are_forgotten_and_others_are_kep
         (path / name).touch()
         os.utime(path / name, (time, time))
     (path / "jobs/snapshot_1").mkdir(parents=True)
-    _, moved = begun(path)
+    moved = created(path)
     assert sorted(file.name for file in path.glob("stop*")) == ["stop.7"]
     assert (moved / "stopwatch").exists()
     # A job that waits in the queue may need the snapshot.
@@ -187,14 +169,6 @@ def test_other_peoples_files_are_refused(tmp_path):
     OwnFolder(tmp_path / "new").check_usable()
 
 
-def test_a_folder_that_another_run_is_writing_to(tmp_path):
-    running, _ = begun(tmp_path / "run")
-    with pytest.raises(UserError, match="another run is writing to"):
-        created(tmp_path / "run")
-    del running  # and with it the lock, as when its process ends
-    assert created(tmp_path / "run") == tmp_path / "run.1"
-
-
 def test_a_link_to_another_disk_stays_one(tmp_path):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "scratch")
@@ -207,24 +181,8 @@ def test_a_link_to_another_disk_stays_one(tmp_path):
 @pytest.mark.slow
 def test_refused_before_the_processes_join(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(JobFailed) as caught:
-        run_job(train_into, tmp_path, SMALL, strategy="ddp")
-    assert str(caught.value).count("error: --run-dir:") == 1
+    assert failure_of(partial(train, run_dir=tmp_path), PYDOC, *SMALL).count("error: --run-dir:") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-@pytest.mark.slow
-def test_a_failed_run_leaves_the_weights_of_an_earlier_one(tmp_path):
-    run_dir = tmp_path / "run"
-    words = (*SMALL, "--train.stop_after_steps=2", "--data.num_eval_samples=32")
-    run_job(train_into, run_dir, words, strategy="single", world_size=1)
-    first = (run_dir / "model/model.safetensors").read_bytes()
-    with pytest.raises(JobFailed, match=r"the loss is nan|the gradient's norm is"):
-        run_job(train_into, run_dir, (*words, "--model.initializer_range=1e12"), strategy="single", world_size=1)
-    assert (tmp_path / "run.1/model/model.safetensors").read_bytes() == first
-    readable_by_all = (tmp_path / "run.1/config.json").stat().st_mode
-    assert (tmp_path / "run.1/model/model.safetensors").stat().st_mode == readable_by_all
-    assert not (run_dir / "model").exists()
 
 
 @pytest.mark.slow
@@ -232,9 +190,5 @@ def test_a_start_that_fails_moves_nothing(tmp_path):
     run_dir = tmp_path / "run"
     created(run_dir)
     with pytest.raises(JobFailed, match="write at most that"):
-        run_job(train_into, run_dir, (*SMALL, "--data.num_train_samples=30000"), strategy="ddp")
+        train_in_job(PYDOC, run_dir, *SMALL, "--data.num_train_samples=30000")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def train_into(run_dir, words) -> None:
-    train(PYDOC, *words, run_dir=run_dir)

@@ -6,9 +6,8 @@ import pytest
 
 from disks import fill, small_disk
 from jobs import run_job, train
-from largebatch.storage.files import read_json_lines
 from paths import PYDOC
-from resuming import TINY_GPT, assert_bit_for_bit, run_interrupted
+from resuming import TINY_GPT, assert_bit_for_bit, events, run_interrupted
 
 pytestmark = pytest.mark.slow
 
@@ -54,8 +53,7 @@ def test_training_goes_on_and_nothing_is_lost(strategy, asynchronous, tmp_path):
         assert newest == sorted(newest)
         assert newest[9] in ("step_00000004", "step_00000002")
         assert sorted(path.name for path in run_dir.glob("checkpoints/*")) == ["step_00000012", "step_00000014"]
-        history = read_json_lines(run_dir / "history.jsonl")
-        failed = [line["step"] for line in history if line["event"] == "checkpoint_failed"]
+        failed = [line["step"] for line in events(run_dir, "checkpoint_failed")]
         # That of step 4 was being written when the disk became full.
         assert failed in ([6, 8], [4, 6, 8])
         assert run_interrupted(tmp_path / "whole", words, strategy=strategy) is None

@@ -1,6 +1,5 @@
 """A process that is stopped, or stuck, ends the job within the configured time, and the run can be resumed."""
 
-import json
 import os
 import signal
 import time
@@ -8,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import JobFailed, run_job, train
+from jobs import failure_of, train
+from largebatch.storage.layout import read_object
 from largebatch.system.endings import decisive, read_endings
 from paths import PYDOC
 from resuming import TINY_GPT, run_interrupted
@@ -53,10 +53,9 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
     run_dir = tmp_path / "run"
     logs = tmp_path / "logs"
     logs.mkdir()
-    environment = {"LARGEBATCH_LOGS": str(logs)}
-    with pytest.raises(JobFailed, match="the process ended without a result"):
-        run_job(train_and_hang, run_dir, how, rank, WORDS, strategy=strategy, environment=environment)
-    status = json.loads((run_dir / "status.json").read_text())
+    place = {"strategy": strategy, "environment": {"LARGEBATCH_LOGS": str(logs)}}
+    assert "the process ended without a result" in failure_of(train_and_hang, run_dir, how, rank, WORDS, **place)
+    status = read_object(run_dir / "status.json")
     assert (status["outcome"], status["kind"], status["resume"]) == ("failed", "hang", True)
     # With DDP, step 7's gradients were reduced already, and the other process has gone on.
     assert status["step"] in (6, 7)
@@ -71,4 +70,4 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
     stuck = folder / f"rank_{rank:05d}.txt"
     assert ("in hang" in stuck.read_text()) if how == "stuck" else not stuck.exists()
     assert run_interrupted(run_dir, WORDS, strategy=strategy) is None
-    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "finished"
+    assert read_object(run_dir / "status.json")["outcome"] == "finished"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from jobs import run_job, train
+from jobs import train_in_job
 from largebatch.batch.noise_scale import measure, noise_scale
 from largebatch.config import load_config
 from largebatch.data.order import epoch_order
@@ -18,10 +18,11 @@ from largebatch.errors import ConfigError
 from largebatch.plan import explain, resolve
 from largebatch.run.record.noise_scale import NoiseScale
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.layout import read_object
 from paths import DIGITS, PYDOC, SIMCLR
-from reference import global_batches
-from resuming import TINY_GPT, Interruption, run_interrupted
-from tasks import SMALL, build_model
+from reference import begin, global_batches
+from resuming import TINY_GPT, Interruption, events, run_interrupted
+from tasks import SMALL
 
 EVERY_STEP = '--logging.noise_scale={"every": 1}'
 
@@ -94,13 +95,6 @@ FIXED = (
     "--train.stop_after_steps=3",
     "--logging.trackers=[]",
 )
-JOBS = [
-    ("single", 1, ()),
-    ("ddp", 4, ("--logging.every=100",)),
-    ("hsdp", 4, ()),
-    ("zero2", 4, ()),
-    ("zero3", 2, ()),
-]
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +102,7 @@ def expected():
     """The measurements by definition: products of the gradients of different micro-batches of a plain model."""
     from largebatch.data.text import pydoc_samples
 
-    config = load_config(PYDOC, [*FIXED, EVERY_STEP])
-    torch.manual_seed(config.seed)
-    model = build_model(PYDOC)(config).train()
+    config, model, _ = begin(PYDOC, (*FIXED, EVERY_STEP))
     train_set, _ = pydoc_samples(config.data)
     counted = [each for name, each in model.named_parameters() if ".h.1." not in name]
     lines = []
@@ -135,21 +127,20 @@ def expected():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world_size", "words"), JOBS, ids=[f"{job[0]}-{job[1]}" for job in JOBS])
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "words"),
+    [("single", 1, ()), ("ddp", 4, ("--logging.every=100",)), ("hsdp", 4, ()), ("zero2", 4, ()), ("zero3", 2, ())],
+)
 def test_every_strategy_measures_the_gradients_of_micro_batches(strategy, world_size, words, expected, tmp_path):
     environment = {"LARGEBATCH_SHARD_SIZE": "2"} if strategy == "hsdp" else {}
     settings = {"strategy": strategy, "world_size": world_size, "environment": environment}
-    run_job(train_with_noise, tmp_path / "run", *words, **settings)
+    train_in_job(PYDOC, tmp_path / "run", *FIXED, EVERY_STEP, *words, **settings)
     for line, truth in zip(read_json_lines(tmp_path / "run/noise_scale.jsonl"), expected, strict=True):
         assert line == pytest.approx(truth, rel=1e-4)
-    summary = json.loads((tmp_path / "run/summary.json").read_text())["noise_scale"]
+    summary = read_object(tmp_path / "run/summary.json")["noise_scale"]
     assert summary == pytest.approx(noise_scale(expected), rel=1e-3)
     last = read_json_lines(tmp_path / "run/metrics.jsonl")[-1]
     assert (last["noise_scale"], last["noise_scale_error"]) == (summary["samples"], summary["standard_error"])
-
-
-def train_with_noise(run_dir, *words):
-    train(PYDOC, *FIXED, EVERY_STEP, *words, run_dir=run_dir)
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -219,12 +210,12 @@ def test_a_killed_run_reports_the_same(tmp_path):
         [
             (tmp_path / name / "noise_scale.jsonl").read_text(),
             [line.get("noise_scale") for line in read_json_lines(tmp_path / name / "metrics.jsonl")],
-            json.loads((tmp_path / name / "summary.json").read_text())["noise_scale"],
+            read_object(tmp_path / name / "summary.json")["noise_scale"],
         ]
         for name in ("whole", "parts")
     )
     assert whole == parts
-    assert [line["step"] for line in read_json_lines(tmp_path / "parts/noise_scale.jsonl")] == [3, 6, 9, 12, 15, 18]
-    assert {line["global_batch_size"] for line in read_json_lines(tmp_path / "parts/noise_scale.jsonl")} >= {24, 48}
-    history = read_json_lines(tmp_path / "parts/history.jsonl")
-    assert [line["step"] for line in history if line["event"] == "started"] == [0, 14]
+    measured = read_json_lines(tmp_path / "parts/noise_scale.jsonl")
+    assert [line["step"] for line in measured] == [3, 6, 9, 12, 15, 18]
+    assert {line["global_batch_size"] for line in measured} >= {24, 48}
+    assert [line["step"] for line in events(tmp_path / "parts", "started")] == [0, 14]

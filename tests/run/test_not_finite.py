@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import JobFailed, run_job, train
+from jobs import failure_of, train
 from paths import PYDOC
 from tasks import SMALL
 
@@ -48,31 +48,30 @@ def train_with_nan(run_dir: Path, bad_step: int, bad_rank: int, where: str, *ove
 
 
 def failure(run_dir: Path, strategy: str, step: int, rank: int, where: str, *overrides: str) -> str:
-    with pytest.raises(JobFailed) as caught:
-        run_job(train_with_nan, run_dir, step, rank, where, *overrides, strategy=strategy)
+    report = failure_of(train_with_nan, run_dir, step, rank, where, *overrides, strategy=strategy)
     assert not (run_dir / "model").exists()
-    report = str(caught.value)
     assert "exit code 1" in report
     assert "no weights were written" in report
     assert "Traceback" not in report
     return report
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
-def test_names_the_step_between_log_points_and_the_rank(strategy, tmp_path):
+@pytest.mark.parametrize(
+    ("strategy", "step", "words"),
+    [
+        ("ddp", 7, ()),
+        ("fsdp", 7, ()),
+        ("zero3", 7, ()),
+        # An evaluation before the next log point; and the very last step.
+        ("ddp", 7, ("--evaluation.every.epochs=0.08",)),
+        ("ddp", 12, ()),
+    ],
+)
+def test_names_the_step_between_log_points_and_the_rank(strategy, step, words, tmp_path):
     """Step 7 is logged with step 10; from step 8 on all ranks are bad, and rank 1 was the first."""
-    report = failure(tmp_path / "run", strategy, step=7, rank=1, where="loss")
-    assert "error: the loss is nan at step 7 on rank 1;" in report
+    report = failure(tmp_path / "run", strategy, step, 1, "loss", *words)
+    assert f"error: the loss is nan at step {step} on rank 1;" in report
     assert "error: the loss is nan at step 8" not in report
-
-
-def test_an_evaluation_before_the_next_log_point_names_the_step_too(tmp_path):
-    report = failure(tmp_path / "run", "ddp", 7, 1, "loss", "--evaluation.every.epochs=0.08")
-    assert "error: the loss is nan at step 7 on rank 1;" in report
-
-
-def test_in_the_very_last_step(tmp_path):
-    assert "the loss is nan at step 12 on rank 0" in failure(tmp_path / "run", "ddp", step=12, rank=0, where="loss")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero2"])

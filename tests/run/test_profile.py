@@ -2,39 +2,19 @@
 
 import gzip
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from jobs import JobFailed, run_job, train
+from jobs import run_job, train, train_in_job
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
+from largebatch.storage.layout import read_object
 from paths import PYDOC
-from resuming import EXACT, TINY_GPT
+from resuming import TINY_GPT, Interruption, exact_log, run_interrupted
 
-STEPS = ("--train.stop_after_steps=8", "--batch.global_batch_size=48")
+WORDS = (*TINY_GPT, "--train.stop_after_steps=8", "--batch.global_batch_size=48")
 PROFILE = '--logging.profile={"first_step": 3, "last_step": 5}'
-
-
-def train_here(run_dir: Path, *words: str) -> None:
-    train(PYDOC, *TINY_GPT, *STEPS, *words, run_dir=run_dir)
-
-
-def train_until(run_dir: Path, last: int, *words: str) -> None:
-    """Train, and be asked to stop in the midst of a step."""
-    from largebatch.run import Run
-
-    update = Run.update
-
-    def update_and_stop(run, step):
-        if step.index + 1 == last:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        update(run, step)
-
-    Run.update = update_and_stop
-    train_here(run_dir, *words)
 
 
 def trace(file: Path) -> list[dict]:
@@ -46,16 +26,11 @@ def traced_steps(file: Path) -> list[int]:
     return sorted(int(name.removeprefix("step ")) for name in names if name.startswith("step "))
 
 
-def logged(run_dir: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: line[name] for name in EXACT} for line in lines]
-
-
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
     """The folder of a run of two processes."""
     run_dir = tmp_path_factory.mktemp("traced") / "run"
-    run_job(train_here, run_dir, PROFILE)
+    train_in_job(PYDOC, run_dir, *WORDS, PROFILE)
     return run_dir
 
 
@@ -87,9 +62,9 @@ def test_a_step_holds_its_passes_and_its_update(traced):
 
 @pytest.mark.slow
 def test_training_does_not_depend_on_it(traced, tmp_path):
-    run_job(train_here, tmp_path / "run")
+    train_in_job(PYDOC, tmp_path / "run", *WORDS)
     assert not (tmp_path / "run/profile").exists()
-    assert logged(tmp_path / "run") == logged(traced)
+    assert exact_log(tmp_path / "run") == exact_log(traced)
 
 
 @pytest.mark.slow
@@ -97,9 +72,9 @@ def test_a_run_that_is_stopped_and_goes_on(tmp_path):
     """Each start traces its own steps of the window, and writes over nothing."""
     run_dir = tmp_path / "run"
     profile = '--logging.profile={"first_step": 2, "last_step": 8}'
-    with pytest.raises(JobFailed, match="75"):
-        run_job(train_until, run_dir, 3, profile)
-    run_job(train_here, run_dir, profile)
+    words = (*WORDS, profile)
+    assert "exit code 75" in run_interrupted(run_dir, words, Interruption("signal", 0, 3))
+    assert run_interrupted(run_dir, words) is None
     first, second = sorted((run_dir / "profile").iterdir())
     steps = [traced_steps(attempt / "rank_00000.json.gz") for attempt in (first, second)]
     assert steps[0][0] == 2
@@ -110,12 +85,12 @@ def test_a_run_that_is_stopped_and_goes_on(tmp_path):
 def test_a_disk_that_takes_no_trace(tmp_path):
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    run_job(train_without_room, run_dir, PROFILE)
-    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "finished"
+    run_job(train_without_room, run_dir)
+    assert read_object(run_dir / "status.json")["outcome"] == "finished"
     assert not (run_dir / "profile").is_dir()
 
 
-def train_without_room(run_dir: Path, *words: str) -> None:
+def train_without_room(run_dir: Path) -> None:
     """Train, with a file where the folder of traces would be."""
     from largebatch.run import Run
 
@@ -127,7 +102,7 @@ def train_without_room(run_dir: Path, *words: str) -> None:
         return prepared
 
     Run.prepare = prepare_and_block
-    train_here(run_dir, *words)
+    train(PYDOC, *WORDS, PROFILE, run_dir=run_dir)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
 """A rehearsal of the largest batch: it comes first, it is the longest, and the training after it is the same."""
 
+import gc
 import json
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from estimate.test_model_states import prepare_without_freezing, settled_bytes
+from estimate.test_model_states import settled_bytes
 from jobs import run_job
 from largebatch.config import load_config
 from largebatch.data.mixture import MixedSamples
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR
-from resuming import EXACT, TINY_GPT, assert_same_weights, run_interrupted, samples_file
-from tasks import module, sources
+from resuming import TINY_GPT, assert_same_weights, exact_log, run_interrupted, samples_file
+from stepping import prepared
+from tasks import sources
 
 REHEARSED = "--train.rehearse_largest_batch=true"
 WORDS = (*TINY_GPT, "--batch.micro_batch_size=3", "--train.stop_after_steps=11")
@@ -20,8 +23,7 @@ SMALL_DIGITS = ("--model.depths=[1]", "--model.hidden_sizes=[8]", "--model.embed
 
 
 def logs(run_dir):
-    lines = read_json_lines(run_dir / "metrics.jsonl")
-    return [{name: line.get(name) for name in EXACT} for line in lines], read_json_lines(run_dir / "evaluations.jsonl")
+    return exact_log(run_dir), read_json_lines(run_dir / "evaluations.jsonl")
 
 
 @pytest.mark.slow
@@ -61,7 +63,7 @@ def test_running_statistics_and_coupled_losses(recipe, words, tmp_path):
 def test_every_start_rehearses_and_evaluates_nothing_twice(tmp_path):
     for last in (5, 8):
         words = (*WORDS[:-1], f"--train.stop_after_steps={last}", REHEARSED)
-        assert run_interrupted(tmp_path / "run", words, strategy="single", world_size=1) is None
+        assert run_interrupted(tmp_path / "run", words, strategy="single") is None
     assert [line["step"] for line in read_json_lines(tmp_path / "run/evaluations.jsonl")] == [5, 8]
     steps = [line["step"] for line in read_json_lines(samples_file(tmp_path / "run", 0))]
     assert steps == [1, *range(1, 6), 6, *range(6, 9)]
@@ -69,13 +71,10 @@ def test_every_start_rehearses_and_evaluates_nothing_twice(tmp_path):
 
 def bytes_before_updates(run_dir):
     """What is live when the gradients of the rehearsal and of the first steps are complete."""
-    from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
-
-    run = Run(load_config(PYDOC, [*WORDS[:-1], "--train.stop_after_steps=3", REHEARSED]), RunOptions(run_dir))
-    train_set, _ = run.load(module("causal_lm", "data").sources)
-    model = run.build(module("causal_lm", "model").build_model)
-    model, _ = prepare_without_freezing(run, model, build_optimizer(model, run.plan))
+    # So that what exists before training is found.
+    with patch.object(gc, "freeze"):
+        words = (*WORDS[:-1], "--train.stop_after_steps=3", REHEARSED)
+        run, _, model, train_set = prepared(PYDOC, run_dir, *words)
     live = []
     for step in run.steps(train_set):
         for batch in step.micro_batches():

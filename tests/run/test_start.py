@@ -13,39 +13,49 @@ import pytest
 import torch
 
 import tasks
-from jobs import JobFailed, run_job, train
+from jobs import JobFailed, failure_of, run_job, train
 from largebatch.config import as_json, load_config
 from largebatch.config.differences import differences
+from largebatch.run import Run
+from largebatch.run.record.folder import OwnFolder
+from largebatch.storage.attempts import claim
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.layout import read_object
 from paths import DIGITS, PYDOC, SIMCLR
-from resuming import CHAIN_BATCH, TINY_GPT, Interruption, assert_same_weights, run_interrupted
+from resuming import (
+    CHAIN_BATCH,
+    TINY_GPT,
+    Interruption,
+    assert_same_weights,
+    events,
+    logged_steps,
+    run_interrupted,
+)
 from saving import mark
+
+WORDS = (*TINY_GPT, *CHAIN_BATCH, '--train.duration={"steps": 12}', "--learning_rate.warmup=null")
 
 
 @pytest.fixture(scope="module")
 def half_done(tmp_path_factory):
     """A run of 12 steps that was stopped after step 4."""
     run_dir = tmp_path_factory.mktemp("half") / "run"
-    words = (*TINY_GPT, *CHAIN_BATCH, '--train.duration={"steps": 12}', "--learning_rate.warmup=null")
-    interruption = Interruption("signal", 0, 3)
-    assert "exit code 75" in run_interrupted(run_dir, words, interruption, strategy="single", world_size=1)
-    return run_dir, words
+    assert "exit code 75" in run_interrupted(run_dir, WORDS, Interruption("signal", 0, 3), strategy="single")
+    return run_dir
 
 
-def resume(run_dir, words, *options):
-    return run_interrupted(run_dir, (*words, *options), strategy="single", world_size=1)
+def resume(run_dir, *options, **place):
+    return run_interrupted(run_dir, (*WORDS, *options), strategy="single", **place)
 
 
 @pytest.fixture
-def run(half_done, tmp_path):
-    """A copy of it, and what it was started with."""
-    shutil.copytree(half_done[0], tmp_path / "run")
-    return tmp_path / "run", half_done[1]
+def run_dir(half_done, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(half_done, tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_what_changes_the_training_is_refused_with_the_differences(run):
-    run_dir, words = run
+def test_what_changes_the_training_is_refused_with_the_differences(run_dir):
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     changes = {
         "batch.global_batch_size": (48, 24),
@@ -57,7 +67,7 @@ def test_what_changes_the_training_is_refused_with_the_differences(run):
         "train.duration.steps": (12, 20),
     }
     options = [f"--{name}={now}" for name, (_, now) in changes.items()]
-    report = resume(run_dir, words, *options, "--allow-change", "seed")
+    report = resume(run_dir, *options, "--allow-change", "seed")
     assert "exit code 2" in report
     del changes["seed"]
     for name, (before_it, now) in changes.items():
@@ -76,47 +86,41 @@ def test_synchronized_batch_norm_needs_the_same_samples_together(tmp_path):
         options = (*words, f"--batch.micro_batch_size={micro_batch_size}")
         return run_interrupted(tmp_path / "run", options, interruption, recipe=DIGITS, **place)
 
-    one = {"strategy": "single", "world_size": 1}
-    two = {"strategy": "ddp", "world_size": 2}
-    assert "exit code 75" in start(16, Interruption("signal", 0, 1), **one)
+    assert "exit code 75" in start(16, Interruption("signal", 0, 1), strategy="single")
     line = 'model.sync_batch_norm: "over 16 samples" in the checkpoint, "over {} samples" now'
-    assert line.format(32) in start(16, **two)
-    assert line.format(8) in start(8, **one)
-    assert start(8, **two) is None
-    assert read_json_lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == 4
+    assert line.format(32) in start(16)
+    assert line.format(8) in start(8, strategy="single")
+    assert start(8) is None
+    assert logged_steps(tmp_path / "run")[-1] == 4
 
 
 @pytest.mark.slow
-def test_an_allowed_change_is_made_and_written_down(run):
-    run_dir, words = run
+def test_an_allowed_change_is_made_and_written_down(run_dir):
     options = ("--optimizer.clip_norm=0.5", "--learning_rate.base_lr=0.001")
-    report = resume(run_dir, words, *options, "--allow-change", "optimizer.clip_norm")
+    report = resume(run_dir, *options, "--allow-change", "optimizer.clip_norm")
     assert "learning_rate.base_lr: 0.002 in the checkpoint" in report
     assert "optimizer.clip_norm: " not in report
     allow = ("--allow-change", "optimizer.clip_norm,learning_rate")
-    assert resume(run_dir, words, *options, *allow) is None
+    assert resume(run_dir, *options, *allow) is None
     assert read_json_lines(run_dir / "metrics.jsonl")[-1]["lr"] < 0.001
-    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
-    assert started[-1]["changes"] == [
+    started = events(run_dir, "started")[-1]
+    assert started["changes"] == [
         "learning_rate.base_lr: 0.002 in the checkpoint, 0.001 now",
         "optimizer.clip_norm: 1.0 in the checkpoint, 0.5 now",
     ]
-    assert Path(started[-1]["recipe"]).name == "gpt_pydoc.json"
-    assert started[-1]["versions"]["torch"] == torch.__version__
+    assert Path(started["recipe"]).name == "gpt_pydoc.json"
+    assert started["versions"]["torch"] == torch.__version__
 
 
 @pytest.mark.slow
-def test_a_task_of_another_name_is_another_recipe(run, tmp_path):
-    run_dir, words = run
+def test_a_task_of_another_name_is_another_recipe(run_dir, tmp_path):
     other = tasks.copy("causal_lm", tmp_path).rename(tmp_path / "other_lm") / PYDOC.name
-    arguments = {"strategy": "single", "world_size": 1, "recipe": other}
-    assert 'task: "causal_lm" in the checkpoint, "other_lm" now' in run_interrupted(run_dir, words, **arguments)
-    assert run_interrupted(run_dir, (*words, "--allow-change", "task"), **arguments) is None
+    assert 'task: "causal_lm" in the checkpoint, "other_lm" now' in resume(run_dir, recipe=other)
+    assert resume(run_dir, "--allow-change", "task", recipe=other) is None
 
 
 @pytest.mark.slow
-def test_what_does_not_change_the_training_may_change(run, tmp_path):
-    run_dir, words = run
+def test_what_does_not_change_the_training_may_change(run_dir, tmp_path):
     options = (
         "--logging.every=3",
         "--evaluation.max_samples=8",
@@ -126,60 +130,54 @@ def test_what_does_not_change_the_training_may_change(run, tmp_path):
         "--data.num_workers=1",
         '--debug_model={"num_layers": 1}',
     )
-    assert resume(run_dir, words, *options) is None
-    assert json.loads((run_dir / "status.json").read_text())["step"] == 12
-    assert resume(tmp_path / "whole", words) is None
+    assert resume(run_dir, *options) is None
+    assert read_object(run_dir / "status.json")["step"] == 12
+    assert resume(tmp_path / "whole") is None
     assert_same_weights(run_dir / "model", tmp_path / "whole/model")
 
 
-def train_where_one_sees_the_folder_late(run_dir, words):
-    from largebatch.run.record.folder import OwnFolder
-
+def train_where_one_sees_the_folder_late(run_dir):
     if os.environ["RANK"] == "1":
         OwnFolder.is_a_run = property(lambda _: False)
         OwnFolder.check_usable = lambda _: None
-    train(PYDOC, *words, run_dir=run_dir)
+    train(PYDOC, *WORDS, run_dir=run_dir)
 
 
 @pytest.mark.slow
-def test_the_main_process_decides_what_is_in_the_folder(run):
-    run_dir, words = run
-    run_job(train_where_one_sees_the_folder_late, run_dir, words)
-    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == list(range(1, 13))
+def test_the_main_process_decides_what_is_in_the_folder(run_dir):
+    run_job(train_where_one_sees_the_folder_late, run_dir)
+    assert logged_steps(run_dir) == list(range(1, 13))
 
 
 @pytest.mark.slow
-def test_none_begins_anew_and_moves_the_earlier_run_aside(run):
-    run_dir, words = run
-    assert resume(run_dir, words, "--resume", "none", "--seed=7", "--train.stop_after_steps=2") is None
-    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == [1, 2]
+def test_none_begins_anew_and_moves_the_earlier_run_aside(run_dir):
+    assert resume(run_dir, "--resume", "none", "--seed=7", "--train.stop_after_steps=2") is None
+    assert logged_steps(run_dir) == [1, 2]
     assert len(read_json_lines(run_dir.with_name("run.1") / "metrics.jsonl")) == 4
 
 
 @pytest.mark.slow
-def test_a_run_of_an_older_format_is_refused(run):
+def test_a_run_of_an_older_format_is_refused(run_dir):
     """Not field by field, though its config has others, too."""
-    run_dir, words = run
     (manifest,) = run_dir.glob("checkpoints/*/manifest.json")
     manifest.write_text(json.dumps({"format": "largebatch 1"}))
     mark(manifest.parent)
     for option in (["--seed=7"], ["--resume", str(manifest.parent)]):
-        report = resume(run_dir, words, *option)
+        report = resume(run_dir, *option)
         assert "exit code 2" in report
         assert "its format is 'largebatch 1', not 'largebatch 3'; use the version of largebatch that wrote it" in report
         assert "in the checkpoint" not in report
-    assert resume(run_dir, words, "--resume", "none", "--train.stop_after_steps=2") is None
+    assert resume(run_dir, "--resume", "none", "--train.stop_after_steps=2") is None
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_left_as_it_is(run):
-    run_dir, words = run
-    assert resume(run_dir, words) is None
+def test_a_finished_run_is_left_as_it_is(run_dir):
+    assert resume(run_dir) is None
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    assert resume(run_dir, words) is None
+    assert resume(run_dir) is None
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
     # Of another recipe, it is moved aside.
-    assert resume(run_dir, words, "--seed=7", "--train.stop_after_steps=2") is None
+    assert resume(run_dir, "--seed=7", "--train.stop_after_steps=2") is None
     assert (run_dir.with_name("run.1") / "model/model.safetensors").exists()
 
 
@@ -191,48 +189,42 @@ def test_how_features_are_judged_may_change():
 
 
 @pytest.mark.slow
-def test_an_earlier_stop_is_refused(run):
-    run_dir, words = run
-    report = resume(run_dir, words, "--train.stop_after_steps=3")
+def test_an_earlier_stop_is_refused(run_dir):
+    report = resume(run_dir, "--train.stop_after_steps=3")
     assert "the checkpoint is of step 4, but the run would end after step 3 (of 12)" in report
 
 
 @pytest.mark.slow
-def test_another_batch_size_says_what_becomes_of_the_samples(run):
-    run_dir, words = run
+def test_another_batch_size_says_what_becomes_of_the_samples(run_dir):
     change = ("--batch.global_batch_size=24", "--allow-change", "batch.global_batch_size")
-    assert resume(run_dir, words, *change) is None
-    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
-    assert "step 4 came after 192 samples and comes after 96 now: 96 samples are repeated" in started[-1]["changes"]
+    assert resume(run_dir, *change) is None
+    why = "step 4 came after 192 samples and comes after 96 now: 96 samples are repeated"
+    assert why in events(run_dir, "started")[-1]["changes"]
 
 
 @pytest.mark.slow
-def test_damage_to_all_checkpoints_is_refused(run):
-    run_dir, words = run
+def test_damage_to_all_checkpoints_is_refused(run_dir):
     (file,) = run_dir.glob("checkpoints/step_00000004/rank_*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     before = (run_dir / "metrics.jsonl").read_bytes()
-    report = resume(run_dir, words)
+    report = resume(run_dir)
     assert "has checkpoints, but none of them can be used" in report
     assert "step_00000004: rank_00000.safetensors has" in report
     assert (run_dir / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_was_set_aside_can_be_gone_back_to(run):
-    run_dir, words = run
-    assert resume(run_dir, words, "--train.stop_after_steps=8") is None
+def test_a_checkpoint_that_was_set_aside_can_be_gone_back_to(run_dir):
+    assert resume(run_dir, "--train.stop_after_steps=8") is None
     step_4 = f"{run_dir}/checkpoints/step_00000004"
-    assert resume(run_dir, words, "--resume", step_4, "--train.stop_after_steps=5") is None
+    assert resume(run_dir, "--resume", step_4, "--train.stop_after_steps=5") is None
     (aside,) = run_dir.glob("checkpoints/set_aside_*/step_00000008")
-    assert resume(run_dir, words, "--resume", str(aside)) is None
-    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")][-4:] == [9, 10, 11, 12]
+    assert resume(run_dir, "--resume", str(aside)) is None
+    assert logged_steps(run_dir)[-4:] == [9, 10, 11, 12]
     assert not run_dir.with_name("run.1").exists()
 
 
-def leave_the_loop(run_dir, words):
-    from largebatch.run import Run
-
+def leave_the_loop(run_dir):
     steps = Run.steps
 
     def some_steps(run, train_set):
@@ -242,56 +234,53 @@ def leave_the_loop(run_dir, words):
             yield step
 
     Run.steps = some_steps
-    train(PYDOC, *words, run_dir=run_dir)
+    train(PYDOC, *WORDS, run_dir=run_dir)
 
 
 @pytest.mark.slow
-def test_a_loop_that_is_left_early_has_a_checkpoint_of_its_end(half_done, tmp_path):
-    run_job(leave_the_loop, tmp_path / "run", half_done[1], strategy="ddp")
-    status = json.loads((tmp_path / "run/status.json").read_text())
+def test_a_loop_that_is_left_early_has_a_checkpoint_of_its_end(tmp_path):
+    run_job(leave_the_loop, tmp_path / "run")
+    status = read_object(tmp_path / "run/status.json")
     assert (status["outcome"], status["step"], status["checkpoint_step"]) == ("finished", 6, 6)
 
 
-def output_of_training(run_dir, words):
+def output_of_training(run_dir, *words):
     with redirect_stdout(io.StringIO()) as output, suppress(SystemExit):
-        train(PYDOC, *words, run_dir=run_dir)
+        train(PYDOC, *WORDS, *words, run_dir=run_dir)
     return output.getvalue()
 
 
 @pytest.mark.slow
-def test_a_longer_stop_goes_on(run, tmp_path):
-    run_dir, words = run
-    early = (*words, "--train.stop_after_steps=6")
+def test_a_longer_stop_goes_on(run_dir, tmp_path):
+    early = "--train.stop_after_steps=6"
     assert resume(run_dir, early) is None
-    (output,) = run_job(output_of_training, run_dir, early, strategy="single", world_size=1)
+    (output,) = run_job(output_of_training, run_dir, early, strategy="single")
     assert "is finished, after step 6 of 12; raise train.stop_after_steps to train longer (" in output
-    assert resume(run_dir, words) is None
-    assert resume(tmp_path / "whole", words) is None
+    assert resume(run_dir) is None
+    assert resume(tmp_path / "whole") is None
     assert_same_weights(run_dir / "model", tmp_path / "whole/model")
 
 
 @pytest.mark.slow
-def test_a_path_begins_another_run_or_goes_back(run, tmp_path):
-    run_dir, words = run
+def test_a_path_begins_another_run_or_goes_back(run_dir, tmp_path):
     checkpoint = run_dir / "checkpoints/step_00000004"
-    assert resume(run_dir, words) is None
+    assert resume(run_dir) is None
     shutil.copytree(run_dir / "model", tmp_path / "expected")
     other = tmp_path / "other"
-    assert resume(other, words, "--resume", str(checkpoint)) is None
-    assert [line["step"] for line in read_json_lines(other / "metrics.jsonl")] == list(range(5, 13))
+    assert resume(other, "--resume", str(checkpoint)) is None
+    assert logged_steps(other) == list(range(5, 13))
     # Back to step 4 of the same run: later checkpoints are kept aside.
-    assert resume(run_dir, words, "--resume", f"{run_dir}/checkpoints/../checkpoints/{checkpoint.name}") is None
-    assert [line["step"] for line in read_json_lines(run_dir / "metrics.jsonl")] == list(range(1, 13))
+    assert resume(run_dir, "--resume", f"{run_dir}/checkpoints/../checkpoints/{checkpoint.name}") is None
+    assert logged_steps(run_dir) == list(range(1, 13))
     assert list(run_dir.glob("checkpoints/set_aside_by_attempt_0003_*/step_00000012/complete.json"))
     for path in (other, run_dir):
         assert_same_weights(path / "model", tmp_path / "expected")
 
 
 @pytest.mark.slow
-def test_paths_that_are_no_checkpoint(run):
-    run_dir, words = run
+def test_paths_that_are_no_checkpoint(run_dir):
     for path, why in (("/nowhere", "there is no such folder"), (run_dir, "there is no complete.json in it")):
-        report = resume(run_dir, words, "--resume", str(path))
+        report = resume(run_dir, "--resume", str(path))
         assert "exit code 2" in report
         assert f"error: --resume: {path}: {why}" in report
         assert "`largebatch checkpoints` lists the checkpoints in a run folder" in report
@@ -299,26 +288,24 @@ def test_paths_that_are_no_checkpoint(run):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_skipped_and_named(run, tmp_path):
-    run_dir, words = run
-    assert resume(run_dir, words, "--train.stop_after_steps=8") is None
+def test_a_damaged_checkpoint_is_skipped_and_named(run_dir, tmp_path):
+    assert resume(run_dir, "--train.stop_after_steps=8") is None
     (file,) = run_dir.glob("checkpoints/step_00000008/rank_*.safetensors")
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    assert resume(run_dir, words) is None
-    assert resume(tmp_path / "whole", words) is None
+    assert resume(run_dir) is None
+    assert resume(tmp_path / "whole") is None
     assert_same_weights(run_dir / "model", tmp_path / "whole/model")
-    started = [line for line in read_json_lines(run_dir / "history.jsonl") if line["event"] == "started"]
-    assert started[-1]["step"] == 4
-    assert "its checksum differs" in started[-1]["checkpoints_not_used"][0]
+    started = events(run_dir, "started")[-1]
+    assert started["step"] == 4
+    assert "its checksum differs" in started["checkpoints_not_used"][0]
 
 
 @pytest.mark.slow
-def test_a_model_of_another_shape_is_named(run):
-    run_dir, words = run
+def test_a_model_of_another_shape_is_named(run_dir):
     change = ("--model.num_heads=4", "--model.hidden_size=32")
-    report = resume(run_dir, words, *change, "--allow-change", "model")
+    report = resume(run_dir, *change, "--allow-change", "model")
     assert "its parameter transformer.wte.weight is of shape (256, 16), but the model's is of shape (256, 32)" in report
     assert "exit code 2" in report
 
@@ -326,10 +313,8 @@ def test_a_model_of_another_shape_is_named(run):
 # --- two runs at once ---------------------------------------------------------------------------------------------
 
 
-def start_late(run_dir, words):
+def start_late(run_dir):
     """The second of two that begin in a new folder at once: it has found no run, and then the first one begins."""
-    from largebatch.run.record.folder import OwnFolder
-
     begin = OwnFolder.begin
 
     def wait_and_begin(folder, *arguments):
@@ -339,28 +324,25 @@ def start_late(run_dir, words):
         return begin(folder, *arguments)
 
     OwnFolder.begin = wait_and_begin
-    train(PYDOC, *words, run_dir=run_dir)
+    train(PYDOC, *WORDS, run_dir=run_dir)
 
 
 @pytest.mark.slow
-def test_of_two_starts_in_a_new_folder_one_is_refused(half_done, tmp_path):
+def test_of_two_starts_in_a_new_folder_one_is_refused(tmp_path):
     run_dir = tmp_path / "run"
-    words = half_done[1]
     with ThreadPoolExecutor() as pool:
-        late = pool.submit(run_job, start_late, run_dir, words, strategy="single", world_size=1)
+        late = pool.submit(run_job, start_late, run_dir, strategy="single")
         while not (tmp_path / "late is there").exists() and not late.done():
             time.sleep(0.05)
-        assert run_interrupted(run_dir, words, strategy="single", world_size=1) is None
+        assert resume(run_dir) is None
         with pytest.raises(JobFailed, match=r"another run (has just begun in|is writing to)"):
             late.result()
-    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "finished"
+    assert read_object(run_dir / "status.json")["outcome"] == "finished"
     assert not run_dir.with_name("run.1").exists()
 
 
-def train_while_another_starts(run_dir, words):
+def train_while_another_starts(run_dir):
     """Wait in the third step until the other start has ended."""
-    from largebatch.run import Run
-
     update = Run.update
 
     def update_and_wait(run, step):
@@ -371,34 +353,30 @@ def train_while_another_starts(run_dir, words):
                 time.sleep(0.05)
 
     Run.update = update_and_wait
-    train(PYDOC, *words, run_dir=run_dir)
+    train(PYDOC, *WORDS, run_dir=run_dir)
 
 
 @pytest.mark.slow
-def test_a_second_run_in_the_folder_is_refused(half_done, tmp_path):
+def test_a_second_run_in_the_folder_is_refused(tmp_path):
     run_dir = tmp_path / "run"
-    words = half_done[1]
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(run_job, train_while_another_starts, run_dir, words, strategy="single", world_size=1)
+        first = pool.submit(run_job, train_while_another_starts, run_dir, strategy="single")
         while not (tmp_path / "trains").exists() and not first.done():
             time.sleep(0.05)
         try:
-            report = run_interrupted(run_dir, words, strategy="single", world_size=1)
+            report = resume(run_dir)
         finally:
             # Otherwise leaving the executor would wait for a job that waits for this.
             (tmp_path / "the other has ended").touch()
         first.result()
     assert "another run is writing to" in report
     assert "exit code 2" in report
-    assert json.loads((tmp_path / "run/status.json").read_text())["outcome"] == "finished"
-    assert [line["step"] for line in read_json_lines(tmp_path / "run/metrics.jsonl")] == list(range(1, 13))
+    assert read_object(tmp_path / "run/status.json")["outcome"] == "finished"
+    assert logged_steps(tmp_path / "run") == list(range(1, 13))
 
 
-def train_and_be_overtaken(run_dir, words):
+def train_and_be_overtaken(run_dir):
     """After step 3, this attempt's job is taken to be dead and another attempt begins."""
-    from largebatch.run import Run
-    from largebatch.storage.attempts import claim
-
     update = Run.update
 
     def overtaken(run, step):
@@ -407,16 +385,15 @@ def train_and_be_overtaken(run_dir, words):
         update(run, step)
 
     Run.update = overtaken
-    train(PYDOC, *words, run_dir=run_dir)
+    train(PYDOC, *WORDS, '--checkpoint.every={"steps": 1}', run_dir=run_dir)
 
 
 @pytest.mark.slow
-def test_an_attempt_that_was_overtaken_publishes_nothing(half_done, tmp_path):
-    words = (*half_done[1], '--checkpoint.every={"steps": 1}')
-    with pytest.raises(JobFailed, match="has taken over") as caught:
-        run_job(train_and_be_overtaken, tmp_path / "run", words, strategy="ddp", world_size=2)
-    assert "exit code 1" in str(caught.value)
-    assert [line["step"] for line in read_json_lines(tmp_path / "run/metrics.jsonl")] == [1, 2]
+def test_an_attempt_that_was_overtaken_publishes_nothing(tmp_path):
+    report = failure_of(train_and_be_overtaken, tmp_path / "run")
+    assert "has taken over" in report
+    assert "exit code 1" in report
+    assert logged_steps(tmp_path / "run") == [1, 2]
     steps = {path.name for path in (tmp_path / "run/checkpoints").glob("step_*")}
     assert steps <= {"step_00000001", "step_00000002"}
-    assert json.loads((tmp_path / "run/status.json").read_text())["outcome"] == "running"
+    assert read_object(tmp_path / "run/status.json")["outcome"] == "running"

@@ -3,23 +3,22 @@
 import errno
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from jobs import JobFailed, run_job
 from largebatch.plan.contract import STEPS_TO_STOP
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
-from largebatch.storage.files import read_json_lines
 from largebatch.system.endings import StopReason
-from paths import PYDOC
-from resuming import TINY_GPT, train_interrupted
 
 
 def named(requests: StopRequests) -> StopReason | None:
     return REASONS[requests.requested()]
+
+
+def looking_in(folder: Path) -> StopRequests:
+    return StopRequests({StopReason.STOP_FILE: folder / "stop", StopReason.BATCH_SCRIPT: folder / "stop.7"}, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
@@ -38,8 +37,7 @@ def test_signals_are_noted_only_while_it_listens(number):
 def test_the_stop_file_is_looked_for_once_a_second(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.time", lambda: now[0])
-    files = {StopReason.STOP_FILE: tmp_path / "stop", StopReason.BATCH_SCRIPT: tmp_path / "stop.7"}
-    requests = StopRequests(files, 0)
+    requests = looking_in(tmp_path)
     assert named(requests) is None
     (tmp_path / "stop.7").touch()
     assert named(requests) is None
@@ -74,26 +72,6 @@ def test_the_end_of_the_time_limit_less_the_margin(end, now, reason, monkeypatch
     assert named(requests) == reason
 
 
-def train_slowly(*arguments) -> None:
-    """So that many steps are not much work."""
-    from largebatch.run import Run
-
-    update = Run.update
-    Run.update = lambda run, step: time.sleep(0.2) or update(run, step)
-    train_interrupted(*arguments, None)
-
-
-@pytest.mark.slow
-def test_a_run_stops_before_its_time_is_over(tmp_path):
-    words = (*TINY_GPT, '--train.duration={"steps": 100000}', "--faults.time_limit_margin_seconds=100")
-    end = {"LARGEBATCH_JOB_END_TIME": str(int(time.time()) + 115)}
-    with pytest.raises(JobFailed, match="exit code 75") as caught:
-        run_job(train_slowly, tmp_path / "run", PYDOC, words, environment=end)
-    assert "stopped: by the end of the job's time limit, after step" in str(caught.value)
-    (last,) = (line for line in read_json_lines(tmp_path / "run/history.jsonl") if line["event"] == "stopped")
-    assert list((tmp_path / "run").glob(f"checkpoints/step_{last['step']:08d}/complete.json"))
-
-
 @pytest.mark.parametrize("asked_in", [0, 3])
 def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
     """A request during a step is in the next step's vote, which is read two steps later: the plan says at most 4."""
@@ -121,7 +99,7 @@ def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch):
     now = [100.0]
     stat = Path.stat
     monkeypatch.setattr("time.time", lambda: now[0])
-    requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop"}, 0)
+    requests = looking_in(tmp_path)
     (tmp_path / "stop").touch()
 
     def fail(*_, **__):
@@ -138,15 +116,13 @@ def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch):
 def test_a_stop_file_that_cannot_be_looked_at_does_not_hide_another(tmp_path):
     (tmp_path / "stop").symlink_to("x" * 300)
     (tmp_path / "stop.7").touch()
-    requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop", StopReason.BATCH_SCRIPT: tmp_path / "stop.7"}, 0)
-    assert named(requests) == StopReason.BATCH_SCRIPT
+    assert named(looking_in(tmp_path)) == StopReason.BATCH_SCRIPT
 
 
 def test_a_folder_or_a_loop_in_place_of_the_stop_file_is_no_request(tmp_path):
     (tmp_path / "stop").mkdir()
     (tmp_path / "stop.7").symlink_to("stop.7")
-    requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop", StopReason.BATCH_SCRIPT: tmp_path / "stop.7"}, 0)
-    assert named(requests) is None
+    assert named(looking_in(tmp_path)) is None
     OwnFolder(tmp_path).hold()
     folder = OwnFolder(tmp_path)
     folder.forget_requests()

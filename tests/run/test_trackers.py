@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto.event_pb2 import SessionLog
 
-from jobs import run_job, train
+from jobs import train_in_job
 from largebatch.config import load_config
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.trackers import Trackers, connect
@@ -27,7 +27,7 @@ class Run:
     def __init__(self, service, options):
         self.service = service
         self.options = options
-        self.rows = service.rows.setdefault(options["id"], {})
+        self.rows = service.rows.setdefault(options.get("id"), {})
 
     def define_metric(self, name, step_metric=None):
         self.service.axes[name] = step_metric
@@ -53,15 +53,8 @@ class Service(ModuleType):
         self.axes = {}
         self.starts = []
         self.finished = 0
-
-    def on_init(self):
-        """Called in each `init`."""
-
-    def on_log(self):
-        """Called in each `log`."""
-
-    def on_finish(self):
-        """Called in each `finish`."""
+        # Called in each `init`, `log` and `finish`.
+        self.on_init = self.on_log = self.on_finish = lambda: None
 
     def init(self, **options):
         self.on_init()
@@ -133,16 +126,14 @@ def test_project_and_name(wandb, folder):
 
 def test_another_tracker_begins_a_run_in_each_start(folder, monkeypatch):
     trackio = Service("trackio")
-    shown = []
     monkeypatch.setitem(sys.modules, "trackio", trackio)
-    run = SimpleNamespace(log=lambda values, step: shown.append((values, step)), finish=lambda: None)
-    trackio.init = lambda **options: trackio.starts.append(options) or run
     for first_step in (0, 10):
         started = start(folder, first_step, names=["trackio"])
         show_steps(started, [first_step + 10])
         started.close()
     assert trackio.starts == [{"project": "largebatch"}] * 2
-    assert [(values["train/loss"], step) for values, step in shown if "train/loss" in values] == [(0.1, 10), (0.05, 20)]
+    (rows,) = trackio.rows.values()
+    assert {step: values["train/loss"] for step, values in rows.items()} == {10: 0.1, 20: 0.05}
 
 
 def test_another_folder_is_another_run(wandb, folder, tmp_path):
@@ -152,13 +143,10 @@ def test_another_folder_is_another_run(wandb, folder, tmp_path):
     assert len({options["id"] for options in wandb.starts}) == 2
 
 
-def events_of_a_run(run_dir):
-    train(PYDOC, *SMALL, "--train.stop_after_steps=1", '--logging.trackers=["tensorboard"]', run_dir=run_dir)
-
-
 @pytest.mark.slow
 def test_only_the_main_process_has_trackers(tmp_path):
-    run_job(events_of_a_run, tmp_path / "run", strategy="ddp", world_size=2)
+    words = (*SMALL, "--train.stop_after_steps=1", '--logging.trackers=["tensorboard"]')
+    train_in_job(PYDOC, tmp_path / "run", *words)
     assert len(list((tmp_path / "run/tensorboard/run").glob("events.out.tfevents*"))) == 1
 
 

@@ -4,14 +4,10 @@ import json
 
 import pytest
 
-from jobs import JobFailed, run_job, train
+from jobs import JobFailed, train_in_job
 from paths import PYDOC
 from saving import mark
 from tasks import SMALL
-
-
-def train_until(step, run_dir):
-    train(PYDOC, *SMALL, f"--train.stop_after_steps={step}", run_dir=run_dir)
 
 
 def without_plan(manifest):
@@ -24,7 +20,7 @@ def with_another_scalar(manifest):
 
 @pytest.mark.slow
 def test_what_is_not_a_runs_is_refused(tmp_path):
-    run_job(train_until, 1, tmp_path, strategy="single", world_size=1)
+    train_in_job(PYDOC, tmp_path, *SMALL, "--train.stop_after_steps=1", strategy="single")
     folder = tmp_path / "checkpoints/step_00000001"
     content = (folder / "manifest.json").read_text()
     for damage, message in (
@@ -36,6 +32,6 @@ def test_what_is_not_a_runs_is_refused(tmp_path):
         (folder / "manifest.json").write_text(json.dumps(manifest))
         mark(folder)
         with pytest.raises(JobFailed) as caught:
-            run_job(train_until, 2, tmp_path, strategy="single", world_size=1)
+            train_in_job(PYDOC, tmp_path, *SMALL, "--train.stop_after_steps=2", strategy="single")
         assert message in caught.value.in_one_line()
         assert "exit code 2" in str(caught.value)

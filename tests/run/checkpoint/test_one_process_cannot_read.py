@@ -4,15 +4,11 @@ import os
 
 import pytest
 
-from jobs import JobFailed, run_job, train
+from jobs import failure_of, train, train_in_job
 from paths import PYDOC
 from tasks import SMALL
 
 pytestmark = pytest.mark.slow
-
-
-def train_one_step(run_dir):
-    train(PYDOC, *SMALL, "--train.stop_after_steps=1", run_dir=run_dir)
 
 
 def go_on_without_reading(run_dir):
@@ -29,10 +25,8 @@ def go_on_without_reading(run_dir):
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_every_process_ends_with_its_reason(strategy, tmp_path):
-    run_job(train_one_step, tmp_path / "run", strategy=strategy)
-    with pytest.raises(JobFailed) as failure:
-        run_job(go_on_without_reading, tmp_path / "run", strategy=strategy)
-    report = str(failure.value)
+    train_in_job(PYDOC, tmp_path / "run", *SMALL, "--train.stop_after_steps=1", strategy=strategy)
+    report = failure_of(go_on_without_reading, tmp_path / "run", strategy=strategy)
     assert "on rank 1: " in report
     assert "it cannot be read: Stale file handle" in report
     assert "exit code 2" in report
