@@ -50,7 +50,7 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
     batches = global_batches(1437, {0: size}, keep_last=False, steps=steps)
     peak = config.learning_rate.base_lr
     rates = [peak / 2 * (1 + np.cos(np.pi * step / total)) for step in range(steps)]
-    return _train(config, model, optimizer, mean_loss, batches, rates)
+    return train_plainly(config, model, optimizer, mean_loss, batches, rates)
 
 
 def reference_pydoc(
@@ -91,7 +91,7 @@ def reference_pydoc(
     rates = [
         0.002 * math.sqrt(size / 32) * batch[3] / batches[40][3] for size, batch in zip(in_force, batches, strict=False)
     ]
-    return _train(config, model, optimizer, mean_loss, batches[:steps], rates)
+    return train_plainly(config, model, optimizer, mean_loss, batches[:steps], rates)
 
 
 def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, files: dict, phases: dict) -> dict:
@@ -141,7 +141,7 @@ def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, file
         return cross_entropy(model(input_ids=rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
 
     rates = [0.002 * step / 40 for step in range(steps)]
-    return _train(config, model, optimizer, mean_loss, [(0, 0, 1, 0)] * steps, rates)
+    return train_plainly(config, model, optimizer, mean_loss, [(0, 0, 1, 0)] * steps, rates)
 
 
 def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
@@ -179,7 +179,7 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
     total = round(config.train.duration.epochs) * (1437 // size)
     cosine = [peak * (1 + math.cos(math.pi * (step - 10) / (total - 10))) / 2 for step in range(steps)]
     rates = [peak * step / 10 if step < 10 else rate for step, rate in enumerate(cosine)]
-    return _train(config, model, optimizer, mean_loss, global_batches(1437, {0: size}, False, steps), rates)
+    return train_plainly(config, model, optimizer, mean_loss, global_batches(1437, {0: size}, False, steps), rates)
 
 
 def mixed_in_pairs(pixels, targets, indices, config):
@@ -223,7 +223,7 @@ def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict
     # Within the first 40 steps, of warmup from zero.
     rates = [config.learning_rate.base_lr * step / 40 for step in range(steps)]
     batches = global_batches(len(train_set), {0: config.batch.global_batch_size}, False, steps)
-    return _train(config, model, optimizer, mean_loss, batches, rates)
+    return train_plainly(config, model, optimizer, mean_loss, batches, rates)
 
 
 def factor_of_layer(name: str, config) -> float:
@@ -267,7 +267,7 @@ def global_batches(num_samples: int, size_at: dict[int, int], keep_last: bool, s
     return batches
 
 
-def _train(config, model, optimizer, mean_loss, batches, rates) -> dict:
+def train_plainly(config, model, optimizer, mean_loss, batches, rates) -> dict:
     model.train()
     metrics = []
     weights = []

@@ -13,14 +13,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import chain, pairwise
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import pytest
 
 from jobs import run_job, train
 from largebatch.__main__ import build_parser, main
-from largebatch.config import RecipeConfig, load_config, override_words
+from largebatch.config import load_config, override_words
 from largebatch.errors import ConfigError
 from largebatch.tools.local_jobs.small_runs import tiny_data_overrides
 from paths import BERT, PYDOC, RECIPES, ROOT
@@ -205,15 +207,12 @@ def check_measurement(words: list[str]) -> None:
     assert study in told
 
 
-def train_tiny(run_dir):
-    train(PYDOC, *TINY_GPT, "--train.stop_after_steps=2", run_dir=run_dir)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The folder of a run of `gpt_pydoc`, made before there are any stand-ins."""
     run_dir = tmp_path_factory.mktemp("trained") / "gpt_pydoc"
-    run_job(train_tiny, run_dir, strategy="single", world_size=1)
+    start = partial(train, PYDOC, *TINY_GPT, "--train.stop_after_steps=2", run_dir=run_dir)
+    run_job(start, strategy="single", world_size=1)
     return run_dir
 
 
@@ -299,21 +298,16 @@ UNITS = {"epochs", "steps", "samples", "tokens"}
 FOR_MEASUREMENTS = {".compute.cudnn_attention", ".compute.gather_in_bf16"}
 
 
-def overrides_of(words: list[str]) -> dict:
-    """The fields that a command's words override, by dotted name."""
+def options_of(command: str) -> dict:
+    """The options of a command, and so the fields that it overrides, by dotted name."""
     found = {}
-    for word, following in pairwise([*words, ""]):
+    for word, following in pairwise([*shlex.split(command.replace("\\\n", ""), comments=True), ""]):
         name, equals, text = word.partition("=")
-        if name.startswith("--") and ("." in name or name[2:] in RecipeConfig.model_fields):
-            found[name[2:]] = value_of(text if equals else following)
+        if name.startswith("--"):
+            found[name[2:]] = text if equals else following
+            with suppress(ValueError):
+                found[name[2:]] = json.loads(found[name[2:]])
     return found
-
-
-def value_of(text: str):
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def overriding_blocks(document: Path) -> list[dict]:
@@ -358,12 +352,9 @@ def test_every_field_has_a_user():
     for recipe in RECIPES:
         used |= set(names_in(json.loads(recipe.read_text()), ""))
     for document in DOCUMENTS:
-        shown = [
-            overrides_of(shlex.split(command.replace("\\\n", ""), comments=True)) for command in commands(document)
-        ]
-        for name, value in chain.from_iterable(each.items() for each in [*shown, *overriding_blocks(document)]):
-            parts = name.split(".")
-            used |= {"." + ".".join(parts[: number + 1]) for number in range(len(parts))}
+        shown = [*map(options_of, commands(document)), *overriding_blocks(document)]
+        for name, value in chain.from_iterable(each.items() for each in shown):
+            used |= set(accumulate(name.split("."), "{}.{}".format, initial=""))
             used |= set(names_in(value, f".{name}"))
     assert sorted(known - used - FOR_MEASUREMENTS) == []
 

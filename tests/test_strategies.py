@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jobs import run_job, train
+from largebatch.storage.files import read_json_lines
 from paths import BERT, DIGITS, LLAMA, PYDOC, ROOT, VIT_DIGITS
 from reference import reference_bert, reference_digits, reference_mixture, reference_pydoc, reference_vit_digits
 from whole_state import whole_state
@@ -125,8 +126,8 @@ def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
     words = (f"--train.stop_after_steps={STEPS}", "--logging.every=1", "--logging.trackers=[]", *overrides)
     train(recipe, *words, run_dir=run_dir)
     return {
-        "metrics": [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()],
-        "evaluations": [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()],
+        "metrics": read_json_lines(run_dir / "metrics.jsonl"),
+        "evaluations": read_json_lines(run_dir / "evaluations.jsonl"),
         "weights": weights,
     }
 

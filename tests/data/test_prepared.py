@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
@@ -16,7 +17,6 @@ import pytest
 from pyarrow import parquet
 from transformers import CTRLTokenizer
 
-from largebatch.config import load_config
 from largebatch.data import prepared
 from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
@@ -25,8 +25,10 @@ from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
 from largebatch.errors import DataError, StorageError
 from largebatch.storage import files
 from paths import PYDOC
+from small_data import load_with
 
 ASKED_FOR = Preparation("largebatch prepare x", allowed="everything", num_workers=1)
+BY_TWO = replace(ASKED_FOR, num_workers=2)
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +65,7 @@ def section(tmp_path):
 
 
 def data_of(section, **changes):
-    words = ["--data", json.dumps(section | changes), "--batch.global_batch_size=4", "--batch.micro_batch_size=1"]
-    return load_config(PYDOC, [*words, '--train.duration={"steps": 9}', "--learning_rate.warmup=null"]).data
+    return load_with(PYDOC, section | changes).data
 
 
 def prepare(data, how=ASKED_FOR, tokenizer=None):
@@ -86,18 +87,16 @@ def plain(split):
 
 def in_parts(data):
     """The parts of an array, of which the last to end finds all."""
-    parts = [Preparation("", allowed="everything", num_workers=1, part=part, num_parts=3) for part in (2, 0, 1)]
-    for part in parts[:2]:
+    for part in (2, 0):
         with pytest.raises(OtherPartsMissing):
-            prepare(data, part)
-    return prepare(data, parts[2])
+            prepare(data, replace(ASKED_FOR, part=part, num_parts=3))
+    return prepare(data, replace(ASKED_FOR, part=1, num_parts=3))
 
 
-@pytest.mark.parametrize("way", ["in this process", "by three processes", "in parts", "by a job"])
+@pytest.mark.parametrize("way", ["in this process", "by two processes", "in parts", "by a job"])
 def test_the_tokens_are_those_of_a_plain_loop(section, way):
     data = data_of(section)
-    by_processes = Preparation("", allowed="everything", num_workers=3)
-    how = {"by a job": Preparation(), "by three processes": by_processes}.get(way, ASKED_FOR)
+    how = {"by a job": Preparation(), "by two processes": BY_TWO}.get(way, ASKED_FOR)
     streams = in_parts(data) if way == "in parts" else prepare(data, how)
     for split, stream in zip(("train", "eval"), streams, strict=True):
         assert bytes_of(stream) == plain(split)
@@ -108,8 +107,6 @@ def test_the_tokens_are_those_of_a_plain_loop(section, way):
         assert stream.lengths().tolist() == [len((text or "").encode()) + 1 for text in documents_of(split)]
     manifest = json.loads((folder_of(data) / "manifest.json").read_text())
     assert len(manifest["shards"]) > 10
-    assert (manifest["documents"], manifest["tokens"]) == (122, len(plain("train")))
-    assert manifest["made_from"]["text_column"] == "text"
     assert not list(folder_of(data).glob(".*"))
 
 
@@ -164,7 +161,7 @@ def test_damage_is_found(section):
     file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     prepare(data)
     with pytest.raises(DataError, match=r"00002\.tokens is damaged; remove its folder, and prepare the data again"):
-        prepare(data, Preparation("", allowed="everything", verify_checksums=True))
+        prepare(data, replace(ASKED_FOR, verify_checksums=True))
     file.write_bytes(content[:-1])
     with pytest.raises(DataError, match=r"00002\.tokens is damaged"):
         prepare(data)
@@ -254,7 +251,7 @@ class Slow(ByteTokenizer):
 def test_a_killed_preparation_goes_on_and_leaves_no_process(section):
     """At any moment, with three processes: nothing lost, nothing twice, and finished shards stay as they are."""
     data = data_of(section)
-    how = Preparation("", allowed="everything", num_workers=3)
+    how = replace(ASKED_FOR, num_workers=3)
     random = np.random.default_rng(0)
     finished = {}
     for _ in range(3):
@@ -289,7 +286,7 @@ def test_a_process_that_is_killed_is_told(section):
     tokenizer = Slow(fatal=documents_of("train")[70])
     data = data_of(section)
     with pytest.raises(DataError, match=r"ended with exit code -9, perhaps for lack of memory; use fewer processes"):
-        prepare(data, Preparation("", allowed="everything", num_workers=2), tokenizer)
+        prepare(data, BY_TWO, tokenizer)
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")
 
@@ -306,7 +303,7 @@ def test_an_error_in_a_process_is_told(section, seconds, monkeypatch):
             raise ZeroDivisionError(f"no token for {documents[0]}")
 
     with pytest.raises(RuntimeError, match="ZeroDivisionError: no token for "):
-        prepare(data_of(section), Preparation("", allowed="everything", num_workers=2), Broken())
+        prepare(data_of(section), BY_TWO, Broken())
 
 
 def test_a_full_disk_may_pass_also_where_processes_share_the_work(section, monkeypatch):
@@ -315,7 +312,7 @@ def test_a_full_disk_may_pass_also_where_processes_share_the_work(section, monke
 
     monkeypatch.setattr(files.os, "write", full)
     with pytest.raises(StorageError, match=r"cannot be written: .*No space left.*the same command tries again"):
-        prepare(data_of(section), Preparation("", allowed="everything", num_workers=2))
+        prepare(data_of(section), BY_TWO)
 
 
 def test_documents_in_memory_are_bounded_however_their_lengths_vary(section):
@@ -388,14 +385,10 @@ def test_files_stay_open_up_to_a_number(tmp_path):
 
 
 def test_text_that_is_not_utf8(tmp_path, section):
-    column = pyarrow.Array.from_buffers(
-        pyarrow.string(),
-        1,
-        [None, *(pyarrow.py_buffer(part) for part in (np.array([0, 2], "<i4").tobytes(), b"\xff\xfe"))],
-    )
-    files = {name: str(tmp_path / f"{name}.parquet") for name in ("train", "eval")}
-    for file in files.values():
-        parquet.write_table(pyarrow.table({"text": column}), file)
+    column = pyarrow.array([b"\xff\xfe"]).view(pyarrow.string())
+    file = str(tmp_path / "text.parquet")
+    parquet.write_table(pyarrow.table({"text": column}), file)
+    files = {"train": file, "eval": file}
     with pytest.raises(DataError, match=r"data\.text_column: rows 0 to 0: .* correct or remove that text"):
         prepare(data_of(section, path="parquet", data_files=files))
 

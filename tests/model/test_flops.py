@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import tasks
 from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.model.flops import multiplied_parameters, token_flops, utilization_of
+from largebatch.storage.files import read_json_lines
 from paths import BERT, DIGITS, LLAMA, PYDOC, ROOT, VIT_DIGITS
 
 CPU = torch.device("cpu")
@@ -92,17 +94,11 @@ def test_a_run_reports_it(tmp_path):
     """In each line, and of the whole run, from the throughput beside it."""
     words = ("--train.stop_after_steps=3", "--logging.every=1", "--logging.trackers=[]", "--logging.peak_tflops=0.5")
     small = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
-    run_job(train_here, *words, *small, str(tmp_path), world_size=2)
+    run_job(partial(train, run_dir=tmp_path), PYDOC, *words, *small)
     # A block has 12 x 16 x 16 in matrices and 13 x 16 in biases and norms; the last norm 2 x 16, the output 256 x 16.
     each = 16 * (6 * (12 * 256 + 15 * 16 + 256 * 16) + 12 * 16 * 16)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_json_lines(tmp_path / "metrics.jsonl")
     summary = json.loads((tmp_path / "summary.json").read_text())
     for numbers in (*lines, summary):
         assert numbers["mfu"] == pytest.approx(numbers["samples_per_second"] * each / 1e12, abs=1e-5)
     assert "6 N + 12 L d T" in summary["mfu_convention"]
-
-
-def train_here(*words):
-    from pathlib import Path
-
-    train(PYDOC, *words[:-1], run_dir=Path(words[-1]))

@@ -1,15 +1,13 @@
 """Blocks whose documents do not see each other: each token has the loss that it has in its document alone."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 import tasks
-from largebatch.config import load_config
 from paths import LLAMA, PYDOC
+from small_data import load_with, rows_in
 
 text_sources = tasks.sources("causal_lm")
 
@@ -28,21 +26,14 @@ def blocks_of(recipe, words, tmp_path, attention):
         "x " * 12,
         "the end of it, no longer",
     ]
-    file = tmp_path / "text.jsonl"
-    file.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-    data = {
-        "source": "datasets",
-        "path": "json",
-        "data_files": {"train": str(file), "eval": str(file)},
+    data = rows_in(tmp_path / "text.jsonl", [{"text": document} for document in documents]) | {
         "tokenizer": "bytes",
         "block_size": 24,
         "num_train_samples": 4,
         "num_eval_samples": 1,
         "attention": attention,
     }
-    short = ('--batch={"global_batch_size": 2, "micro_batch_size": 1}', '--train.duration={"steps": 60}')
-    short = (*short, "--learning_rate.warmup=null", '--learning_rate.decay={"name": "constant"}')
-    config = load_config(recipe, (*words, "--data", json.dumps(data), *short))
+    config = load_with(recipe, data, *words)
     torch.manual_seed(0)
     return tasks.build_model(recipe)(config).train(), text_sources(config)[0].fetch(np.arange(4), 0)
 
