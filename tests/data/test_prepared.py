@@ -25,7 +25,7 @@ from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
 from largebatch.errors import DataError, StorageError
 from largebatch.storage import files
 from paths import PYDOC
-from small_data import load_with
+from small_data import load_with, rows_in
 
 ASKED_FOR = Preparation("largebatch prepare x", allowed="everything", num_workers=1)
 BY_TWO = replace(ASKED_FOR, num_workers=2)
@@ -45,14 +45,15 @@ def documents_of(split):
     return [*texts[:50], None, "Ünï ✓", *texts[50:]]
 
 
+def row_of(text):
+    return {"text": text, "number": 1, "other": "x"}
+
+
 @pytest.fixture
 def section(tmp_path):
-    files = {}
-    for split in ("train", "eval"):
-        file = tmp_path / f"{split}.jsonl"
-        lines = [json.dumps({"text": text, "number": 1, "other": "x"}) + "\n" for text in documents_of(split)]
-        file.write_text("".join(lines))
-        files[split] = str(file)
+    files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "eval")}
+    for split, file in files.items():
+        rows_in(Path(file), [row_of(text) for text in documents_of(split)])
     return {
         "source": "datasets",
         "path": "json",
@@ -130,7 +131,7 @@ def test_other_data_has_another_folder(section):
 
     folders.add(PreparedSplit(data, "train", Other(), Preparation()).folder)
     with Path(section["data_files"]["train"]).open("a") as file:
-        file.write('{"text": "more", "number": 2, "other": "x"}\n')
+        file.write(json.dumps(row_of("more")))
     folders.add(folder_of(data))
     assert len(folders) == 5
     # Neither samples nor processes are part of what is prepared.
@@ -167,9 +168,9 @@ def test_damage_is_found(section):
         prepare(data)
 
 
-@pytest.mark.parametrize("num_writes", [6, 9, 11])
-def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkeypatch, num_writes):
-    """In a file of tokens, of ends, or in the JSON of a shard; the first shard takes six writes."""
+@pytest.mark.parametrize(("num_writes", "how"), [(6, ASKED_FOR), (9, ASKED_FOR), (11, ASKED_FOR), (6, BY_TWO)])
+def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkeypatch, num_writes, how):
+    """In a file of tokens, of ends, or in the JSON of a shard; the first shard of a process takes six writes."""
     data = data_of(section)
     write = files.os.write
     written = []
@@ -183,7 +184,7 @@ def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkey
     full.is_full = True
     monkeypatch.setattr(files.os, "write", full)
     with pytest.raises(StorageError, match=r"cannot be written: .*No space left.*the same command tries again"):
-        prepare(data)
+        prepare(data, how)
     folder = folder_of(data)
     finished = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
     assert finished
@@ -306,21 +307,10 @@ def test_an_error_in_a_process_is_told(section, seconds, monkeypatch):
         prepare(data_of(section), BY_TWO, Broken())
 
 
-def test_a_full_disk_may_pass_also_where_processes_share_the_work(section, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(files.os, "write", full)
-    with pytest.raises(StorageError, match=r"cannot be written: .*No space left.*the same command tries again"):
-        prepare(data_of(section), BY_TWO)
-
-
 def test_documents_in_memory_are_bounded_however_their_lengths_vary(section):
     """Many short ones beside a few long ones: as many bytes at once as of documents of equal length."""
     texts = ["a" * (500 if number % 40 == 39 else 2) for number in range(400)]
-    Path(section["data_files"]["train"]).write_text(
-        "".join(json.dumps({"text": text, "number": 1, "other": "x"}) + "\n" for text in texts)
-    )
+    rows_in(Path(section["data_files"]["train"]), [row_of(text) for text in texts])
     asked: list[list[str]] = []
 
     class Watched(ByteTokenizer):
@@ -339,7 +329,7 @@ def test_each_split_belongs_to_its_own_files(section):
     train = folder_of(data)
     evaluation = folder_of(data, "validation")
     with Path(section["data_files"]["eval"]).open("a") as file:
-        file.write(json.dumps({"text": "more", "number": 1, "other": "x"}) + "\n")
+        file.write(json.dumps(row_of("more")))
     assert folder_of(data) == train
     assert folder_of(data, "validation") != evaluation
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageOps, PngImagePlugin, TiffImagePlugin
 
-from largebatch.data.crops import center_crop, inception_crop
+from largebatch.data.crops import center_crop
 from largebatch.data.images import FORMATS
 from largebatch.data.viewer import opaque
 
@@ -176,8 +176,6 @@ def test_images_are_upright(kind):
             expected = center_crop(upright, size).astype(int)
             crop = center_crop(opaque(Image.open(io.BytesIO(encoded))), size)
             assert np.abs(crop - expected).max() <= at_most
-            random, _ = inception_crop(opaque(Image.open(io.BytesIO(encoded))), size, np.random.default_rng(0))
-            assert random.shape == (3, size, size)
 
 
 def test_damaged_exif_and_an_orientation_in_xmp():

@@ -19,17 +19,17 @@ from paths import BERT, DIGITS, LLAMA, PYDOC, ROOT, VIT_DIGITS
 CPU = torch.device("cpu")
 
 
-def gpt2_124m():
-    """The configuration of GPT-2 124M, in blocks of 1,024, and its model without weights."""
-    path = ROOT / "recipes/causal_lm/gpt2_124m.json"
-    config = load_config(path, ["--model.vocab_size=50257", "--data.block_size=1024"])
+def without_weights(name, *words):
+    """A recipe's configuration, and its model."""
+    path = ROOT / f"recipes/causal_lm/{name}.json"
+    config = load_config(path, words)
     with torch.device("meta"):
         return config, tasks.build_model(path)(config)
 
 
 def test_gpt2_124m():
     """nanoGPT counts 123.65 million parameters without positions, of 124.44; its head's weights are the embedding's."""
-    config, model = gpt2_124m()
+    config, model = without_weights("gpt2_124m", "--model.vocab_size=50257", "--data.block_size=1024")
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
     assert multiplied_parameters(model) == (123_653_376, 0)
     found = utilization_of(config, model, CPU, world_size=2)
@@ -42,10 +42,7 @@ def test_gpt2_124m():
 
 def test_llama_3_8b():
     """Of 8.03 billion parameters, the 0.525 of an embedding that the output does not share are only looked up."""
-    path = ROOT / "recipes/causal_lm/llama_8b.json"
-    config = load_config(path, ["--model.vocab_size=128256", "--model.tie_embeddings=false"])
-    with torch.device("meta"):
-        model = tasks.build_model(path)(config)
+    _, model = without_weights("llama_8b", "--model.vocab_size=128256", "--model.tie_embeddings=false")
     assert multiplied_parameters(model) == (8_030_261_248 - 128_256 * 4096, 0)
 
 

@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from datasets import Dataset
 
 import tasks
 from chat_templates import FOLDER, MAX_TOKENS, TEMPLATES, chat_tokenizer, conversations, template
@@ -117,16 +116,6 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
     # Of the last turn only, an earlier one weighs nothing.
     last = encoder(tmp_path, UNMARKED, train_on="last")({"messages": [[ASK, SAY | {"weight": 0}, *weighted]]})
     assert last["problem"] == [""]
-
-
-def test_conversations_are_read_from_parquet(tmp_path):
-    """Whose rows have every field of every message."""
-    rows = [{"messages": TWO_TURNS}, {"messages": [ASK, THOUGHT]}]
-    expected = samples_of(chat_config(tmp_path, rows))
-    file = tmp_path / "chats.parquet"
-    Dataset.from_list(rows).to_parquet(file)
-    section = {"path": "parquet", "data_files": {"train": str(file), "eval": str(file)}}
-    assert samples_of(chat_config(tmp_path, rows, **section)) == expected
 
 
 def test_conversations_as_sharegpt_has_them(tmp_path):
@@ -246,7 +235,6 @@ def test_templates_that_are_not_exact_are_refused(chat_template, messages, train
     [
         ({"prompt": "{messages}"}, 'format "messages" does not use prompt; remove that, or correct format'),
         ({"format": "plain", "messages": {"column": "chat"}}, 'format "plain" does not use messages'),
-        ({"tokenizer": "bytes"}, 'format "messages" needs a tokenizer with a chat template'),
         ({"messages": {"roles": {"gpt": "model"}}}, "data.messages.roles"),
     ],
 )
