@@ -1,8 +1,11 @@
-"""Recipes on a few rows of data, written by the test."""
+"""Recipes on a few rows of data, written by the test; and what random changes of samples depend on."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from largebatch.config import load_config
 
@@ -19,3 +22,11 @@ def load_with(recipe: Path, data: dict[str, Any], *words: str):
     rate = ("--learning_rate.warmup=null", '--learning_rate.decay={"name": "constant"}')
     rest = ('--train.duration={"steps": 60}', *rate, "--evaluation.every=null", "--checkpoint.every=null")
     return load_config(recipe, ["--data", json.dumps(data), "--batch", json.dumps(batch), *rest, *words])
+
+
+def assert_drawn_by_seed_epoch_and_sample(fetch: Callable, fetch_of_another_seed: Callable) -> None:
+    """What `fetch(indices, epoch)` returns depends on these alone, and on each of them."""
+    found = fetch([3, 1, 2], 5)
+    assert torch.equal(fetch([2, 3], 5), found[[2, 0]])
+    for other in (fetch([3, 1, 2], 6), fetch_of_another_seed([3, 1, 2], 5), found[[1, 2, 0]]):
+        assert not torch.equal(found, other)

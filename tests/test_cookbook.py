@@ -24,9 +24,9 @@ from paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-TEXT = (ROOT / "docs/cookbook.md").read_text(encoding="utf-8")
-(EVALUATION,) = re.findall(r'^```json\n"evaluation": (.*)\n```$', TEXT, re.MULTILINE)
-(GROUPS,) = re.findall(r'^```json\n"optimizer.groups": (.*)\n```$', TEXT, re.MULTILINE)
+TEXT = (ROOT / "docs/cookbook.md").read_text()
+(EVALUATION,) = re.findall(r'(?m)^```json\n"evaluation": (.*)\n```$', TEXT)
+(GROUPS,) = re.findall(r'(?m)^```json\n"optimizer.groups": (.*)\n```$', TEXT)
 REHEARSED = "--train.rehearse_largest_batch=true"
 OF_THIS_MACHINE = {"seconds", "samples_per_second", "data_wait_seconds", "peak_memory_gib"}  # what varies in a line
 CLIPPED = re.search(r'`"optimizer": (\{"name": "clipped_adamw".*\})`', TEXT)[1]
@@ -36,12 +36,12 @@ CLIPPED = re.search(r'`"optimizer": (\{"name": "clipped_adamw".*\})`', TEXT)[1]
 def recipe(tmp_path_factory) -> Path:
     """The task of tests/cookbook, with each block of the page in its place."""
     folder = shutil.copytree(ROOT / "tests/cookbook", tmp_path_factory.mktemp("recipes") / "sequences")
-    for place, code in re.findall(r"^```python\n# ([^\n]+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
+    for place, code in re.findall(r"(?ms)^```python\n# ([^\n]+)\n(.*?)^```$", TEXT):
         file = folder / place.partition(",")[0]
         marker = f"# cookbook: {place}\n"
         text = file.read_text() if file.exists() else marker
         assert text.count(marker) == 1, place
-        indent = re.search(rf"^( *){re.escape(marker)}", text, re.MULTILINE)[1]
+        indent = re.search(rf"(?m)^( *){re.escape(marker)}", text)[1]
         file.write_text(text.replace(indent + marker, textwrap.indent(code, indent) + "\n" + indent + marker))
     return folder / "sequences.json"
 

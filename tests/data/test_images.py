@@ -4,6 +4,7 @@ import base64
 import errno
 import os
 from decimal import Decimal
+from functools import partial
 
 import numpy as np
 import pyarrow
@@ -15,11 +16,11 @@ from sklearn.datasets import load_digits
 
 import tasks
 from largebatch.config import load_config
-from largebatch.data.images import normalize_pixels
 from largebatch.errors import DataError, StorageError, UserError
 from largebatch.system.failures import kind_of
 from paths import DIGITS, IMAGENET
 from pictures import gradient_image, jpeg, png, write_parquet
+from small_data import assert_drawn_by_seed_epoch_and_sample
 
 image_sources = tasks.sources("image_classification")
 model_input = tasks.module("image_classification", "data").model_input
@@ -82,11 +83,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_p
     def pixels(source, indices, epoch):
         return model_input(source.fetch(np.array(indices), epoch), hub_config(file, *sizes).data)
 
-    alone = pixels(train, [2], 5)[0]
-    assert torch.equal(alone, pixels(train, [3, 2, 0], 5)[1])
-    assert not torch.equal(alone, pixels(train, [2], 6)[0])
-    assert not torch.equal(alone, pixels(train, [1], 5)[0])
-    assert not torch.equal(alone, pixels(other_seed, [2], 5)[0])
+    assert_drawn_by_seed_epoch_and_sample(partial(pixels, train), partial(pixels, other_seed))
     assert torch.equal(pixels(evaluation, [0], None), pixels(evaluation, [1], None))
 
 
@@ -238,8 +235,6 @@ def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):
     expected = (np.stack(by_hand) - mean * np.float32(255)) / (std * np.float32(255))
     assert np.array_equal(model_input(batch, config.data).numpy(), expected)
     assert "mirrored" not in evaluation.fetch(np.arange(12), None)
-    as_it_is = train.fetch(np.arange(12), None)
-    assert torch.equal(model_input(as_it_is, config.data), normalize_pixels(as_it_is["pixel_values"], config.data))
 
 
 def test_images_of_cifars_size_are_moved_by_up_to_four_pixels(tmp_path):

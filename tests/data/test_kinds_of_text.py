@@ -82,11 +82,12 @@ def blocks_of(split: str) -> list[list[int]]:
     return [list(tokens[start : start + BLOCK]) for start in range(0, len(tokens) - BLOCK, BLOCK)]
 
 
-SIZES = {"num_train_samples": len(blocks_of("train")), "num_eval_samples": len(blocks_of("eval"))}
+def sizes(sources: int = 1) -> dict[str, int]:
+    return {f"num_{split}_samples": sources * len(blocks_of(split)) for split in DOCUMENTS}
 
 
 def config_of(**section: object):
-    shared = {"source": "datasets", "tokenizer": "bytes", "block_size": BLOCK, **SIZES}
+    shared = {"source": "datasets", "tokenizer": "bytes", "block_size": BLOCK, **sizes()}
     return load_with(PYDOC, shared | section, "--batch.global_batch_size=24")
 
 
@@ -105,8 +106,8 @@ def mixed(folder: Path, *kinds: str) -> dict[str, object]:
     sources = []
     for number, kind in enumerate(kinds):
         (folder / kind).mkdir()
-        sources.append({"name": kind, "weight": 2 if number == 0 else 1, **SIZES, **source(kind, folder / kind)})
-    return {"sources": sources} | {field: len(kinds) * size for field, size in SIZES.items()}
+        sources.append({"name": kind, "weight": 2 if number == 0 else 1, **sizes(), **source(kind, folder / kind)})
+    return {"sources": sources} | sizes(len(kinds))
 
 
 def test_all_formats_in_one_mixture(tmp_path):
@@ -116,7 +117,7 @@ def test_all_formats_in_one_mixture(tmp_path):
     found = evaluation.fetch(np.arange(len(evaluation)), None)["input_ids"].tolist()
     assert found == blocks_of("eval") * len(kinds)
     for number in range(len(kinds)):
-        draws = np.arange(SIZES["num_train_samples"]) * len(kinds) + number
+        draws = np.arange(len(blocks_of("train"))) * len(kinds) + number
         found = train.fetch(draws, 0)["input_ids"].tolist()
         assert sorted(found) == sorted(blocks_of("train"))
         assert found != blocks_of("train")
@@ -137,20 +138,20 @@ def test_all_formats_in_one_mixture(tmp_path):
     ],
 )
 def test_a_source_of_another_kind_has_its_own_fields(changes, told, tmp_path):
-    first = {"name": "csv", "weight": 1, **SIZES, **source("csv", tmp_path)}
-    second = {"name": "meg", "weight": 1, **SIZES, **source("megatron", tmp_path), **changes}
+    first = {"name": "csv", "weight": 1, **sizes(), **source("csv", tmp_path)}
+    second = {"name": "meg", "weight": 1, **sizes(), **source("megatron", tmp_path), **changes}
     with pytest.raises(ConfigError, match=told):
-        config_of(sources=[first, second], **{field: 2 * size for field, size in SIZES.items()})
+        config_of(sources=[first, second], **sizes(2))
 
 
 def test_all_problems_of_sources_are_told_at_once(tmp_path):
     problems = ({"weigth": 1}, {"path": ""})
     sources = [
-        {"name": f"s{number}", "weight": 1, **SIZES, **source("csv", tmp_path), **problem}
+        {"name": f"s{number}", "weight": 1, **sizes(), **source("csv", tmp_path), **problem}
         for number, problem in enumerate(problems)
     ]
     with pytest.raises(ConfigError, match=r"sources\[0\].weigth .*; sources\[1\] \(s1\): .*path is missing"):
-        config_of(sources=sources, **{field: 2 * size for field, size in SIZES.items()})
+        config_of(sources=sources, **sizes(2))
 
 
 def test_files_that_are_missing_in_a_list_are_named(tmp_path):

@@ -102,9 +102,6 @@ def test_the_tokens_are_those_of_a_plain_loop(section, way):
     for split, stream in zip(("train", "eval"), streams, strict=True):
         assert bytes_of(stream) == plain(split)
         assert stream.num_documents == 122
-        for number in (0, 49, 50, 51, 121):
-            text = documents_of(split)[number] or ""
-            assert bytes(stream.read_document(number, 1000).tolist()) == text.encode() + b"\0"
         assert stream.lengths().tolist() == [len((text or "").encode()) + 1 for text in documents_of(split)]
     manifest = json.loads((folder_of(data) / "manifest.json").read_text())
     assert len(manifest["shards"]) > 10

@@ -30,6 +30,10 @@ def saved(image, kind, **options):
     return content.getvalue()
 
 
+def as_png(pixels, **options):
+    return saved(Image.fromarray(pixels), "PNG", **options)
+
+
 def png_of(pixels, depth, color_type, *chunks):
     """A PNG that Pillow does not write, from the bytes of its rows."""
     parts = [
@@ -78,16 +82,16 @@ PALETTE.putpalette([0, 0, 0, 50, 60, 70, 200, 100, 0, 255, 255, 255])
 PALETTE_COLORS = np.array([[0, 0, 0], [50, 60, 70], [200, 100, 0], [255, 255, 255]])[GRAY % 4]
 FOUR_BITS = (GRAY[:, ::2] & 0xF0) | (GRAY[:, 1::2] >> 4)
 TRANSPARENT = {
-    "RGBA": (saved(Image.fromarray(RGBA), "PNG"), over_white(COLORS, ALPHA)),
+    "RGBA": (as_png(RGBA), over_white(COLORS, ALPHA)),
     "RGBA as WebP": (saved(Image.fromarray(RGBA), "WEBP", lossless=True, exact=True), over_white(COLORS, ALPHA)),
     "RGBA of 16 bits": (png_of(RGBA.astype(">u2") * 257, 16, 6), over_white(COLORS, ALPHA)),
-    "LA": (saved(Image.fromarray(np.dstack([GRAY, ALPHA])), "PNG"), over_white(gray(GRAY), ALPHA)),
+    "LA": (as_png(np.dstack([GRAY, ALPHA])), over_white(gray(GRAY), ALPHA)),
     "a color": (
-        saved(Image.fromarray(COLORS), "PNG", transparency=tuple(COLORS[2, 3].tolist())),
+        as_png(COLORS, transparency=tuple(COLORS[2, 3].tolist())),
         np.where((COLORS[2, 3] == COLORS).all(axis=2, keepdims=True), 255, COLORS),
     ),
     "a gray": (
-        saved(Image.fromarray(GRAY), "PNG", transparency=int(GRAY[2, 3])),
+        as_png(GRAY, transparency=int(GRAY[2, 3])),
         gray(np.where(GRAY[2, 3] == GRAY, 255, GRAY)),
     ),
     "a palette": (
@@ -100,11 +104,11 @@ TRANSPARENT = {
     ),
 }
 OPAQUE = {
-    "1": (saved(Image.fromarray(GRAY > 99), "PNG"), gray((GRAY > 99) * 255)),
-    "L": (saved(Image.fromarray(GRAY), "PNG"), gray(GRAY)),
+    "1": (as_png(GRAY > 99), gray((GRAY > 99) * 255)),
+    "L": (as_png(GRAY), gray(GRAY)),
     "L whose 0 is white": (tiff(GRAY, PHOTOMETRIC, 0), gray(255 - GRAY)),
     "P": (saved(PALETTE, "PNG"), PALETTE_COLORS),
-    "16 bits": (saved(Image.fromarray(DEEP), "PNG"), gray(np.round(DEEP / 257))),
+    "16 bits": (as_png(DEEP), gray(np.round(DEEP / 257))),
     "16 bits as TIFF": (saved(Image.fromarray(DEEP), "TIFF"), gray(np.round(DEEP / 257))),
     "16 bits as TIFF of a Mac": (
         saved(Image.frombytes("I;16B", (8, 8), DEEP.astype(">u2").tobytes()), "TIFF"),
@@ -115,9 +119,9 @@ OPAQUE = {
         saved(Image.fromarray(np.dstack([COLORS, 0 * GRAY]), "CMYK"), "TIFF"),
         255 - COLORS.astype(int),
     ),
-    "a profile": (saved(Image.fromarray(COLORS), "PNG", icc_profile=swapped_profile()), COLORS[..., ::-1]),
-    "a profile that is damaged": (saved(Image.fromarray(COLORS), "PNG", icc_profile=b"damaged"), COLORS),
-    "a profile of other channels": (saved(Image.fromarray(GRAY), "PNG", icc_profile=swapped_profile()), gray(GRAY)),
+    "a profile": (as_png(COLORS, icc_profile=swapped_profile()), COLORS[..., ::-1]),
+    "a profile that is damaged": (as_png(COLORS, icc_profile=b"damaged"), COLORS),
+    "a profile of other channels": (as_png(GRAY, icc_profile=swapped_profile()), gray(GRAY)),
     "a gamma": (png_of(COLORS, 8, 2, (b"gAMA", struct.pack(">I", 100_000))), COLORS),
     "several pictures": (
         saved(Image.new("RGB", (8, 8), "gray"), "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))]),
@@ -182,9 +186,9 @@ def test_damaged_exif_and_an_orientation_in_xmp():
     xmp = PngImagePlugin.PngInfo()
     xmp.add_itxt("XML:com.adobe.xmp", '<rdf:Description tiff:Orientation="3"/>')
     for encoded, expected in (
-        (saved(Image.fromarray(COLORS), "PNG", exif=b"Exif\0\0damaged"), COLORS),
-        (saved(Image.fromarray(COLORS), "PNG", exif=b"Exif\0\0MM\0*"), COLORS),
-        (saved(Image.fromarray(COLORS), "PNG", pnginfo=xmp), COLORS[::-1, ::-1]),
+        (as_png(COLORS, exif=b"Exif\0\0damaged"), COLORS),
+        (as_png(COLORS, exif=b"Exif\0\0MM\0*"), COLORS),
+        (as_png(COLORS, pnginfo=xmp), COLORS[::-1, ::-1]),
     ):
         assert np.array_equal(seen(encoded), expected)
 

@@ -15,9 +15,8 @@ from largebatch.config import load_config
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 from resuming import EXACT as EXACT_OF_A_STEP
-from test_strategies import recorded
+from test_strategies import SMALL_GPT, SMALL_LLAMA, recorded
 
-SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
 SHORT = ("--train.stop_after_steps=4", "--batch.micro_batch_size=8", "--evaluation.max_samples=20")
 FULL = "--compute.activation_checkpointing=full"
 SELECTIVE = "--compute.activation_checkpointing=selective"
@@ -27,12 +26,11 @@ RESNET = f'--model={{"architecture": "resnet", "layer_type": "bottleneck", {SIZE
 EXACT = (*EXACT_OF_A_STEP, "accuracy", "knn_accuracy")
 # Dropout; a model without weights at first; BatchNorm, alone and over all processes; a loss in two passes.
 DROPOUT = "--model.dropout=0.2"
-LARGE = ("--model.num_kv_heads=1", "--model.intermediate_size=47")
 CASES = {
-    "dropout": (PYDOC, (*SMALL, DROPOUT), "ddp", (FULL, SELECTIVE)),
-    "bf16": (PYDOC, (*SMALL, DROPOUT, "--precision=bf16"), "fsdp", (FULL, SELECTIVE)),
-    "large model": (LLAMA, (*SMALL, *LARGE), "zero3", (FULL, SELECTIVE)),
-    "masked": (BERT, (*SMALL, DROPOUT), "zero2", (SELECTIVE,)),
+    "dropout": (PYDOC, (*SMALL_GPT, DROPOUT), "ddp", (FULL, SELECTIVE)),
+    "bf16": (PYDOC, (*SMALL_GPT, DROPOUT, "--precision=bf16"), "fsdp", (FULL, SELECTIVE)),
+    "large model": (LLAMA, SMALL_LLAMA, "zero3", (FULL, SELECTIVE)),
+    "masked": (BERT, (*SMALL_GPT, DROPOUT), "zero2", (SELECTIVE,)),
     "vit": (VIT_DIGITS, ("--model.hidden_size=32", DROPOUT), "fsdp", (FULL,)),
     "batch norm": (DIGITS, (), "fsdp", (FULL,)),
     "synchronized": (DIGITS, ("--model.sync_batch_norm=true",), "zero1", (SELECTIVE,)),

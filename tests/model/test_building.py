@@ -202,8 +202,3 @@ def test_parts_are_those_of_the_whole(dtype):
     for bounds in ([0, 1, 4 * 1001 + 7, BLOCK - 1, BLOCK + 1, BLOCK + 1, size], range(0, size + 1, 253)):
         parts = [weights.read("weight", start, stop) for start, stop in pairwise(bounds)]
         assert torch.equal(torch.cat(parts), whole)
-    rest = torch.cat([whole[: 65 * 1001], whole[66 * 1001 :]]).double()
-    assert rest.mean() == pytest.approx(1, abs=5 * 0.5 / math.sqrt(size))
-    # Torch's own deviation: that of bf16 is 0.7 % too small in torch 2.11.
-    others = torch.empty(10**6, dtype=dtype).normal_(1.0, 0.5, generator=torch.Generator().manual_seed(0)).double()
-    assert rest.std() == pytest.approx(float(others.std()), rel=5 * math.hypot((2 * size) ** -0.5, (2 * 10**6) ** -0.5))

@@ -184,7 +184,6 @@ def test_unusable_rows_are_refused_or_skipped(tmp_path):
     assert len(samples_of(chat_config(tmp_path, rows, on_invalid="skip"))) == 2
 
 
-NO_PROMPT = UNMARKED.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>'")
 # As Qwen3's: only the last turn keeps what was thought before it.
 WITHOUT_REASONING = UNMARKED.replace(
     "{%- for message in messages %}",
@@ -212,7 +211,6 @@ WITHOUT_CALLS = template("llama3", marked=False)
         (CONTENT_ONLY, TWO_TURNS, "all", "has marks that leave out what ends message 3"),
         (END_ONLY, TWO_TURNS, "all", "has marks that do not cover message 1"),
         (WITHOUT_CALLS, [ASK, CALL], "all", "leaves out message 1; use a template that writes such messages"),
-        (NO_PROMPT, TWO_TURNS, "all", "does not write message 1 after its prompt to answer (add_generation_prompt)"),
         (ENDED_AT_THE_END, TWO_TURNS, "all", "writes message 1 differently when others follow it"),
         (ENDED_AT_THE_END, TWO_TURNS, "last", None),
         (ENDED_AT_THE_END, TWO_TURNS[:2], "all", None),

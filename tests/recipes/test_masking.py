@@ -1,7 +1,10 @@
 """Masked blocks: how many tokens, which ones, what the model sees in their places, and what all that depends on."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
 
 import tasks
 from chat_templates import word_tokenizer
@@ -10,7 +13,7 @@ from largebatch.data.text import IGNORE_INDEX, TokenBlocks
 from largebatch.data.token_stream import TokenStream
 from largebatch.errors import ConfigError, DataError
 from paths import BERT
-from small_data import load_with, rows_in
+from small_data import assert_drawn_by_seed_epoch_and_sample, load_with, rows_in
 
 MaskedBlocks = tasks.module("masked_lm", "data").MaskedBlocks
 masked_sources = tasks.sources("masked_lm")
@@ -78,28 +81,16 @@ def test_four_fifths_masked_a_tenth_random_a_tenth_left():
     assert predicted.mean(axis=0) == pytest.approx(19 / 128, abs=0.03)
 
 
-def test_a_function_of_seed_epoch_and_sample_alone():
-    config = load_config(BERT)
-    train, evaluation = masked_sources(config)
+def test_masks_depend_on_seed_epoch_and_sample_alone():
+    def places(source, indices, epoch):
+        return source.fetch(np.array(indices), epoch)["labels"] != IGNORE_INDEX
 
-    def inputs(source, indices, epoch):
-        return source.fetch(np.array(indices), epoch)["input_ids"].numpy()
-
-    together = inputs(train, [3, 700, 41], 1)
-    assert (inputs(train, [41], 1)[0] == together[2]).all()
-    assert (inputs(train, [700, 3], 1) == together[[1, 0]]).all()
-    again, _ = masked_sources(config)
-    assert (inputs(again, [3, 700, 41], 1) == together).all()
-    other_epoch = inputs(train, [3, 700, 41], 2)
-    other_seed = inputs(masked_sources(load_config(BERT, ("--seed=1",)))[0], [3, 700, 41], 1)
-    fixed = inputs(evaluation, [3, 7], None)
-    assert (other_epoch != together).any(axis=1).all()
-    assert (other_seed != together).any(axis=1).all()
-    assert (inputs(evaluation, [7, 3], None) == fixed[[1, 0]]).all()
-    assert (inputs(evaluation, [3, 7], 0) != fixed).any(axis=1).all()
-    # Samples of one epoch are hidden in different places.
-    labels = train.fetch(np.array([3, 4]), 1)["labels"].numpy() != IGNORE_INDEX
-    assert (labels[0] != labels[1]).any()
+    train, evaluation = masked_sources(load_config(BERT))
+    other_seed, _ = masked_sources(load_config(BERT, ("--seed=1",)))
+    assert_drawn_by_seed_epoch_and_sample(partial(places, train), partial(places, other_seed))
+    one, other = (train.fetch(np.array(indices), 5)["input_ids"] for indices in ([3, 1], [1, 3]))
+    assert torch.equal(one, other[[1, 0]])
+    assert torch.equal(places(evaluation, [7, 3], None), places(evaluation, [3, 7], None)[[1, 0]])
 
 
 def test_special_tokens_are_neither_predicted_nor_drawn(tmp_path):
