@@ -75,13 +75,13 @@ def test_parts_of_files_by_their_splits(parquet):
 def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_path):
     picture = np.asarray(gradient_image(64, 48))
     file = tmp_path / "data.parquet"
-    write_parquet(file, [jpeg(picture)] * 4, [0] * 4)
-    sizes = ["--data.num_train_samples=4", "--data.num_eval_samples=4", f"--data.train_augmentation={augmentation}"]
-    train, evaluation = image_sources(hub_config(file, *sizes))
-    other_seed, _ = image_sources(hub_config(file, *sizes, "--seed=1"))
+    write_parquet(file, [jpeg(picture)] * 12, [0] * 12)
+    words = f"--data.train_augmentation={augmentation}"
+    train, evaluation = image_sources(hub_config(file, words))
+    other_seed, _ = image_sources(hub_config(file, words, "--seed=1"))
 
     def pixels(source, indices, epoch):
-        return model_input(source.fetch(np.array(indices), epoch), hub_config(file, *sizes).data)
+        return model_input(source.fetch(np.array(indices), epoch), hub_config(file).data)
 
     assert_drawn_by_seed_epoch_and_sample(partial(pixels, train), partial(pixels, other_seed))
     assert torch.equal(pixels(evaluation, [0], None), pixels(evaluation, [1], None))

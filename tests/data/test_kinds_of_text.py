@@ -127,10 +127,6 @@ def test_all_formats_in_one_mixture(tmp_path):
     ("changes", "told"),
     [
         (
-            {"tran": "x"},
-            r"sources\[1\].tran \(meg\): unknown key, did you mean train\?; known here: name, weight, max_epochs, ",
-        ),
-        (
             {"text_column": "x"},
             r"\[1\].text_column \(meg\): unknown key; known here: name, weight, max_epochs, .* source, train, eval$",
         ),

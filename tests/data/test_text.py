@@ -21,10 +21,10 @@ text_sources = tasks.sources("causal_lm")
 DOCUMENTS = ["alpha beta", "", "gamma", "beta " * 40, "Ünï"]
 
 
-def hub_config(tmp_path, documents=DOCUMENTS, tokenizer="bytes", block_size=8, words=(), **data):
+def hub_config(tmp_path, documents=DOCUMENTS, words=(), **data):
     section = rows_in(tmp_path / "text.jsonl", [{"text": document} for document in documents]) | {
-        "tokenizer": tokenizer,
-        "block_size": block_size,
+        "tokenizer": "bytes",
+        "block_size": 8,
         "num_train_samples": 20,
         "num_eval_samples": 3,
     }

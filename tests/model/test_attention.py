@@ -115,12 +115,6 @@ def test_positions_by_place():
         assert torch.equal(model(TOKENS, None, TWO_DOCUMENTS).logits, expected)
 
 
-def test_models_that_are_not_of_transformers_are_left_alone():
-    model = nn.Linear(2, 2)
-    keep_documents_apart(model)
-    assert "forward" not in vars(model)
-
-
 # --- key biases -------------------------------------------------------------------------------------------------------
 
 
