@@ -80,6 +80,7 @@ RGBA = np.dstack([COLORS, ALPHA])
 PALETTE = Image.fromarray(GRAY % 4)
 PALETTE.putpalette([0, 0, 0, 50, 60, 70, 200, 100, 0, 255, 255, 255])
 PALETTE_COLORS = np.array([[0, 0, 0], [50, 60, 70], [200, 100, 0], [255, 255, 255]])[GRAY % 4]
+ROUNDED = gray(np.round(DEEP / 257))
 FOUR_BITS = (GRAY[:, ::2] & 0xF0) | (GRAY[:, 1::2] >> 4)
 TRANSPARENT = {
     "RGBA": (as_png(RGBA), over_white(COLORS, ALPHA)),
@@ -108,11 +109,11 @@ OPAQUE = {
     "L": (as_png(GRAY), gray(GRAY)),
     "L whose 0 is white": (tiff(GRAY, PHOTOMETRIC, 0), gray(255 - GRAY)),
     "P": (saved(PALETTE, "PNG"), PALETTE_COLORS),
-    "16 bits": (as_png(DEEP), gray(np.round(DEEP / 257))),
-    "16 bits as TIFF": (saved(Image.fromarray(DEEP), "TIFF"), gray(np.round(DEEP / 257))),
+    "16 bits": (as_png(DEEP), ROUNDED),
+    "16 bits as TIFF": (saved(Image.fromarray(DEEP), "TIFF"), ROUNDED),
     "16 bits as TIFF of a Mac": (
         saved(Image.frombytes("I;16B", (8, 8), DEEP.astype(">u2").tobytes()), "TIFF"),
-        gray(np.round(DEEP / 257)),
+        ROUNDED,
     ),
     "16 bits a color": (png_of(np.dstack([DEEP] * 3).astype(">u2"), 16, 2), gray(DEEP // 256)),
     "CMYK": (

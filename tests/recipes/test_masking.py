@@ -21,20 +21,18 @@ masked_sources = tasks.sources("masked_lm")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def save_tokenizer(folder, mask="[MASK]"):
-    """As BERT's: with a separator, and no end-of-text token."""
-    words = [*SPECIAL, *(f"w{number}" for number in range(40))]
-    names = {"sep_token": "[SEP]", "cls_token": "[CLS]", "pad_token": "[PAD]", "mask_token": mask}
-    word_tokenizer(words, **names).save_pretrained(folder)
-    return folder
-
-
 def hub_config(tmp_path, *words, mask="[MASK]", **data):
-    """Short documents of random words, so that every block has several separators; some words are unknown."""
+    """Short documents of random words, so that every block has several separators; some words are unknown.
+
+    The tokenizer is as BERT's: with a separator, and no end-of-text token.
+    """
+    words_known = [*SPECIAL, *(f"w{number}" for number in range(40))]
+    names = {"sep_token": "[SEP]", "cls_token": "[CLS]", "pad_token": "[PAD]", "mask_token": mask}
+    word_tokenizer(words_known, **names).save_pretrained(tmp_path / "tokenizer")
     random = np.random.default_rng(0)
     documents = [" ".join([*(f"w{each}" for each in random.integers(0, 40, size=6)), "strange"]) for _ in range(400)]
     section = rows_in(tmp_path / "text.jsonl", [{"text": document} for document in documents]) | {
-        "tokenizer": str(save_tokenizer(tmp_path / "tokenizer", mask)),
+        "tokenizer": str(tmp_path / "tokenizer"),
         "block_size": 32,
         "num_train_samples": 80,
         "num_eval_samples": 20,
