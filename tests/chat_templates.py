@@ -1,4 +1,4 @@
-"""Five well-known chat templates, written from their public descriptions, and a tokenizer that has their tokens."""
+"""Five well-known chat templates, written from their public descriptions, and tokenizers, one with their tokens."""
 
 import json
 import re
@@ -27,6 +27,14 @@ SPECIAL = (
 # How the tokenizers of these models split texts before they merge bytes: newlines stay together, whatever follows.
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 MERGED = ("ĊĊ", "Ġthe", "Ġand", "Hello", "assistant", "user", "Ġline", "Ġis", "It")
+
+
+def word_tokenizer(words: list[str], **special: str | None) -> PreTrainedTokenizerFast:
+    """Whole words, of which "[UNK]" is for all others."""
+    numbers = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", **special)
 
 
 def conversations() -> list[dict]:

@@ -1,6 +1,8 @@
 """What processes of a job hold right after `prepare`, before any step."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,29 +33,40 @@ class Prepared(Exception):
     """The model has its weights; no more is wanted."""
 
 
+def at_the_first_step(look: Callable[[Any], Any], recipe: Path, run_dir: Path, *words: str) -> Any:
+    """What `look` returns of a run whose first step would begin."""
+    from largebatch.run import Run
+
+    def look_and_stop(run, _):
+        raise Prepared(look(run))
+
+    Run.steps = look_and_stop
+    try:
+        train(recipe, *words, run_dir=run_dir)
+    except Prepared as stopped:
+        return stopped.args[0]
+    raise AssertionError
+
+
+def starting_weights(recipe: Path, run_dir: Path, *words: str) -> dict[str, np.ndarray]:
+    """What a run would train from; weights that are cut up are whole."""
+    return at_the_first_step(lambda run: whole_state(run.backend), recipe, run_dir, *words)
+
+
 def prepared(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
-    """Weights, buffers and logits, as they are when the first step would begin; those weights that are cut up, whole.
+    """Weights, buffers and logits of a tiny Llama.
 
     A weight is under its first name, buffers under "buffer/…" and the logits of the first tokens under "logits".
     """
-    from largebatch.run import Run
 
-    found = {}
-
-    def look(run, _):
+    def look(run):
         import torch
 
-        found.update(whole_state(run.backend))
+        found = whole_state(run.backend)
         buffers = run.backend.unwrapped_model.named_buffers()
         found.update({f"buffer/{name}": tensor.numpy(force=True).copy() for name, tensor in buffers})
         with torch.no_grad():
             found["logits"] = run.backend.model(input_ids=torch.arange(32).view(2, 16)).logits.numpy(force=True)
-        assert not run.backend._torch_optimizer.state
-        raise Prepared
-
-    Run.steps = look
-    try:
-        train(LLAMA, *TINY_LLAMA, *words, run_dir=run_dir)
-    except Prepared:
         return found
-    raise AssertionError
+
+    return at_the_first_step(look, LLAMA, run_dir, *TINY_LLAMA, *words)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,15 @@ from jobs import run_job, train
 from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data.preparation import Preparation
+from largebatch.storage.files import read_json_lines
 from largebatch.task_folders import import_from
 from paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-TEXT = (ROOT / "docs/cookbook.md").read_text(encoding="utf-8")
-(EVALUATION,) = re.findall(r'^```json\n"evaluation": (.*)\n```$', TEXT, re.MULTILINE)
-(GROUPS,) = re.findall(r'^```json\n"optimizer.groups": (.*)\n```$', TEXT, re.MULTILINE)
+TEXT = (ROOT / "docs/cookbook.md").read_text()
+(EVALUATION,) = re.findall(r'(?m)^```json\n"evaluation": (.*)\n```$', TEXT)
+(GROUPS,) = re.findall(r'(?m)^```json\n"optimizer.groups": (.*)\n```$', TEXT)
 REHEARSED = "--train.rehearse_largest_batch=true"
 OF_THIS_MACHINE = {"seconds", "samples_per_second", "data_wait_seconds", "peak_memory_gib"}  # what varies in a line
 CLIPPED = re.search(r'`"optimizer": (\{"name": "clipped_adamw".*\})`', TEXT)[1]
@@ -34,29 +36,20 @@ CLIPPED = re.search(r'`"optimizer": (\{"name": "clipped_adamw".*\})`', TEXT)[1]
 def recipe(tmp_path_factory) -> Path:
     """The task of tests/cookbook, with each block of the page in its place."""
     folder = shutil.copytree(ROOT / "tests/cookbook", tmp_path_factory.mktemp("recipes") / "sequences")
-    for place, code in re.findall(r"^```python\n# ([^\n]+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
+    for place, code in re.findall(r"(?ms)^```python\n# ([^\n]+)\n(.*?)^```$", TEXT):
         file = folder / place.partition(",")[0]
         marker = f"# cookbook: {place}\n"
         text = file.read_text() if file.exists() else marker
         assert text.count(marker) == 1, place
-        indent = re.search(rf"^( *){re.escape(marker)}", text, re.MULTILINE)[1]
+        indent = re.search(rf"(?m)^( *){re.escape(marker)}", text)[1]
         file.write_text(text.replace(indent + marker, textwrap.indent(code, indent) + "\n" + indent + marker))
     return folder / "sequences.json"
 
 
 def run_recipe(recipe: Path, run_dir: Path, *words: str, **place) -> list[dict]:
     """Train, and return the lines of metrics.jsonl."""
-    words = (f"--evaluation={EVALUATION}", *words)
-    run_job(train_in, recipe, run_dir, words, **place)
-    return lines(run_dir / "metrics.jsonl")
-
-
-def train_in(recipe, run_dir, words):
-    train(recipe, *words, run_dir=run_dir)
-
-
-def lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    run_job(partial(train, run_dir=run_dir), recipe, f"--evaluation={EVALUATION}", *words, **place)
+    return read_json_lines(run_dir / "metrics.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +90,7 @@ def test_one_process_against_plain_torch(recipe, pretrained, alone):
     assert sum(line["share_of_errors"] * size for line, size in zip(metrics, sizes, strict=False)) == pytest.approx(49)
     assert [line["epoch_index"] for line in metrics] == [0] * 5 + [1] * 4
     # Evaluations, each with its interval, and the last ones of both sets in the summary.
-    evaluations = lines(run_dir / "evaluations.jsonl")
+    evaluations = read_json_lines(run_dir / "evaluations.jsonl")
     of_shifted = [line["step"] for line in evaluations if "shifted/loss" in line]
     assert of_shifted == [3, 6, 9]
     assert [line["step"] for line in evaluations if "auc" in line] == [5, 9]
@@ -117,7 +110,7 @@ def test_one_process_against_plain_torch(recipe, pretrained, alone):
 
 def assert_same(mine, theirs):
     for file in ("metrics.jsonl", "evaluations.jsonl"):
-        for line, expected in zip(lines(mine / file), lines(theirs / file), strict=True):
+        for line, expected in zip(read_json_lines(mine / file), read_json_lines(theirs / file), strict=True):
             for name in expected.keys() - OF_THIS_MACHINE:
                 assert line[name] == pytest.approx(expected[name], rel=1e-5), (file, name)
     assert (mine / "generated.txt").read_text() == (theirs / "generated.txt").read_text()
@@ -142,7 +135,9 @@ def test_resumed_under_another_strategy(recipe, pretrained, alone, tmp_path):
     assert {name for name in frozen.keys() & first.keys() if torch.equal(frozen[name], first[name])} == {
         name for name in first if name.startswith(("transformer.h.0.", "transformer.wpe"))
     }
-    losses = [line["shifted/loss"] for line in lines(tmp_path / "run/evaluations.jsonl") if "shifted/loss" in line]
+    losses = [
+        line["shifted/loss"] for line in read_json_lines(tmp_path / "run/evaluations.jsonl") if "shifted/loss" in line
+    ]
     summaries = [json.loads((run / "summary.json").read_text())["evaluation"] for run in (tmp_path / "run", whole)]
     assert summaries[0] == pytest.approx(summaries[1], rel=1e-5)
     manifest = json.loads((tmp_path / "run/checkpoints/step_00000009/manifest.json").read_text())
@@ -152,7 +147,7 @@ def test_resumed_under_another_strategy(recipe, pretrained, alone, tmp_path):
     assert manifest["kept"]["losses"] == {"values": losses}
     # Of the steps of one process, none of which was rehearsed.
     averages = {}
-    for line in lines(whole / "metrics.jsonl"):
+    for line in read_json_lines(whole / "metrics.jsonl"):
         for name in ("loss", "share_of_errors", "loss_of_errors", "epoch_index"):
             averages[name] = 0.9 * averages.get(name, line[name]) + 0.1 * line[name]
     assert manifest["kept"]["averages"] == pytest.approx(averages, rel=1e-5)

@@ -13,14 +13,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import chain, pairwise
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import pytest
 
 from jobs import run_job, train
 from largebatch.__main__ import build_parser, main
-from largebatch.config import RecipeConfig, load_config, override_words
+from largebatch.config import load_config, override_words
 from largebatch.errors import ConfigError
 from largebatch.tools.local_jobs.small_runs import tiny_data_overrides
 from paths import BERT, PYDOC, RECIPES, ROOT
@@ -49,9 +51,7 @@ SSH = '#!/usr/bin/env bash\nexec bash -c "${@: -1}"\n'
 def commands(document: Path) -> list[str]:
     """The commands after the prompts of a document's console blocks, with continued lines, and whole bash blocks."""
     found = []
-    blocks = re.findall(
-        r"^```(console|bash)\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+    blocks = re.findall(r"(?ms)^```(console|bash)\n(.*?)^```$", document.read_text())
     for kind, block in blocks:
         if kind == "bash":
             found.append(block)
@@ -100,8 +100,8 @@ def repository(project, monkeypatch):
     # What the documents speak of as the reader's own.
     (project / "largebatch").symlink_to(".")
     for split in ("train", "valid"):
-        documents = [{"text": document.read_text(encoding="utf-8")} for document in DOCUMENTS]
-        Path(f"{split}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in documents), encoding="utf-8")
+        documents = [{"text": document.read_text()} for document in DOCUMENTS]
+        Path(f"{split}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in documents))
     for name in ("resnet_digits", "batch_64", "batch_512"):
         write_run(Path("runs", name), steps=range(1, 3))
     # What schedulers set.
@@ -170,7 +170,7 @@ def check_submission(words: list[str]) -> None:
     if script.name == "prepare.sbatch":
         return assert_planned(words[at + 1], words[at + 2 :], 4)
     assert main(["lint", str(script)]) == 0
-    recipe = re.search(r"^RECIPE=(\S+)$", script.read_text(), re.MULTILINE)[1]
+    recipe = re.search(r"(?m)^RECIPE=(\S+)$", script.read_text())[1]
     overrides = words[at + 1 :]
     if overrides[:1] == ["--strategy"]:
         del overrides[:2]
@@ -205,22 +205,19 @@ def check_measurement(words: list[str]) -> None:
     assert study in told
 
 
-def train_tiny(run_dir):
-    train(PYDOC, *TINY_GPT, "--train.stop_after_steps=2", run_dir=run_dir)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The folder of a run of `gpt_pydoc`, made before there are any stand-ins."""
     run_dir = tmp_path_factory.mktemp("trained") / "gpt_pydoc"
-    run_job(train_tiny, run_dir, strategy="single", world_size=1)
+    start = partial(train, PYDOC, *TINY_GPT, "--train.stop_after_steps=2", run_dir=run_dir)
+    run_job(start, strategy="single", world_size=1)
     return run_dir
 
 
 def anchors(document: Path) -> set[str]:
     """The anchors that GitHub makes of the headings."""
-    text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    text = re.sub(r"(?ms)^```.*?^```$", "", document.read_text())
+    headings = re.findall(r"(?m)^#+ (.*)$", text)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -228,7 +225,7 @@ def test_links_lead_somewhere():
     """Within the repository: to files and folders that exist, and to headings that they have."""
     broken = []
     for document in [*DOCUMENTS, ROOT / "SECURITY.md", ROOT / "bench/README.md"]:
-        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text()):
             name, _, anchor = link.partition("#")
             target = document.parent / name if name else document
             if not target.exists() or (anchor and anchor not in anchors(target)):
@@ -240,7 +237,7 @@ def test_links_lead_somewhere():
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_work(document, trained, repository, monkeypatch, capsys):
     shown = commands(document)
-    write_own_recipes(document.read_text(encoding="utf-8"))
+    write_own_recipes(document.read_text())
     if any("runs/gpt_pydoc" in command for command in shown):
         shutil.copytree(trained, repository / "runs/gpt_pydoc")
     for command in shown:
@@ -248,7 +245,7 @@ def test_commands_work(document, trained, repository, monkeypatch, capsys):
             monkeypatch.chdir(changed[1])
             continue
         # An error that is shown is compared word by word in test_readme.
-        code = 2 if f"$ {command}\nerror:" in document.read_text(encoding="utf-8") else 0
+        code = 2 if f"$ {command}\nerror:" in document.read_text() else 0
         for program, *words in calls_of(command):
             if program == "accelerate":
                 check_launch(words)
@@ -276,22 +273,22 @@ def test_commands_work(document, trained, repository, monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_optimizer_of_contributing_is_one_like_the_others(tmp_path, monkeypatch):
     """Its files and commands, in a copy; of the strategies that it compares, one."""
-    text = CONTRIBUTING.read_text(encoding="utf-8")
+    text = CONTRIBUTING.read_text()
     for folder in ("src/largebatch", "recipes", "ds_configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "docs").mkdir()
-    for name, code in re.findall(r"^```python\n# (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    for name, code in re.findall(r"(?ms)^```python\n# (\S+)\n(.*?)^```$", text):
         (tmp_path / name).write_text(code)
     shipped = tmp_path / "src/largebatch/config/optimizers/shipped.py"
     listed = "from largebatch.config.optimizers.sgdw import SGDW\n\nSHIPPED = (*SHIPPED, SGDW)\n"
     shipped.write_text(shipped.read_text() + listed)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))
-    (block,) = re.findall(r"^```shell\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(r"(?ms)^```shell\n(.*?)^```$", text)
     for line in block.splitlines():
         command = line.replace("$ largebatch", f"{sys.executable} -m largebatch").replace("ddp,fsdp,zero2", "fsdp")
         result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
         assert (result.returncode, result.stderr) == (0, ""), f"{command}\n{result.stdout}{result.stderr}"
-    assert re.search(r"^fsdp .* agrees$", result.stdout, re.MULTILINE)
+    assert re.search(r"(?m)^fsdp .* agrees$", result.stdout)
 
 
 UNITS = {"epochs", "steps", "samples", "tokens"}
@@ -299,26 +296,21 @@ UNITS = {"epochs", "steps", "samples", "tokens"}
 FOR_MEASUREMENTS = {".compute.cudnn_attention", ".compute.gather_in_bf16"}
 
 
-def overrides_of(words: list[str]) -> dict:
-    """The fields that a command's words override, by dotted name."""
+def options_of(command: str) -> dict:
+    """The options of a command, and so the fields that it overrides, by dotted name."""
     found = {}
-    for word, following in pairwise([*words, ""]):
+    for word, following in pairwise([*shlex.split(command.replace("\\\n", ""), comments=True), ""]):
         name, equals, text = word.partition("=")
-        if name.startswith("--") and ("." in name or name[2:] in RecipeConfig.model_fields):
-            found[name[2:]] = value_of(text if equals else following)
+        if name.startswith("--"):
+            found[name[2:]] = text if equals else following
+            with suppress(ValueError):
+                found[name[2:]] = json.loads(found[name[2:]])
     return found
-
-
-def value_of(text: str):
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def overriding_blocks(document: Path) -> list[dict]:
     """The fields that are shown as parts of a recipe's JSON, by dotted name."""
-    blocks = re.findall(r'^```json\n(".*?)^```$', document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r'(?ms)^```json\n(".*?)^```$', document.read_text())
     return [json.loads(f"{{{block}}}") for block in blocks]
 
 
@@ -358,12 +350,9 @@ def test_every_field_has_a_user():
     for recipe in RECIPES:
         used |= set(names_in(json.loads(recipe.read_text()), ""))
     for document in DOCUMENTS:
-        shown = [
-            overrides_of(shlex.split(command.replace("\\\n", ""), comments=True)) for command in commands(document)
-        ]
-        for name, value in chain.from_iterable(each.items() for each in [*shown, *overriding_blocks(document)]):
-            parts = name.split(".")
-            used |= {"." + ".".join(parts[: number + 1]) for number in range(len(parts))}
+        shown = [*map(options_of, commands(document)), *overriding_blocks(document)]
+        for name, value in chain.from_iterable(each.items() for each in shown):
+            used |= set(accumulate(name.split("."), "{}.{}".format, initial=""))
             used |= set(names_in(value, f".{name}"))
     assert sorted(known - used - FOR_MEASUREMENTS) == []
 

@@ -37,7 +37,7 @@ def test_gpu_hours_are_those_of_the_plan(monkeypatch, capsys):
     """Steps, and the product, of each row; the seconds of a step of one, which takes seconds to estimate."""
     monkeypatch.chdir(ROOT)
     rows = re.findall(
-        r"^\| `(\w+)` \| (\d+) x `(\w+)`, \w+ \| ([\d,]+) \| (\S+) to (\S+) \| (\S+) to (\S+) \|$", RECIPE_TABLE, re.M
+        r"(?m)^\| `(\w+)` \| (\d+) x `(\w+)`, \w+ \| ([\d,]+) \| (\S+) to (\S+) \| (\S+) to (\S+) \|$", RECIPE_TABLE
     )
     assert len(rows) == 12
     for name, processes, strategy, steps, *estimates in rows:
@@ -49,7 +49,7 @@ def test_gpu_hours_are_those_of_the_plan(monkeypatch, capsys):
         assert hours == pytest.approx(in_total, rel=0.05)
         if name == "gpt2_124m":
             main(["plan", name, "--world-sizes", processes, *ON_H100S])
-            assert re.search(rf"^  {strategy} .* {' to '.join(seconds)} ", capsys.readouterr().out, re.MULTILINE)
+            assert re.search(rf"(?m)^  {strategy} .* {' to '.join(seconds)} ", capsys.readouterr().out)
 
 
 def run_the_loop_that_is_shown(run_dir):

@@ -89,6 +89,16 @@ def test_packages_inside_of_a_folder(folder):
     assert wheel.Sample is import_from(folder, "data").Sample
 
 
+def started(place, *words, **more):
+    return subprocess.run(
+        [sys.executable, "-W", "error::ImportWarning", *words],
+        capture_output=True,
+        text=True,
+        cwd=place,
+        env={"PYTHONPATH": "libraries:../libraries", **more},
+    )
+
+
 @pytest.mark.parametrize(
     ("start", "method"),
     [
@@ -108,14 +118,7 @@ def test_the_same_classes_however_it_is_started(start, method, folder, tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/link.py").symlink_to(folder / "train.py")
     words = [word.format(folder=folder) for word in start.split()]
-    run = subprocess.run(
-        [sys.executable, "-W", "error::ImportWarning", *words, "--config", folder / "maps.json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder if start == "-m train" else tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "libraries"), "METHOD": method},
-    )
+    run = started(folder if start == "-m train" else tmp_path, *words, "--config", folder / "maps.json", METHOD=method)
     assert (run.stdout, run.stderr) == (OUTPUT, "")
 
 
@@ -123,13 +126,7 @@ def test_a_traceback_names_the_file(folder, tmp_path):
     (folder / "train.py").write_text(
         PROGRAM.replace("    main(None, SimpleNamespace(recipe=sys.argv[2]))", "    from .data import wheel")
     )
-    run = subprocess.run(
-        [sys.executable, folder / "train.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": str(tmp_path / "libraries")},
-    )
+    run = started(tmp_path, folder / "train.py")
     assert run.returncode == 1
     assert "ImportError: cannot import name 'wheel' from '_nd_task_v2_" in run.stderr
     assert f".data' ({folder}/data.py)" in run.stderr

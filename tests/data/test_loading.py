@@ -79,7 +79,6 @@ def test_weights_that_are_fractions_are_summed_exactly(dtype):
     ("weight", "words"),
     [
         (torch.tensor([1.0, 0.1]), "returned a weight of 0.100000001, but weights must be multiples of 2^-20"),
-        (torch.tensor([1.0, 2.0**-21]), "returned a weight of 4.76837158e-07, but"),
         (torch.tensor([-1.0]), "returned a weight of -1, but"),
         (torch.tensor([float("nan")]), "returned a weight of nan, but"),
         (1.5, "returned 1.5; return a whole number, or a float tensor of weights"),
@@ -125,10 +124,8 @@ def test_loading_leaves_the_random_state_alone():
 def test_size_must_be_the_recipes(which):
     check_size(Squares(100), 100, which)
     message = f"data.num_{which}_samples: the recipe says 99, but the data has 100 samples; write 100, "
-    with pytest.raises(DataError, match=re.escape(message)) as raised:
+    with pytest.raises(DataError, match=re.escape(message)):
         check_size(Squares(100), 99, which)
-    # Only some tasks have splits.
-    assert str(raised.value).endswith(f', such as "SPLIT[:99]" in recipes with a data.{which}_split')
 
 
 def test_a_signal_while_a_loader_process_starts_is_left_to_the_training(monkeypatch):

@@ -1,19 +1,17 @@
 """Megatron's files, as its own documentation describes them, written here byte by byte."""
 
-import json
+import os
 import struct
 
 import numpy as np
 import pytest
 
 import tasks
-from largebatch.config import load_config
 from largebatch.data.megatron import open_megatron
 from largebatch.errors import DataError
 from megatron_files import SEQUENCES, write
-from paths import PYDOC
-
-HEADER_BYTES = 34
+from paths import BERT, PYDOC
+from small_data import load_with
 
 
 @pytest.mark.parametrize("kind", ["B", "h", "H", "i", "q"])
@@ -39,94 +37,63 @@ def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path):
         negative.read(0, 2)
 
 
-def damage_of(name):
-    def change(prefix):
-        index = prefix.with_suffix(".idx")
-        tokens = prefix.with_suffix(".bin")
-        content = index.read_bytes()
-        match name:
-            case "no index":
-                index.unlink()
-            case "no tokens":
-                tokens.unlink()
-            case "older":
-                index.write_bytes(b"TNTIDX\x00\x00" + content[8:])
-            case "short header":
-                index.write_bytes(content[:20])
-            case "cut index":
-                index.write_bytes(content[:-8])
-            case "cut tokens":
-                tokens.write_bytes(tokens.read_bytes()[:-2])
-            case "other tokens":
-                tokens.write_bytes(bytes(1000))
-            case "floats":
-                index.write_bytes(content[:17] + b"\x07" + content[18:])
-            case "pointer" | "odd pointer" | "negative pointer":
-                place = HEADER_BYTES + 4 * len(SEQUENCES) + 8 * 2
-                value = {"pointer": 2**60, "odd pointer": 9, "negative pointer": -8}[name]
-                index.write_bytes(content[:place] + struct.pack("<q", value) + content[place + 8 :])
-            case "size":
-                place = HEADER_BYTES + 4
-                index.write_bytes(content[:place] + struct.pack("<i", -1) + content[place + 4 :])
-            case "boundary far away" | "negative boundary" | "boundaries in another order":
-                documents = {"b": [0, 10**9, 3, 5], "n": [0, -1, 3, 5]}.get(name[0], [0, 3, 1, 5])
-                documents = [0, 3, 1, 5] if "order" in name else documents
-                write(prefix, documents=documents)
-            case "end missing":
-                write(prefix, documents=[0, 1, 3])
-            case "empty":
-                write(prefix, sequences=[], documents=[0])
+def patched(place, kind, value):
+    """Another number in the index."""
 
-    return change
+    def patch(index, _):
+        content = bytearray(index.read_bytes())
+        struct.pack_into(kind, content, place, value)
+        index.write_bytes(content)
+
+    return patch
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        ("no index", r"data\.train: there is no .*corpus\.idx .*without \.bin or \.idx"),
-        ("no tokens", r"data\.train: there is no .*corpus\.bin"),
-        ("older", r"corpus\.idx is not an index of Megatron's format"),
-        ("short header", r"is not an index of Megatron's format"),
-        ("cut index", "do not fit each other"),
-        ("cut tokens", "do not fit each other"),
-        ("other tokens", "do not fit each other"),
-        ("floats", "has version 1 and type code 7, not 1 and one of"),
-        ("pointer", "do not fit each other"),
-        ("odd pointer", "do not fit each other"),
-        ("negative pointer", "do not fit each other"),
-        ("size", "do not fit each other"),
-        ("boundary far away", "do not fit each other"),
-        ("negative boundary", "do not fit each other"),
-        ("boundaries in another order", "do not fit each other"),
-        ("end missing", "do not fit each other"),
-        ("empty", "do not fit each other, or are damaged or empty"),
-    ],
-)
-def test_files_that_cannot_be_used(tmp_path, damage, words):
+def written(**other):
+    return lambda index, _: write(index.with_suffix(""), **other)
+
+
+# A header of 34 bytes, sizes, pointers, and documents.
+DAMAGES = {
+    "no index": (lambda index, _: index.unlink(), r"data\.train: there is no .*corpus\.idx .*without \.bin or \.idx"),
+    "no tokens": (lambda _, tokens: tokens.unlink(), r"data\.train: there is no .*corpus\.bin"),
+    "older": (patched(0, "<8s", b"TNTIDX\0\0"), r"corpus\.idx is not an index of Megatron's format"),
+    "short header": (lambda index, _: os.truncate(index, 20), "is not an index of Megatron's format"),
+    "floats": (patched(17, "<B", 7), "has version 1 and type code 7, not 1 and one of"),
+    "cut index": (lambda index, _: os.truncate(index, index.stat().st_size - 8), "do not fit each other"),
+    "cut tokens": (lambda _, tokens: os.truncate(tokens, 22), "do not fit each other"),
+    "more sequences than there can be": (patched(18, "<Q", 2**63), "do not fit each other"),
+    "size": (patched(34 + 4, "<i", -1), "do not fit each other"),
+    "pointer": (patched(34 + 4 * len(SEQUENCES) + 8 * 2, "<q", 9), "do not fit each other"),
+    "documents in another order": (written(documents=[0, 3, 1, 5]), "do not fit each other"),
+    "end missing": (written(documents=[0, 1, 3]), "do not fit each other"),
+    "empty": (written(sequences=[], documents=[0]), "do not fit each other, or are damaged or empty"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_files_that_cannot_be_used(tmp_path, name):
+    damage, words = DAMAGES[name]
     prefix = tmp_path / "corpus"
     write(prefix)
-    damage_of(damage)(prefix)
+    damage(prefix.with_suffix(".idx"), prefix.with_suffix(".bin"))
     with pytest.raises(DataError, match=words):
         open_megatron([str(prefix)], "data.train", 256)
 
 
-@pytest.mark.parametrize("task", ["causal_lm", "masked_lm"])
-def test_a_recipe_reads_them(tmp_path, task):
-    prefix = write(tmp_path / "corpus", sequences=[list(range(1, 41))], documents=[0, 1])
+def sources_of(prefix, recipe=PYDOC, **changes):
     data = {"source": "megatron", "train": prefix, "eval": prefix, "tokenizer": "bytes", "block_size": 8}
-    data |= {"num_train_samples": 4, "num_eval_samples": 2}
-    recipe = PYDOC if task == "causal_lm" else PYDOC.parents[1] / "masked_lm/bert_pydoc.json"
-    words = ["--data", json.dumps(data), '--batch={"global_batch_size": 2, "micro_batch_size": 1}']
-    config = load_config(recipe, [*words, "--train.duration.epochs=20"])
-    train, evaluation = tasks.sources(task)(config)
-    assert (len(train), train.num_available, len(evaluation)) == (4, 4, 2)
+    data |= {"num_train_samples": 2, "num_eval_samples": 1} | changes
+    return tasks.sources(recipe.parent.name)(load_with(recipe, data))
+
+
+@pytest.mark.parametrize(("recipe", "first"), [(PYDOC, 10), (BERT, 9)])
+def test_a_recipe_reads_them(recipe, first, tmp_path):
+    prefix = write(tmp_path / "corpus", sequences=[list(range(1, 41))], documents=[0, 1])
+    train, evaluation = sources_of(prefix, recipe)
+    assert (len(train), train.num_available, len(evaluation)) == (2, 4, 1)
     batch = train.fetch(np.array([1]), 0)
-    if task == "causal_lm":
-        assert batch["input_ids"].tolist() == [[*range(9, 17)]]
-        assert batch["labels"].tolist() == [[*range(10, 18)]]
-    else:
-        predicted = batch["labels"] != -100
-        assert batch["labels"][predicted].tolist() == [9 + int(place) for place in predicted[0].nonzero()]
+    predicted = batch["labels"] != -100
+    assert batch["labels"][predicted].tolist() == [first + int(place) for place in predicted[0].nonzero()]
 
 
 def test_documents_without_tokens_predict_nothing(tmp_path):
@@ -144,25 +111,3 @@ def test_documents_are_kept_apart_only_if_they_have_ends(tmp_path):
     other = write(tmp_path / "other", sequences=[[5, 6, 7, 8, 3], [9, 10, 11, 0]], documents=[0, 1, 2])
     with pytest.raises(DataError, match=r"data\.attention: the first document of .* does not end with token 0"):
         sources_of(other, attention="document", block_size=4)
-
-
-def sources_of(prefix, **changes):
-    data = {"source": "megatron", "train": prefix, "eval": prefix, "tokenizer": "bytes", "block_size": 8}
-    data |= {"num_train_samples": 2, "num_eval_samples": 1} | changes
-    words = ["--data", json.dumps(data), '--batch={"global_batch_size": 1, "micro_batch_size": 1}']
-    more = ['--train.duration={"steps": 9}', "--learning_rate.warmup=null"]
-    return tasks.sources("causal_lm")(load_config(PYDOC, [*words, *more]))
-
-
-def test_more_sequences_than_there_can_be(tmp_path):
-    write(tmp_path / "corpus")
-    index = (tmp_path / "corpus.idx").read_bytes()
-    (tmp_path / "corpus.idx").write_bytes(index[:18] + struct.pack("<Q", 2**63) + index[26:])
-    with pytest.raises(DataError, match="do not fit each other"):
-        open_megatron([str(tmp_path / "corpus")], "data.train", 256)
-
-
-def test_a_vocabulary_without_all_bytes_is_refused():
-    config = load_config(PYDOC, ["--model.vocab_size=100"])
-    with pytest.raises(DataError, match=r"model\.vocab_size: 100 is below the 256 tokens of 'bytes'"):
-        tasks.sources("causal_lm")(config)

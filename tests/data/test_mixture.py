@@ -1,7 +1,5 @@
 """Mixtures: which samples a step has, on any number of processes, and what their batches hold."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -79,19 +77,6 @@ class Numbers:
 def mixed():
     sources = [Numbers(number, size) for number, size in enumerate(SIZES)]
     return MixedSamples(["a", "b", "c"], sources, seed=0), sources
-
-
-def test_draws_go_through_shuffled_epochs_of_each_source():
-    samples, sources = mixed()
-    for start in range(0, 3 * 100, 10):
-        samples.fetch(np.arange(start, start + 10), 0)
-    for source, size in zip(sources, SIZES, strict=True):
-        for epoch in range(100 // size):
-            places = [index for index, of_epoch in source.asked if of_epoch == epoch]
-            assert Counter(places) == Counter(range(size))
-            assert places != sorted(places)
-    first, second = ([index for index, of in sources[1].asked if of == epoch] for epoch in (0, 1))
-    assert first != second
 
 
 def test_a_batch_keeps_the_order_of_its_indices_and_pads_as_its_sources_do():

@@ -40,27 +40,7 @@ def test_first_and_neighboring_elements_are_uniform():
         assert chi_squared < 43.8
 
 
-FACTORISATIONS = [(1, 24), (1, 8), (2, 4), (3, 8), (4, 2), (6, 4), (24, 1)]
-
-
 BATCHES_OF_24 = Timeline.build(100, [(Length("steps", 0), 24)])
-
-
-def global_batch(step: int, world_size: int, micro_batch_size: int) -> list[int]:
-    order = TrainingOrder(BATCHES_OF_24, micro_batch_size, world_size, seed=5)
-    accumulation = 24 // (world_size * micro_batch_size)
-    return [
-        int(index)
-        for micro_step in range(accumulation)
-        for rank in range(world_size)
-        for index in order.micro_batch(step, micro_step, rank).indices
-    ]
-
-
-@pytest.mark.parametrize("step", [0, 3, 4, 11])
-def test_global_batches_are_the_same_for_every_factorisation(step):
-    batches = [global_batch(step, *factorisation) for factorisation in FACTORISATIONS]
-    assert all(batch == batches[0] for batch in batches)
 
 
 def test_model_seed_depends_on_step_and_place_alone():

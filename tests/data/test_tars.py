@@ -5,16 +5,14 @@ import tarfile
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import tasks
 from largebatch.config import load_config
 from largebatch.data import tars
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.errors import DataError
-from paths import ROOT
-
-TRAIN = [f"{number:03d}" for number in range(7)]
+from paths import CIFAR
+from pictures import png
 
 
 @pytest.fixture(autouse=True)
@@ -22,17 +20,12 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(tars, "HF_HOME", str(tmp_path / "cache"))
 
 
-def png(number):
-    content = io.BytesIO()
-    Image.new("RGB", (32, 32), (30 * number, 0, 5)).save(content, "PNG")
-    return content.getvalue()
-
-
 def write(path, numbers, mode="w", without=()):
     """Members as WebDataset names them, not all in the same order, with others between them."""
     with tarfile.open(path, mode) as tar:
         for number in numbers:
-            members = {"png": png(number), "cls": str(number % 3).encode(), "json": b"{}"}
+            picture = png(np.full((32, 32, 3), 30 * number, np.uint8))
+            members = {"png": picture, "cls": str(number % 3).encode(), "json": b"{}"}
             for ending in sorted(members, reverse=bool(number % 2)):
                 if ending not in without:
                     info = tarfile.TarInfo(f"n0/{number:03d}.{ending}")
@@ -48,9 +41,9 @@ def shards(tmp_path):
     return tmp_path
 
 
-def config_of(folder, *words, num_train=7):
+def config_of(folder, *words):
     return load_config(
-        ROOT / "recipes/image_classification/resnet_cifar10.json",
+        CIFAR,
         [
             "--data.path=webdataset",
             f'--data.data_files={{"train": "{folder}/train-*.tar", "eval": "{folder}/val.tar"}}',
@@ -59,7 +52,7 @@ def config_of(folder, *words, num_train=7):
             "--data.image_column=jpg;png",
             "--data.label_column=cls",
             "--data.train_augmentation=none",
-            f"--data.num_train_samples={num_train}",
+            "--data.num_train_samples=7",
             "--data.num_eval_samples=2",
             '--batch={"global_batch_size": 4, "micro_batch_size": 2}',
             *words,
@@ -87,10 +80,9 @@ def test_the_index_is_made_once_by_who_may_and_holds_no_image(shards, monkeypatc
     opened(config)
     made = [*(shards / "cache/largebatch").iterdir()]
     assert sum(path.stat().st_size for path in made) < 1000
-    monkeypatch.setattr(tars.tarfile, "open", None)
-    opened(config)
-    monkeypatch.undo()
-    monkeypatch.setattr(tars, "HF_HOME", str(shards / "cache"))
+    with monkeypatch.context() as without_tars:
+        without_tars.setattr(tars.tarfile, "open", None)
+        opened(config)
     # Other files of the same names have another index.
     write(shards / "train-1.tar", range(4, 6))
     assert len(opened(config_of(shards))[0]) == 6

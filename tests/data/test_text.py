@@ -1,42 +1,34 @@
 """Text: one stream of tokens, cut into blocks, each token predicted once."""
 
-import json
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import tasks
+from chat_templates import word_tokenizer
 from largebatch.config import load_config
-from largebatch.config.data import DataFiles
 from largebatch.data.text import TokenBlocks
 from largebatch.data.token_stream import Part, TokenStream
 from largebatch.errors import DataError, UserError
 from paths import PYDOC
+from small_data import load_with, rows_in
 
 text_sources = tasks.sources("causal_lm")
 
 DOCUMENTS = ["alpha beta", "", "gamma", "beta " * 40, "Ünï"]
 
 
-def hub_config(tmp_path, documents=DOCUMENTS, tokenizer="bytes", block_size=8, **data):
-    file = tmp_path / "text.jsonl"
-    file.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-    section = {
-        "source": "datasets",
-        "path": "json",
-        "data_files": {"train": str(file), "eval": str(file)},
-        "tokenizer": tokenizer,
-        "block_size": block_size,
+def hub_config(tmp_path, documents=DOCUMENTS, words=(), **data):
+    section = rows_in(tmp_path / "text.jsonl", [{"text": document} for document in documents]) | {
+        "tokenizer": "bytes",
+        "block_size": 8,
         "num_train_samples": 20,
         "num_eval_samples": 3,
     }
-    words = ["--data", json.dumps(section | data), '--batch={"global_batch_size": 2, "micro_batch_size": 1}']
-    words += ["--train.duration", '{"steps": 40}']
-    return load_config(PYDOC, words)
+    return load_with(PYDOC, section | data, *words)
 
 
 def test_pydoc_blocks_are_the_text_cut_in_order():
@@ -59,15 +51,6 @@ def test_every_token_is_predicted_once():
     assert labels.flatten().tolist() == list(range(1, 1001))
     with pytest.raises(DataError, match="n: 101, but the data has 100 samples; write at most that many"):
         TokenBlocks(stream, block_size=10, num_samples=101, field="n")
-
-
-def test_documents_are_joined_with_a_separator(tmp_path):
-    train, _ = text_sources(hub_config(tmp_path))
-    stream = b"".join(document.encode() + b"\0" for document in DOCUMENTS)
-    for indices in ([0, 1, 2], [19], [11, 3]):
-        found = train.fetch(np.array(indices), 0)
-        assert [bytes(row) for row in found["input_ids"].tolist()] == [stream[8 * i : 8 * i + 8] for i in indices]
-        assert [bytes(row) for row in found["labels"].tolist()] == [stream[8 * i + 1 : 8 * i + 9] for i in indices]
 
 
 def test_positions_begin_anew_with_each_document_and_each_block(tmp_path):
@@ -106,18 +89,15 @@ def test_stream_over_many_parts():
 
 
 @pytest.fixture
-def word_tokenizer(tmp_path):
-    """A tokenizer of whole words, saved in a local folder as `transformers` saves them."""
-    words = {"[UNK]": 0, "<eos>": 1, "alpha": 2, "beta": 3, "gamma": 4}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    folder = tmp_path / "tokenizer"
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="[UNK]").save_pretrained(folder)
-    return folder
+def tokenizer(tmp_path):
+    """Of whole words, in a local folder."""
+    words = ["[UNK]", "<eos>", "alpha", "beta", "gamma"]
+    word_tokenizer(words, eos_token="<eos>").save_pretrained(tmp_path / "tokenizer")
+    return str(tmp_path / "tokenizer")
 
 
-def test_pretrained_tokenizer(tmp_path, word_tokenizer):
-    config = hub_config(tmp_path, tokenizer=str(word_tokenizer), block_size=4, num_train_samples=10)
+def test_pretrained_tokenizer(tmp_path, tokenizer):
+    config = hub_config(tmp_path, tokenizer=tokenizer, block_size=4, num_train_samples=10)
     train, _ = text_sources(config)
     assert train.fetch(np.array([0, 1]), 0)["input_ids"].tolist() == [[2, 3, 1, 1], [4, 1, 3, 3]]
 
@@ -130,20 +110,9 @@ def test_a_model_without_a_tokenizer(tmp_path):
         text_sources(hub_config(tmp_path, tokenizer=str(folder)))
 
 
-def test_a_file_without_the_column_is_told_with_the_columns_it_has(tmp_path):
-    config = hub_config(tmp_path)
-    (tmp_path / "other.jsonl").write_text('{"body": "a", "title": "b"}\n')
-    files = DataFiles(train=str(tmp_path / "*.jsonl"), eval=str(tmp_path / "text.jsonl"))
-    data = config.data.model_copy(update={"data_files": files})
-    with pytest.raises(DataError, match=r"other\.jsonl has no column 'text'; it has body, title"):
-        text_sources(config.model_copy(update={"data": data}))
-
-
-def test_vocabulary_must_hold_the_tokenizer(tmp_path, word_tokenizer):
-    config = hub_config(tmp_path, tokenizer=str(word_tokenizer))
-    small = config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": 4})})
+def test_vocabulary_must_hold_the_tokenizer(tmp_path, tokenizer):
     with pytest.raises(DataError, match="vocab_size: 4 is below the 5 tokens"):
-        text_sources(small)
+        text_sources(hub_config(tmp_path, tokenizer=tokenizer, words=["--model.vocab_size=4"]))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +120,6 @@ def test_vocabulary_must_hold_the_tokenizer(tmp_path, word_tokenizer):
     [
         ({"tokenizer": "./nowhere"}, "data.tokenizer: there is no folder './nowhere'"),
         ({"text_column": "body"}, "data.text_column: no column 'body'; the data has text"),
-        ({"num_train_samples": 9000}, "data.num_train_samples: 9000, but the data has 28 samples"),
     ],
 )
 def test_data_that_cannot_be_used(tmp_path, data, words):
@@ -181,7 +149,6 @@ def test_paragraphs_of_the_python_reference():
         "--train.duration.epochs=20",
     ]
     train, evaluation = text_sources(load_config(PYDOC, words))
-    assert (len(train), len(evaluation)) == (96, 5)
     weights = [train.weight(train.fetch(np.array([index]), 0)) for index in range(96)]
     assert min(weights) >= 1
     assert max(weights) == 128

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageOps, PngImagePlugin, TiffImagePlugin
 
-from largebatch.data.crops import center_crop, inception_crop
+from largebatch.data.crops import center_crop
 from largebatch.data.images import FORMATS
 from largebatch.data.viewer import opaque
 
@@ -28,6 +28,10 @@ def saved(image, kind, **options):
     content = io.BytesIO()
     image.save(content, kind, **options)
     return content.getvalue()
+
+
+def as_png(pixels, **options):
+    return saved(Image.fromarray(pixels), "PNG", **options)
 
 
 def png_of(pixels, depth, color_type, *chunks):
@@ -76,19 +80,19 @@ RGBA = np.dstack([COLORS, ALPHA])
 PALETTE = Image.fromarray(GRAY % 4)
 PALETTE.putpalette([0, 0, 0, 50, 60, 70, 200, 100, 0, 255, 255, 255])
 PALETTE_COLORS = np.array([[0, 0, 0], [50, 60, 70], [200, 100, 0], [255, 255, 255]])[GRAY % 4]
+ROUNDED = gray(np.round(DEEP / 257))
 FOUR_BITS = (GRAY[:, ::2] & 0xF0) | (GRAY[:, 1::2] >> 4)
 TRANSPARENT = {
-    "RGBA": (saved(Image.fromarray(RGBA), "PNG"), over_white(COLORS, ALPHA)),
+    "RGBA": (as_png(RGBA), over_white(COLORS, ALPHA)),
     "RGBA as WebP": (saved(Image.fromarray(RGBA), "WEBP", lossless=True, exact=True), over_white(COLORS, ALPHA)),
-    "RGBA as TIFF": (saved(Image.fromarray(RGBA), "TIFF"), over_white(COLORS, ALPHA)),
     "RGBA of 16 bits": (png_of(RGBA.astype(">u2") * 257, 16, 6), over_white(COLORS, ALPHA)),
-    "LA": (saved(Image.fromarray(np.dstack([GRAY, ALPHA])), "PNG"), over_white(gray(GRAY), ALPHA)),
+    "LA": (as_png(np.dstack([GRAY, ALPHA])), over_white(gray(GRAY), ALPHA)),
     "a color": (
-        saved(Image.fromarray(COLORS), "PNG", transparency=tuple(COLORS[2, 3].tolist())),
+        as_png(COLORS, transparency=tuple(COLORS[2, 3].tolist())),
         np.where((COLORS[2, 3] == COLORS).all(axis=2, keepdims=True), 255, COLORS),
     ),
     "a gray": (
-        saved(Image.fromarray(GRAY), "PNG", transparency=int(GRAY[2, 3])),
+        as_png(GRAY, transparency=int(GRAY[2, 3])),
         gray(np.where(GRAY[2, 3] == GRAY, 255, GRAY)),
     ),
     "a palette": (
@@ -101,32 +105,28 @@ TRANSPARENT = {
     ),
 }
 OPAQUE = {
-    "1": (saved(Image.fromarray(GRAY > 99), "PNG"), gray((GRAY > 99) * 255)),
-    "L": (saved(Image.fromarray(GRAY), "PNG"), gray(GRAY)),
+    "1": (as_png(GRAY > 99), gray((GRAY > 99) * 255)),
+    "L": (as_png(GRAY), gray(GRAY)),
     "L whose 0 is white": (tiff(GRAY, PHOTOMETRIC, 0), gray(255 - GRAY)),
     "P": (saved(PALETTE, "PNG"), PALETTE_COLORS),
-    "16 bits": (saved(Image.fromarray(DEEP), "PNG"), gray(np.round(DEEP / 257))),
-    "16 bits as TIFF": (saved(Image.fromarray(DEEP), "TIFF"), gray(np.round(DEEP / 257))),
+    "16 bits": (as_png(DEEP), ROUNDED),
+    "16 bits as TIFF": (saved(Image.fromarray(DEEP), "TIFF"), ROUNDED),
     "16 bits as TIFF of a Mac": (
         saved(Image.frombytes("I;16B", (8, 8), DEEP.astype(">u2").tobytes()), "TIFF"),
-        gray(np.round(DEEP / 257)),
+        ROUNDED,
     ),
     "16 bits a color": (png_of(np.dstack([DEEP] * 3).astype(">u2"), 16, 2), gray(DEEP // 256)),
     "CMYK": (
         saved(Image.fromarray(np.dstack([COLORS, 0 * GRAY]), "CMYK"), "TIFF"),
         255 - COLORS.astype(int),
     ),
-    "a profile": (saved(Image.fromarray(COLORS), "PNG", icc_profile=swapped_profile()), COLORS[..., ::-1]),
-    "a profile that is damaged": (saved(Image.fromarray(COLORS), "PNG", icc_profile=b"damaged"), COLORS),
-    "a profile of other channels": (saved(Image.fromarray(GRAY), "PNG", icc_profile=swapped_profile()), gray(GRAY)),
+    "a profile": (as_png(COLORS, icc_profile=swapped_profile()), COLORS[..., ::-1]),
+    "a profile that is damaged": (as_png(COLORS, icc_profile=b"damaged"), COLORS),
+    "a profile of other channels": (as_png(GRAY, icc_profile=swapped_profile()), gray(GRAY)),
     "a gamma": (png_of(COLORS, 8, 2, (b"gAMA", struct.pack(">I", 100_000))), COLORS),
     "several pictures": (
         saved(Image.new("RGB", (8, 8), "gray"), "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))]),
         np.full((8, 8, 3), 128),
-    ),
-    "several frames": (
-        saved(PALETTE, "GIF", save_all=True, append_images=[Image.new("P", (8, 8))]),
-        PALETTE_COLORS,
     ),
 }
 
@@ -144,7 +144,6 @@ def test_pixels_are_those_that_a_viewer_shows(name):
     "encoded",
     [
         pytest.param(saved(Image.fromarray(DEEP.astype(np.float32) / 65535), "TIFF"), id="floats"),
-        pytest.param(saved(Image.fromarray(DEEP.astype(np.int32)), "TIFF"), id="32 bits"),
         pytest.param(b"P5 8 8 65535\n" + DEEP.astype(">u2").tobytes(), id="PGM of 16 bits"),
         pytest.param(tiff(DEEP, BITS, 12), id="12 bits"),
         pytest.param(tiff(DEEP, PHOTOMETRIC, 0), id="16 bits whose 0 is white"),
@@ -182,17 +181,15 @@ def test_images_are_upright(kind):
             expected = center_crop(upright, size).astype(int)
             crop = center_crop(opaque(Image.open(io.BytesIO(encoded))), size)
             assert np.abs(crop - expected).max() <= at_most
-            random, _ = inception_crop(opaque(Image.open(io.BytesIO(encoded))), size, np.random.default_rng(0))
-            assert random.shape == (3, size, size)
 
 
 def test_damaged_exif_and_an_orientation_in_xmp():
     xmp = PngImagePlugin.PngInfo()
     xmp.add_itxt("XML:com.adobe.xmp", '<rdf:Description tiff:Orientation="3"/>')
     for encoded, expected in (
-        (saved(Image.fromarray(COLORS), "PNG", exif=b"Exif\0\0damaged"), COLORS),
-        (saved(Image.fromarray(COLORS), "PNG", exif=b"Exif\0\0MM\0*"), COLORS),
-        (saved(Image.fromarray(COLORS), "PNG", pnginfo=xmp), COLORS[::-1, ::-1]),
+        (as_png(COLORS, exif=b"Exif\0\0damaged"), COLORS),
+        (as_png(COLORS, exif=b"Exif\0\0MM\0*"), COLORS),
+        (as_png(COLORS, pnginfo=xmp), COLORS[::-1, ::-1]),
     ):
         assert np.array_equal(seen(encoded), expected)
 

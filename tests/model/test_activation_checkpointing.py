@@ -1,5 +1,6 @@
 """Activation checkpointing changes not a bit of the training, on every strategy, and does spare memory."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,36 +15,27 @@ from largebatch.config import load_config
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 from resuming import EXACT as EXACT_OF_A_STEP
-from test_strategies import recorded
+from test_strategies import SMALL_GPT, SMALL_LLAMA, recorded
 
-SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
 SHORT = ("--train.stop_after_steps=4", "--batch.micro_batch_size=8", "--evaluation.max_samples=20")
 FULL = "--compute.activation_checkpointing=full"
 SELECTIVE = "--compute.activation_checkpointing=selective"
-RESNET = '{"architecture": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": '
+SIZES = '"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2]'
+RESNET = f'--model={{"architecture": "resnet", "layer_type": "bottleneck", {SIZES}}}'
 # Numbers of a logged step and of an evaluation that do not depend on the clock.
 EXACT = (*EXACT_OF_A_STEP, "accuracy", "knn_accuracy")
 # Dropout; a model without weights at first; BatchNorm, alone and over all processes; a loss in two passes.
-RECIPES = {
-    "dropout": (PYDOC, (*SMALL, "--model.dropout=0.2")),
-    "bf16": (PYDOC, (*SMALL, "--model.dropout=0.2", "--precision=bf16")),
-    "large model": (LLAMA, (*SMALL, "--model.num_kv_heads=1", "--model.intermediate_size=47")),
-    "masked": (BERT, (*SMALL, "--model.dropout=0.2")),
-    "vit": (VIT_DIGITS, ("--model.hidden_size=32", "--model.dropout=0.2")),
-    "batch norm": (DIGITS, ()),
-    "synchronized": (DIGITS, ("--model.sync_batch_norm=true",)),
-    "two passes": (SIMCLR, (f'--model={RESNET}"bottleneck"}}', "--batch.global_batch_size=32")),
+DROPOUT = "--model.dropout=0.2"
+CASES = {
+    "dropout": (PYDOC, (*SMALL_GPT, DROPOUT), "ddp", (FULL, SELECTIVE)),
+    "bf16": (PYDOC, (*SMALL_GPT, DROPOUT, "--precision=bf16"), "fsdp", (FULL, SELECTIVE)),
+    "large model": (LLAMA, SMALL_LLAMA, "zero3", (FULL, SELECTIVE)),
+    "masked": (BERT, (*SMALL_GPT, DROPOUT), "zero2", (SELECTIVE,)),
+    "vit": (VIT_DIGITS, ("--model.hidden_size=32", DROPOUT), "fsdp", (FULL,)),
+    "batch norm": (DIGITS, (), "fsdp", (FULL,)),
+    "synchronized": (DIGITS, ("--model.sync_batch_norm=true",), "zero1", (SELECTIVE,)),
+    "two passes": (SIMCLR, (RESNET, "--batch.global_batch_size=32"), "zero3", (FULL, SELECTIVE)),
 }
-CASES = [
-    ("dropout", "ddp", (FULL, SELECTIVE)),
-    ("bf16", "fsdp", (FULL, SELECTIVE)),
-    ("large model", "zero3", (FULL, SELECTIVE)),
-    ("masked", "zero2", (SELECTIVE,)),
-    ("vit", "fsdp", (FULL,)),
-    ("batch norm", "fsdp", (FULL,)),
-    ("synchronized", "zero1", (SELECTIVE,)),
-    ("two passes", "zero3", (FULL, SELECTIVE)),
-]
 
 
 def assert_bit_identical(one: dict, other: dict) -> None:
@@ -59,9 +51,9 @@ def assert_bit_identical(one: dict, other: dict) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "strategy", "kinds"), CASES)
-def test_not_a_bit_changes(name, strategy, kinds, tmp_path):
-    recipe, overrides = RECIPES[name]
+@pytest.mark.parametrize("name", CASES)
+def test_not_a_bit_changes(name, tmp_path):
+    recipe, overrides, strategy, kinds = CASES[name]
     words = (*overrides, *SHORT)
     plain = run_job(recorded, recipe, tmp_path / "plain", *words, strategy=strategy)[0]
     assert len(plain["metrics"]) == 4
@@ -73,18 +65,15 @@ def test_not_a_bit_changes(name, strategy, kinds, tmp_path):
 @pytest.mark.slow
 def test_a_run_goes_on_with_it(tmp_path):
     """It may be switched when a run is resumed."""
-    recipe, overrides = RECIPES["dropout"]
+    recipe, overrides, *_ = CASES["dropout"]
     words = (*overrides, *SHORT, "--logging.every=1", "--logging.trackers=[]")
-    run_job(train_in, recipe, tmp_path / "run", *words, "--train.stop_after_steps=2", strategy="single", world_size=1)
-    resumed = run_job(recorded, recipe, tmp_path / "run", *words, FULL, strategy="single", world_size=1)[0]
-    whole = run_job(recorded, recipe, tmp_path / "whole", *words, strategy="single", world_size=1)[0]
+    alone = partial(run_job, strategy="single", world_size=1)
+    alone(partial(train, run_dir=tmp_path / "run"), recipe, *words, "--train.stop_after_steps=2")
+    (resumed,) = alone(recorded, recipe, tmp_path / "run", *words, FULL)
+    (whole,) = alone(recorded, recipe, tmp_path / "whole", *words)
     assert [line["loss"] for line in resumed["metrics"]] == [line["loss"] for line in whole["metrics"]]
     for name, tensor in whole["weights"][-1].items():
         np.testing.assert_array_equal(resumed["weights"][-1][name], tensor, err_msg=name)
-
-
-def train_in(recipe, run_dir, *words):
-    train(recipe, *words, run_dir=run_dir)
 
 
 def bytes_kept(model: nn.Module, **inputs: torch.Tensor) -> int:
@@ -132,5 +121,5 @@ def test_residual_blocks_keep_less():
 @pytest.mark.slow
 def test_models_without_such_blocks_are_refused(tmp_path):
     with pytest.raises(JobFailed, match=r'Encoder has no blocks that can be recomputed.*write "none"'):
-        run_job(train_in, SIMCLR, tmp_path / "run", SELECTIVE, strategy="ddp")
+        run_job(partial(train, run_dir=tmp_path / "run"), SIMCLR, SELECTIVE)
     assert not (tmp_path / "run").exists()

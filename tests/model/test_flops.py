@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,22 +13,23 @@ import tasks
 from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.model.flops import multiplied_parameters, token_flops, utilization_of
+from largebatch.storage.files import read_json_lines
 from paths import BERT, DIGITS, LLAMA, PYDOC, ROOT, VIT_DIGITS
 
 CPU = torch.device("cpu")
 
 
-def gpt2_124m():
-    """The configuration of GPT-2 124M, in blocks of 1,024, and its model without weights."""
-    path = ROOT / "recipes/causal_lm/gpt2_124m.json"
-    config = load_config(path, ["--model.vocab_size=50257", "--data.block_size=1024"])
+def without_weights(name, *words):
+    """A recipe's configuration, and its model."""
+    path = ROOT / f"recipes/causal_lm/{name}.json"
+    config = load_config(path, words)
     with torch.device("meta"):
         return config, tasks.build_model(path)(config)
 
 
 def test_gpt2_124m():
     """nanoGPT counts 123.65 million parameters without positions, of 124.44; its head's weights are the embedding's."""
-    config, model = gpt2_124m()
+    config, model = without_weights("gpt2_124m", "--model.vocab_size=50257", "--data.block_size=1024")
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
     assert multiplied_parameters(model) == (123_653_376, 0)
     found = utilization_of(config, model, CPU, world_size=2)
@@ -40,10 +42,7 @@ def test_gpt2_124m():
 
 def test_llama_3_8b():
     """Of 8.03 billion parameters, the 0.525 of an embedding that the output does not share are only looked up."""
-    path = ROOT / "recipes/causal_lm/llama_8b.json"
-    config = load_config(path, ["--model.vocab_size=128256", "--model.tie_embeddings=false"])
-    with torch.device("meta"):
-        model = tasks.build_model(path)(config)
+    _, model = without_weights("llama_8b", "--model.vocab_size=128256", "--model.tie_embeddings=false")
     assert multiplied_parameters(model) == (8_030_261_248 - 128_256 * 4096, 0)
 
 
@@ -91,18 +90,11 @@ def test_what_there_is_no_formula_for(recipe, words):
 def test_a_run_reports_it(tmp_path):
     """In each line, and of the whole run, from the throughput beside it."""
     words = ("--train.stop_after_steps=3", "--logging.every=1", "--logging.trackers=[]", "--logging.peak_tflops=0.5")
-    small = ("--model.num_layers=1", "--model.hidden_size=16", "--model.num_heads=2", "--data.block_size=16")
-    run_job(train_here, *words, *small, str(tmp_path), world_size=2)
+    run_job(partial(train, run_dir=tmp_path), PYDOC, *words, *tasks.SMALL)
     # A block has 12 x 16 x 16 in matrices and 13 x 16 in biases and norms; the last norm 2 x 16, the output 256 x 16.
     each = 16 * (6 * (12 * 256 + 15 * 16 + 256 * 16) + 12 * 16 * 16)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_json_lines(tmp_path / "metrics.jsonl")
     summary = json.loads((tmp_path / "summary.json").read_text())
     for numbers in (*lines, summary):
         assert numbers["mfu"] == pytest.approx(numbers["samples_per_second"] * each / 1e12, abs=1e-5)
     assert "6 N + 12 L d T" in summary["mfu_convention"]
-
-
-def train_here(*words):
-    from pathlib import Path
-
-    train(PYDOC, *words[:-1], run_dir=Path(words[-1]))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import run_job, train
+from jobs import run_job
 from paths import LLAMA
-from starting import Prepared
+from starting import at_the_first_step
 
 pytestmark = pytest.mark.slow
 
@@ -48,15 +48,10 @@ def growth_until_prepared(run_dir: Path, *words: str) -> tuple[int, int]:
         numbers.append(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
         return model
 
-    def stop(*_):
-        raise Prepared
-
     # What is freed goes back at once, so that the process is as large as what it holds.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 64 * 1024)
     Run.build = measured_build
-    Run.steps = stop
-    with pytest.raises(Prepared):
-        train(LLAMA, *MODEL, *words, "--logging.trackers=[]", run_dir=run_dir)
+    at_the_first_step(lambda _: None, LLAMA, run_dir, *MODEL, *words, "--logging.trackers=[]")
     before, size = numbers
     return size, memory("VmHWM") - before
 

@@ -1,7 +1,6 @@
 """Starting weights from files: the ones that `from_pretrained` reads, or a refusal that says what is wrong."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -111,71 +110,64 @@ def read(folder, *words):
     return {name: weights.read(name, 0, parameter.numel()) for name, parameter in model.named_parameters()}
 
 
-def change_tensors(folder, change):
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def change_config(folder, **values):
-    raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw | values))
-
-
-def cut_short(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-
-
 NORM = "model.layers.1.input_layernorm.weight"
+# What is changed of the tensors or the configuration, what is told, and overrides of the recipe.
 PLANTED = {
-    "no files": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor model.safe"),
     "missing": (
-        lambda folder: change_tensors(folder, lambda tensors: tensors.pop(NORM)),
+        lambda tensors, _: tensors.pop(NORM),
         rf"weights of a different model:\n  - it has no {NORM}$",
     ),
     "unexpected": (
-        lambda folder: change_tensors(folder, lambda tensors: tensors.update(model_extra=torch.ones(2))),
+        lambda tensors, _: tensors.update(model_extra=torch.ones(2)),
         r"different model:\n  - the model has no model_extra$",
     ),
     "shape": (
-        lambda folder: change_tensors(folder, lambda tensors: tensors.update({NORM: torch.ones(10, 2)})),
+        lambda tensors, _: tensors.update({NORM: torch.ones(10, 2)}),
         rf"  - {NORM} is of shape \(10, 2\), but the model's is of shape \(20,\)$",
     ),
     "rotary base": (
-        lambda folder: change_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        lambda _, config: config["rope_parameters"].update(rope_theta=10000.0),
         r"its config.json has rope_parameters .*10000.0.*, but this model has .*500000.0",
     ),
     "heads": (
-        lambda folder: change_config(folder, num_attention_heads=10),
+        lambda _, config: config.update(num_attention_heads=10),
         "has num_attention_heads 10, but this model has 5",
     ),
     "another type": (
-        lambda folder: change_config(folder, model_type="mistral"),
+        lambda _, config: config.update(model_type="mistral"),
         "of type mistral, but this one is of type llama",
     ),
     "heads that do not divide": (
-        lambda folder: change_config(folder, num_attention_heads=3),
+        lambda _, config: config.update(num_attention_heads=3),
         r"model: its config\.json does not describe a model: .*hidden size",
     ),
-    "cut short": (cut_short, r"model: model\.safetensors cannot be read"),
     "both of tied": (
-        lambda folder: change_config(folder, tie_word_embeddings=True),
+        lambda _, config: config.update(tie_word_embeddings=True),
         "it has both model.embed_tokens.weight and lm_head.weight, which are one",
         "--model.tie_embeddings=true",
     ),
-    "not tied": (lambda _: None, "tie_word_embeddings False, but this model has True", "--model.tie_embeddings=true"),
+    "not tied": (lambda *_: None, "tie_word_embeddings False, but this model has True", "--model.tie_embeddings=true"),
 }
+
+
+def planted(folder, name):
+    """A model with a mistake."""
+    saved(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    config = json.loads((folder / "config.json").read_text())
+    PLANTED[name][0](tensors, config)
+    save_file(tensors, file)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_wrong_folders_are_refused(name, tmp_path):
-    plant, message, *words = PLANTED[name]
-    folder = saved(tmp_path / "model")
-    read(folder)
-    plant(folder)
+    _, message, *words = PLANTED[name]
+    read(saved(tmp_path / "right"))
     with pytest.raises(UserError, match=r"(?s)model\.initial_weights: .*" + message):
-        read(folder, *words)
+        read(planted(tmp_path / "model", name), *words)
 
 
 def lose_a_file(folder, index):
@@ -209,8 +201,7 @@ def test_wrong_indices_are_refused(plant, message, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_is_refused_says_so_once_and_leaves_nothing(tmp_path):
-    folder = saved(tmp_path / "model")
-    PLANTED["missing"][0](folder)
+    folder = planted(tmp_path / "model", "missing")
     with pytest.raises(JobFailed) as failure:
         run_job(prepared, tmp_path / "run", *words_for(folder), strategy="fsdp", world_size=2)
     assert "exit code 2" in str(failure.value)
@@ -240,6 +231,4 @@ def test_a_model_in_the_hubs_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
-    found = find_folder("somebody/something")
-    assert found.samefile(folder)
-    shutil.rmtree(folder)
+    assert find_folder("somebody/something").samefile(folder)

@@ -1,7 +1,8 @@
 """Random starting weights are a function of seed and name: the same bits on every strategy and number of processes."""
 
 import json
-from functools import cache
+import os
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from transformers import AutoModelForCausalLM
 import tasks
 from evaluate_saved import evaluate_saved
 from jobs import JobFailed, run_job, train
+from largebatch.config import load_config
+from largebatch.model.building import BLOCK, Draw, SeededWeights
+from largebatch.storage.files import read_json_lines
 from paths import LLAMA
 from reference import draw_by_name
 from resuming import Interruption, assert_bit_for_bit, assert_same_weights, run_interrupted
@@ -23,9 +27,6 @@ def expected(*words: str, seed: int = 0) -> dict[str, np.ndarray]:
 
     A parameter of several blocks, of which there is one test in `test_building.py`, as one process draws it.
     """
-    from largebatch.config import load_config
-    from largebatch.model.building import BLOCK, Draw, SeededWeights
-
     model = tasks.build_model(LLAMA)(load_config(LLAMA, [*TINY_LLAMA, *words]))
     draw_by_name(model, seed, std=0.02)
     for name, parameter in model.named_parameters():
@@ -73,10 +74,6 @@ def test_tied_embeddings_and_another_seed(strategy, tmp_path):
 
 
 def prepared_with_another_seed_on_rank_1(run_dir):
-    import os
-
-    from largebatch.model.building import SeededWeights
-
     read = SeededWeights.read
 
     def read_otherwise(weights, name, start, stop):
@@ -111,7 +108,7 @@ def test_resumed_bit_for_bit(strategy, tmp_path):
     assert "exit code 75" in report
     assert run_interrupted(tmp_path / "run", words, strategy=strategy, recipe=LLAMA) is None
     assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
-    (evaluation,) = [json.loads(line) for line in (tmp_path / "run/evaluations.jsonl").read_text().splitlines()]
+    (evaluation,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
     assert evaluation["loss"] == pytest.approx(evaluate_saved(tmp_path / "run")["loss"], rel=1e-5)
     _, about = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model", output_loading_info=True)
     assert not any(about.values())
@@ -144,15 +141,11 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_has_no_weights_until_it_i
 # --- perplexity ---------------------------------------------------------------------------------------------------
 
 
-def evaluated(run_dir, recipe, *words):
-    train(recipe, *words, "--logging.trackers=[]", "--train.stop_after_steps=2", run_dir=run_dir)
-    return json.loads((run_dir / "evaluations.jsonl").read_text().splitlines()[-1])
-
-
 @pytest.mark.slow
 def test_perplexity_is_of_the_mean_over_tokens(tmp_path):
     words = ("--data.samples=documents", "--data.num_train_samples=600", "--data.num_eval_samples=32")
-    found = run_job(evaluated, tmp_path / "run", LLAMA, *TINY_LLAMA, *words)[0]
+    run_job(partial(train, run_dir=tmp_path / "run"), LLAMA, *TINY_LLAMA, *words, "--train.stop_after_steps=2")
+    (found,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
     assert found["perplexity"] == pytest.approx(np.exp(found["loss"]), rel=1e-12)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["evaluation"] == {name: found[name] for name in ("loss", "perplexity")}

@@ -16,21 +16,19 @@ from largebatch.errors import UserError
 from largebatch.model import token_losses
 from largebatch.model.token_losses import return_token_losses
 from paths import ADDITION, BERT, LLAMA, PYDOC
-from test_strategies import recorded
+from test_strategies import SMALL_GPT, SMALL_LLAMA, recorded
 
 AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
 load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
-SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2", "--data.block_size=32")
-SMALL_LLAMA = (*SMALL, "--model.num_kv_heads=1", "--model.intermediate_size=47")
 SHORT = ("--train.stop_after_steps=4", "--logging.every=1", "--evaluation.max_samples=20")
 LORA = '{"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
 # Tied weights; weights that come later; a bias; a pretrained model with adapters, and packs.
 RECIPES = {
-    "gpt2": (PYDOC, SMALL),
+    "gpt2": (PYDOC, SMALL_GPT),
     "llama": (LLAMA, SMALL_LLAMA),
     "untied": (LLAMA, (*SMALL_LLAMA, "--model.tie_embeddings=false")),
-    "bert": (BERT, SMALL),
+    "bert": (BERT, SMALL_GPT),
     "sft": (ADDITION, ("--data.packing=true", "--data.num_train_samples=900", f"--model.lora={LORA}")),
 }
 CASES = [

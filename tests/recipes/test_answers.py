@@ -1,6 +1,5 @@
 """Answers that the model writes at evaluations: equal on all strategies, those of `generate`, and harmless."""
 
-import json
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from chat_templates import chat_tokenizer
 from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.errors import DataError
+from largebatch.storage.files import read_json_lines
 from paths import ADDITION
 from resuming import EXACT
 
@@ -32,10 +32,6 @@ WORDS = (
 ANSWERS = ("--evaluation.answers=5", "--evaluation.max_answer_tokens=3")
 
 
-def read(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def generated(folder: Path, prompts: list[str]) -> list[str]:
     """What a user of `transformers` gets from the final weights."""
     from transformers import AutoModelForCausalLM
@@ -50,7 +46,7 @@ def generated(folder: Path, prompts: list[str]) -> list[str]:
 
 
 def trained(run_dir: Path) -> tuple[list[dict], bytes]:
-    lines = [{name: line[name] for name in EXACT} for line in read(run_dir / "metrics.jsonl")]
+    lines = [{name: line[name] for name in EXACT} for line in read_json_lines(run_dir / "metrics.jsonl")]
     return lines, (run_dir / "model/model.safetensors").read_bytes()
 
 
@@ -65,10 +61,10 @@ def test_answers_are_those_of_generate_on_every_strategy_and_harmless(tmp_path):
         run_job(partial(train, run_dir=tmp_path / strategy), ADDITION, *WORDS, *ANSWERS, strategy=strategy)
     assert not (tmp_path / "without/answers").exists()
     assert trained(tmp_path / "fsdp") == trained(tmp_path / "without")
-    lines = {step: read(tmp_path / "ddp" / f"answers/{step}.jsonl") for step in (6, 12)}
+    lines = {step: read_json_lines(tmp_path / "ddp" / f"answers/{step}.jsonl") for step in (6, 12)}
     for strategy in ("fsdp", "zero3"):
         for step, expected in lines.items():
-            assert read(tmp_path / strategy / f"answers/{step}.jsonl") == expected
+            assert read_json_lines(tmp_path / strategy / f"answers/{step}.jsonl") == expected
     assert [line["answer"] for line in lines[6]] != [line["answer"] for line in lines[12]]
     prompts = [line["prompt"] for line in lines[12]]
     sums = tasks.module("sft", "data").addition()[1].select(range(5))
@@ -153,7 +149,7 @@ def answer_of(tmp_path):
             folder=SimpleNamespace(path=tmp_path),
         )
         write_answers(run, model, OneSample(prompt, encode(expected)))
-        (line,) = read(tmp_path / "answers/7.jsonl")
+        (line,) = read_json_lines(tmp_path / "answers/7.jsonl")
         answer = line.pop("answer")
         assert line == {"step": 7, "prompt": "Hello", "expected": expected}
         return answer
@@ -183,7 +179,7 @@ def test_an_answer_is_no_longer_than_it_may_be(answer_of):
 
 def test_answers_that_cannot_be_written_are_not_the_end(answer_of, tmp_path, capsys):
     (tmp_path / "answers").write_text("a file")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(ValueError, match="not enough values"):
         answer_of("no</s>", "no</s>")
     assert "WARNING: " in capsys.readouterr().out
 

@@ -1,8 +1,5 @@
 """Models from a folder or a configuration: the dtype of their weights, their dropout, and adapters."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -15,6 +12,7 @@ AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
 Lora = tasks.module("sft", "config").Lora
 load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
+LORA = Lora(rank=2, alpha=4.0)
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
 
 
@@ -49,7 +47,7 @@ def test_dropout_of_the_model_is_turned_off(folder):
 
 
 def test_adapters_alone_are_trained_and_change_nothing_at_first(folder):
-    plain, adapted = (load_causal_lm(section(path=folder, lora=lora)) for lora in (None, Lora(rank=2, alpha=4.0)))
+    plain, adapted = (load_causal_lm(section(path=folder, lora=lora)) for lora in (None, LORA))
     trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
@@ -62,7 +60,7 @@ def test_adapters_alone_are_trained_and_change_nothing_at_first(folder):
 def test_only_shapes_on_the_meta_device(folder):
     """As the pre-flight asks for them."""
     with torch.device("meta"):
-        model = load_causal_lm(section(path=folder, lora=Lora(rank=2, alpha=4.0)))
+        model = load_causal_lm(section(path=folder, lora=LORA))
     assert all(parameter.is_meta for parameter in model.parameters())
     assert any("lora_" in name for name, _ in model.named_parameters())
 
@@ -76,15 +74,10 @@ def test_only_shapes_on_the_meta_device(folder):
             "model.config: llama has no setting hiden_size",
         ),
         (
-            {"config": GPT2 | {"vocab_size": "300"}},
-            "model.config: transformers cannot build it: Validation",
-        ),
-        (
             {"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["c_attn", "c_prj"])},
             "model.lora.target_modules: no layer is named c_prj; write names of the model's linear layers, or",
         ),
         ({"config": {"model_type": "resnet"}}, "model.config: transformers cannot build it: "),
-        ({"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["q"])}, "model.lora.target_modules: "),
     ],
 )
 def test_models_that_cannot_be_built(fields, message):
@@ -94,7 +87,7 @@ def test_models_that_cannot_be_built(fields, message):
 
 
 def test_the_reason_behind_a_first_line_is_told():
-    with pytest.raises(UserError, match=r"expected int, got str"):
+    with pytest.raises(UserError, match=r"^model\.config: transformers cannot build it: .*expected int, got str"):
         load_causal_lm(section(config=GPT2 | {"vocab_size": "300"}))
 
 
@@ -106,38 +99,30 @@ def test_aliases_of_settings_are_known():
     assert load_causal_lm(section(config=config)).config.n_embd == 8
 
 
-@pytest.mark.parametrize("kind", ["without an output layer", "under other names"])
-def test_weights_that_are_missing_are_not_drawn(kind, tmp_path):
-    from safetensors.torch import load_file, save_file
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+def test_weights_that_are_missing_are_not_drawn(tmp_path):
+    from transformers import LlamaConfig, LlamaForSequenceClassification
 
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     config = LlamaConfig(**sizes, num_attention_heads=2, pad_token_id=0)
-    if kind == "without an output layer":
-        LlamaForSequenceClassification(config).save_pretrained(tmp_path)
-    else:
-        LlamaForCausalLM(config).save_pretrained(tmp_path)
-        file = tmp_path / "model.safetensors"
-        weights = {f"module.{name}": tensor for name, tensor in load_file(file).items()}
-        save_file(weights, file, {"format": "pt"})
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"has no weights for \d+ of the model's parameters, such as lm_head\.weight"):
         load_causal_lm(section(path=str(tmp_path)))
 
 
-@pytest.mark.parametrize("others", [[], ["config.json", "model.safetensors"]])
-def test_an_adapter_is_not_taken_for_a_model(others, folder, tmp_path):
-    adapted = load_causal_lm(section(path=folder, lora=Lora(rank=2, alpha=4.0)))
+def test_an_adapter_is_not_taken_for_a_model(folder, tmp_path):
+    """Also where it is beside the files of its model."""
+    adapted = load_causal_lm(section(path=folder, lora=LORA))
     adapted.save_pretrained(tmp_path / "adapter")
-    for name in others:
-        shutil.copy(Path(folder, name), tmp_path / "adapter")
-    with pytest.raises(UserError, match=r"holds an adapter .* write the folder of its base model, or of the adapter"):
-        load_causal_lm(section(path=str(tmp_path / "adapter")))
+    adapted.save_pretrained(folder)
+    for each in (str(tmp_path / "adapter"), folder):
+        with pytest.raises(UserError, match=r"holds an adapter .* write the folder of its base model, or of the"):
+            load_causal_lm(section(path=each))
 
 
 def test_adapters_without_peft(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r'peft is not installed; pip install "largebatch\[lora\]"'):
-        load_causal_lm(section(config=GPT2, lora=Lora(rank=2, alpha=4.0)))
+        load_causal_lm(section(config=GPT2, lora=LORA))
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,16 @@ from functools import partial
 
 import numpy as np
 import pytest
-from datasets import Dataset
 
 import tasks
 from chat_templates import FOLDER, MAX_TOKENS, TEMPLATES, chat_tokenizer, conversations, template
 from jobs import run_job, train
 from largebatch.__main__ import main
-from largebatch.config import load_config
 from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.errors import ConfigError, DataError
+from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS
+from small_data import load_with, rows_in
 
 chat_sources = tasks.sources("sft")
 ASK = {"role": "user", "content": "Hello"}
@@ -25,6 +25,7 @@ PARTS = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
 TWO_TURNS = [ASK, SAY, ASK, SAY]
 MARKED = template("chatml")
 UNMARKED = template("chatml", marked=False)
+ROOM = ("--model.config.vocab_size=400", "--model.config.max_position_embeddings=1000")
 ENDED_AT_THE_END = (
     UNMARKED.replace("+ '<|im_end|>\\n'", "+ '\\n'") + "{% if not add_generation_prompt %}</s>{% endif %}"
 )
@@ -36,27 +37,17 @@ def trl():
     return json.loads((FOLDER / "trl.json").read_text())
 
 
-def chat_config(tmp_path, rows, name="chatml", marked=True, chat_template=None, messages=None, **data):
+def chat_config(tmp_path, rows, name="chatml", marked=True, **data):
     bos, eos, _ = TEMPLATES[name]
-    tokenizer = chat_tokenizer(chat_template or template(name, marked), bos, eos)
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    file = tmp_path / "chats.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    section = {
-        "source": "datasets",
-        "path": "json",
-        "data_files": {"train": str(file), "eval": str(file)},
+    chat_tokenizer(template(name, marked), bos, eos).save_pretrained(tmp_path / "tokenizer")
+    section = rows_in(tmp_path / "chats.jsonl", rows) | {
         "format": "messages",
         "tokenizer": str(tmp_path / "tokenizer"),
         "block_size": MAX_TOKENS - 1,
         "num_train_samples": 1,
         "num_eval_samples": 1,
     }
-    section |= data | ({"messages": messages} if messages else {})
-    batch = {"global_batch_size": section["num_train_samples"], "micro_batch_size": 1}
-    words = ["--data", json.dumps(section), "--batch", json.dumps(batch), '--evaluation.every={"steps": 30}']
-    words += ["--model.config.vocab_size=400", "--model.config.max_position_embeddings=1000"]
-    return load_config(ADDITION, [*words, '--train.duration={"steps": 60}'])
+    return load_with(ADDITION, section | data, *ROOM)
 
 
 def encoder(tmp_path, chat_template, **layout):
@@ -127,16 +118,6 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
     assert last["problem"] == [""]
 
 
-def test_conversations_are_read_from_parquet(tmp_path):
-    """Whose rows have every field of every message."""
-    rows = [{"messages": TWO_TURNS}, {"messages": [ASK, THOUGHT]}]
-    expected = samples_of(chat_config(tmp_path, rows))
-    file = tmp_path / "chats.parquet"
-    Dataset.from_list(rows).to_parquet(file)
-    section = {"path": "parquet", "data_files": {"train": str(file), "eval": str(file)}}
-    assert samples_of(chat_config(tmp_path, rows, **section)) == expected
-
-
 def test_conversations_as_sharegpt_has_them(tmp_path):
     rows = [{"messages": [{"role": "system", "content": "Be brief."}, *TWO_TURNS]}]
     expected = samples_of(chat_config(tmp_path, rows))
@@ -159,14 +140,12 @@ def test_conversations_as_sharegpt_has_them(tmp_path):
     ("row", "reason"),
     [
         ({"messages": "Hello"}, 'messages is "Hello"; write a list of messages'),
-        ({"messages": []}, "messages is []; write a list of messages"),
         ({"messages": [ASK, "Good."]}, 'message 1 is "Good."; write an object with role and content'),
         (
             {"messages": [ASK, SAY | {"role": "bot"}]},
             'message 1 has the role "bot"; write one of system, developer, user',
         ),
         ({"messages": [{"content": "Hello"}, SAY]}, "message 0 has the role null; write one of"),
-        ({"messages": [ASK]}, 'it has no message with the role "assistant"'),
         ({"messages": [ASK, SAY | {"content": None}]}, "message 1 has the content null; write text"),
         ({"messages": [ASK, SAY | {"content": " "}]}, 'message 1 has the content " "; write text'),
         ({"messages": [ASK | {"content": ["Hello"]}, SAY]}, 'message 0 has the content ["Hello"]; write text'),
@@ -205,7 +184,6 @@ def test_unusable_rows_are_refused_or_skipped(tmp_path):
     assert len(samples_of(chat_config(tmp_path, rows, on_invalid="skip"))) == 2
 
 
-NO_PROMPT = UNMARKED.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>'")
 # As Qwen3's: only the last turn keeps what was thought before it.
 WITHOUT_REASONING = UNMARKED.replace(
     "{%- for message in messages %}",
@@ -233,7 +211,6 @@ WITHOUT_CALLS = template("llama3", marked=False)
         (CONTENT_ONLY, TWO_TURNS, "all", "has marks that leave out what ends message 3"),
         (END_ONLY, TWO_TURNS, "all", "has marks that do not cover message 1"),
         (WITHOUT_CALLS, [ASK, CALL], "all", "leaves out message 1; use a template that writes such messages"),
-        (NO_PROMPT, TWO_TURNS, "all", "does not write message 1 after its prompt to answer (add_generation_prompt)"),
         (ENDED_AT_THE_END, TWO_TURNS, "all", "writes message 1 differently when others follow it"),
         (ENDED_AT_THE_END, TWO_TURNS, "last", None),
         (ENDED_AT_THE_END, TWO_TURNS[:2], "all", None),
@@ -251,17 +228,11 @@ def test_templates_that_are_not_exact_are_refused(chat_template, messages, train
     assert f"data.format: the chat template {reason}" in str(caught.value)
 
 
-def test_a_tokenizer_without_a_template_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"data\.tokenizer: it has no chat template: .* add chat_template\.jinja"):
-        encoder(tmp_path, None)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ({"prompt": "{messages}"}, 'format "messages" does not use prompt; remove that, or correct format'),
         ({"format": "plain", "messages": {"column": "chat"}}, 'format "plain" does not use messages'),
-        ({"tokenizer": "bytes"}, 'format "messages" needs a tokenizer with a chat template'),
         ({"messages": {"roles": {"gpt": "model"}}}, "data.messages.roles"),
     ],
 )
@@ -280,25 +251,20 @@ def test_columns_are_named(tmp_path):
 
 
 def test_pairs_and_conversations_are_mixed(tmp_path):
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text('{"ask": "Hello", "reply": "Good."}\n')
-    counts = {"num_train_samples": 1, "num_eval_samples": 1}
-    sources = [
-        {"name": "chats", "weight": 1, "format": "messages"} | counts,
-        {"name": "pairs", "weight": 1, "prompt": "{ask}", "answer": "{reply}", "format": "chat"} | counts,
-    ]
-    sources[1]["data_files"] = {"train": str(pairs), "eval": str(pairs)}
-    counts = {"num_train_samples": 2, "num_eval_samples": 2}
-    config = chat_config(tmp_path, [{"messages": [ASK, SAY]}], format="plain", sources=sources, **counts)
+    asked = rows_in(tmp_path / "pairs.jsonl", [{"ask": "Hello", "reply": "Good."}])
+    asked |= {"prompt": "{ask}", "answer": "{reply}"}
+    one = {"weight": 1, "num_train_samples": 1, "num_eval_samples": 1}
+    sources = [{"name": "chats", "format": "messages", **one}, {"name": "pairs", "format": "chat", **asked, **one}]
+    two = {"num_train_samples": 2, "num_eval_samples": 2}
+    config = chat_config(tmp_path, [{"messages": [ASK, SAY]}], format="plain", sources=sources, **two)
     _, evaluation = chat_sources(config)
     batch = evaluation.fetch(np.arange(2), None)
     for tensor in batch.values():
         assert tensor[0].equal(tensor[1])
 
 
-@pytest.mark.parametrize("chosen", [{}, {"format": "chat", "prompt": "{ask}", "answer": "{reply}"}])
-def test_a_whole_config_as_runs_keep_it_can_be_read_again(chosen, tmp_path):
-    config = chat_config(tmp_path, [], **chosen)
+def test_a_whole_config_as_runs_keep_it_can_be_read_again(tmp_path):
+    config = chat_config(tmp_path, [], format="chat", prompt="{ask}", answer="{reply}")
     assert type(config.data).model_validate_json(config.data.model_dump_json()) == config.data
 
 
@@ -357,8 +323,7 @@ def test_a_model_learns_to_answer_and_to_stop(tmp_path):
     config = chat_config(tmp_path, rows, marked=False, num_train_samples=6)
     words = [
         f"--data={config.data.model_dump_json()}",
-        "--model.config.vocab_size=400",
-        "--model.config.max_position_embeddings=1000",
+        *ROOM,
         '--batch={"global_batch_size": 6, "micro_batch_size": 3}',
         '--train.duration={"steps": 80}',
         "--learning_rate.reference_batch_size=6",
@@ -369,7 +334,7 @@ def test_a_model_learns_to_answer_and_to_stop(tmp_path):
     ]
     run_job(partial(train, run_dir=tmp_path / "run"), ADDITION, *words, strategy="fsdp")
     # The recipe evaluates on a single conversation.
-    (line,) = map(json.loads, (tmp_path / "run/answers/80.jsonl").read_text().splitlines())
+    (line,) = read_json_lines(tmp_path / "run/answers/80.jsonl")
     assert line["prompt"].endswith("<|im_start|>user\nAnna?<|im_end|>\n<|im_start|>assistant\n")
     assert (line["answer"], line["expected"]) == ("417<|im_end|>", "417<|im_end|>\n")
     paths = (str(tmp_path / "tokenizer"), str(tmp_path / "run/model"))

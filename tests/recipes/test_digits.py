@@ -4,12 +4,12 @@ At the batch it was tuned at, `.ci/run` trains it by `make train`. `bench/result
 """
 
 import json
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pytest
 
 from jobs import run_job, train
+from largebatch.storage.files import read_json_lines
 from paths import DIGITS
 
 pytestmark = pytest.mark.slow
@@ -18,16 +18,12 @@ pytestmark = pytest.mark.slow
 FIGURE = {"metric": "accuracy", "value": 0.8, "spread": 0.05, "seeds": 3, "after": {"epochs": 12}, "source": "a paper"}
 
 
-def summary_of(recipe: Path, run_dir: Path, *words: str) -> dict[str, Any]:
-    train(recipe, *words, run_dir=run_dir)
-    return json.loads((run_dir / "summary.json").read_text())
-
-
 def test_accuracy_and_how_it_compares_with_a_figure(tmp_path):
     words = ["--batch.global_batch_size=512", f"--expected={json.dumps(FIGURE)}"]
-    summary, *_ = run_job(summary_of, DIGITS, tmp_path / "run", *words)
+    run_job(partial(train, run_dir=tmp_path / "run"), DIGITS, *words)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["evaluation"]["accuracy"] >= 0.96
-    lines = [json.loads(line) for line in (tmp_path / "run/evaluations.jsonl").read_text().splitlines()]
+    lines = read_json_lines(tmp_path / "run/evaluations.jsonl")
     found = next(line["accuracy"] for line in lines if line["epoch"] >= 12)
     # 0.8 - 4.303 x 0.05 x sqrt(4 / 3), and as much above.
     assert summary["expected"]["low"] == pytest.approx(0.5516, abs=1e-3)

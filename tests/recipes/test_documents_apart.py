@@ -1,16 +1,16 @@
 """Blocks whose documents do not see each other: each token has the loss that it has in its document alone."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from test_what_tokens_see import losses_and_gradients
 
 import tasks
 from largebatch.config import load_config
 from paths import LLAMA, PYDOC
+from small_data import load_with, rows_in
 
 text_sources = tasks.sources("causal_lm")
 
@@ -18,7 +18,7 @@ SMALL = ("--model.num_layers=2", "--model.hidden_size=32", "--model.num_heads=2"
 MODELS = {"gpt2": (PYDOC, SMALL), "llama": (LLAMA, (*SMALL, "--model.num_kv_heads=1", "--model.intermediate_size=48"))}
 
 
-def blocks_of(recipe, words, tmp_path, attention):
+def blocks_of(recipe, words, tmp_path):
     """Blocks of 24 bytes from documents of 0 to 29, and the recipe's model."""
     documents = [
         "import torch",
@@ -29,38 +29,23 @@ def blocks_of(recipe, words, tmp_path, attention):
         "x " * 12,
         "the end of it, no longer",
     ]
-    file = tmp_path / "text.jsonl"
-    file.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-    data = {
-        "source": "datasets",
-        "path": "json",
-        "data_files": {"train": str(file), "eval": str(file)},
+    data = rows_in(tmp_path / "text.jsonl", [{"text": document} for document in documents]) | {
         "tokenizer": "bytes",
         "block_size": 24,
         "num_train_samples": 4,
         "num_eval_samples": 1,
-        "attention": attention,
+        "attention": "document",
     }
-    short = ('--batch={"global_batch_size": 2, "micro_batch_size": 1}', '--train.duration={"steps": 60}')
-    short = (*short, "--learning_rate.warmup=null", '--learning_rate.decay={"name": "constant"}')
-    config = load_config(recipe, (*words, "--data", json.dumps(data), *short))
+    config = load_with(recipe, data, *words)
     torch.manual_seed(0)
     return tasks.build_model(recipe)(config).train(), text_sources(config)[0].fetch(np.arange(4), 0)
-
-
-def losses_and_gradients(model, inputs, labels, positions):
-    model.zero_grad()
-    logits = model(input_ids=inputs, position_ids=positions).logits
-    losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-    losses.sum().backward()
-    return losses.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_each_token_has_the_loss_of_its_document_alone(name, tmp_path):
     recipe, words = MODELS[name]
-    model, batch = blocks_of(recipe, words, tmp_path, "document")
-    losses, gradients = losses_and_gradients(model, batch["input_ids"], batch["labels"], batch["position_ids"])
+    model, batch = blocks_of(recipe, words, tmp_path)
+    losses, gradients = losses_and_gradients(model, batch)
     alone = []
     summed = dict.fromkeys(gradients, 0)
     for inputs, labels in zip(batch["input_ids"], batch["labels"], strict=True):
@@ -69,23 +54,15 @@ def test_each_token_has_the_loss_of_its_document_alone(name, tmp_path):
         pieces = zip(inputs.split(sizes.tolist()), labels.split(sizes.tolist()), strict=True)
         for piece, targets in pieces:
             if len(piece):
-                more, gradient = losses_and_gradients(model, piece[None], targets[None], None)
-                alone.append(more)
+                more, gradient = losses_and_gradients(model, {"input_ids": piece[None], "labels": targets[None]})
+                alone += more
                 summed = {key: summed[key] + gradient[key] for key in gradient}
-    assert len(alone) > 7
-    torch.testing.assert_close(losses, torch.cat(alone), rtol=1e-5, atol=1e-6)
+    assert losses == pytest.approx(alone, rel=1e-5, abs=1e-6)
     for key, gradient in gradients.items():
         torch.testing.assert_close(gradient, summed[key], rtol=1e-4, atol=1e-5)
     # Which seeing the whole block does not give.
-    whole, _ = losses_and_gradients(model, batch["input_ids"], batch["labels"], None)
-    assert float((whole - losses).abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_default_sees_the_whole_block(name, tmp_path):
-    recipe, words = MODELS[name]
-    _, batch = blocks_of(recipe, words, tmp_path, "block")
-    assert batch.keys() == {"input_ids", "labels"}
+    del batch["position_ids"]
+    assert losses_and_gradients(model, batch)[0] != pytest.approx(losses, rel=1e-3)
 
 
 @pytest.mark.parametrize("recipe", ["llama31_8b_c4", "gpt2_124m"])

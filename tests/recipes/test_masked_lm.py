@@ -1,7 +1,6 @@
 """Masked language modeling in phases: the second one starts from the weights of the first, or is refused."""
 
-import json
-import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +8,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import BertForMaskedLM
 
-from jobs import JobFailed, run_job, train
+import tasks
+from jobs import run_job, train
+from largebatch.config import load_config
+from largebatch.storage.files import read_json_lines
 from paths import BERT
-from whole_state import whole_state
+from starting import starting_weights
 
 pytestmark = pytest.mark.slow
 
@@ -33,46 +35,21 @@ FIRST = "--data.block_size=16"
 SECOND = "--data.block_size=48"
 
 
-class Stopped(Exception):
-    """The model has its weights; no more is wanted."""
-
-
-def starting_weights(run_dir, *words):
-    """What a run would train from."""
-    from largebatch.run import Run
-
-    found = {}
-
-    def look(run, _):
-        found.update(whole_state(run.backend))
-        raise Stopped
-
-    Run.steps = look
-    try:
-        train(BERT, *TINY, *words, run_dir=run_dir)
-    except Stopped:
-        return found
-    raise AssertionError
-
-
 @pytest.fixture(scope="module")
 def first_phase(tmp_path_factory):
     """The run folder of a first phase on blocks of 16 tokens, and its evaluation."""
     run_dir = tmp_path_factory.mktemp("phases") / "first"
-    run_job(run_phase, run_dir, FIRST)
+    run_job(partial(train, run_dir=run_dir), BERT, *TINY, FIRST)
     return run_dir
-
-
-def run_phase(run_dir, *words):
-    train(BERT, *TINY, *words, run_dir=run_dir)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
 def test_the_second_phase_starts_from_the_weights_of_the_first(strategy, first_phase, tmp_path):
     words = (SECOND, f"--model.initial_weights={first_phase / 'model'}")
-    found = run_job(starting_weights, tmp_path / "run", *words, strategy=strategy)[0]
+    start = partial(run_job, starting_weights, BERT)
+    found = start(tmp_path / "run", *TINY, *words, strategy=strategy)[0]
     stored = load_file(first_phase / "model/model.safetensors")
-    drawn = run_job(starting_weights, tmp_path / "drawn", SECOND, strategy="single", world_size=1)[0]
+    drawn = start(tmp_path / "drawn", *TINY, SECOND, strategy="single", world_size=1)[0]
     parameters = {name for name, _ in BertForMaskedLM.from_pretrained(first_phase / "model").named_parameters()}
     assert parameters == found.keys() & parameters
     for name in parameters:
@@ -84,12 +61,7 @@ def test_the_second_phase_starts_from_the_weights_of_the_first(strategy, first_p
 
 def test_the_saved_model_computes_what_was_evaluated(first_phase):
     """By `from_pretrained` and a loop of its own over the same masked samples."""
-    import tasks
-    from largebatch.config import load_config
-
-    masked_sources = tasks.sources("masked_lm")
-
-    _, evaluation = masked_sources(load_config(BERT, (*TINY, FIRST)))
+    _, evaluation = tasks.sources("masked_lm")(load_config(BERT, (*TINY, FIRST)))
     model = BertForMaskedLM.from_pretrained(first_phase / "model").eval()
     losses = []
     right = []
@@ -101,20 +73,7 @@ def test_the_saved_model_computes_what_was_evaluated(first_phase):
             if label >= 0:
                 losses.append(-float(probabilities[place, label].log()))
                 right.append(int(probabilities[place].argmax()) == label)
-    found = json.loads((first_phase / "evaluations.jsonl").read_text().splitlines()[-1])
+    found = read_json_lines(first_phase / "evaluations.jsonl")[-1]
     assert len(losses) == 20 * 2
     assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert found["accuracy"] == pytest.approx(np.mean(right))
-
-
-def test_weights_of_another_model_are_refused(first_phase, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(first_phase / "model", other)
-    words = (SECOND, f"--model.initial_weights={other}", "--model.num_layers=3")
-    with pytest.raises(JobFailed) as failure:
-        run_job(starting_weights, tmp_path / "run", *words)
-    message = str(failure.value)
-    assert "exit code 2" in message
-    assert f"model.initial_weights: {other} has the weights of a different model" in message
-    assert "num_hidden_layers 2, but this model has 3" in message
-    assert not (tmp_path / "run").exists()

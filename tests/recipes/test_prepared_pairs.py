@@ -1,38 +1,23 @@
 """Pairs of prompts and answers: their tokens are prepared once, and a job that may not make them says so."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import tasks
-from largebatch.config import load_config
 from largebatch.data.preparation import NotPrepared, Preparation
-from paths import ROOT
+from paths import ADDITION
+from small_data import load_with, rows_in
 
 BY_THE_COMMAND = Preparation("largebatch prepare x", allowed="everything", num_workers=2)
 
 
 @pytest.fixture
 def config(tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    rows = [json.dumps({"q": f"{number}+1=", "a": f"{number + 1}"}) + "\n" for number in range(40)]
-    file.write_text("".join(rows))
-    files = {"train": str(file), "eval": str(file)}
-    data = {"source": "datasets", "path": "json", "data_files": files, "prompt": "{q}", "answer": "{a}"}
-    data |= {
-        "tokenizer": "bytes",
-        "block_size": 16,
-        "num_train_samples": 40,
-        "num_eval_samples": 8,
-    }
-    words = [
-        "--data",
-        json.dumps(data | {"prepare": "require"}),
-        '--batch={"global_batch_size": 8, "micro_batch_size": 2}',
-    ]
-    return load_config(ROOT / "recipes/sft/sft_addition.json", [*words, '--train.duration={"steps": 90}'])
+    data = rows_in(tmp_path / "pairs.jsonl", [{"q": f"{n}+1=", "a": f"{n + 1}"} for n in range(40)])
+    data |= {"prompt": "{q}", "answer": "{a}", "tokenizer": "bytes", "block_size": 16, "prepare": "require"}
+    return load_with(ADDITION, data | {"num_train_samples": 40, "num_eval_samples": 8})
 
 
 def open_with(config, how):

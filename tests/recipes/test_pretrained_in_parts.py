@@ -1,7 +1,6 @@
 """Models of any architecture from a folder: each process reads its parts of what `from_pretrained` reads, or the whole
 model where that is not all that `from_pretrained` does."""
 
-import json
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -10,38 +9,32 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_what_tokens_see import ARCHITECTURES as KINDS
+from test_what_tokens_see import SMALL, UNABLE
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tasks
-from jobs import run_job
+from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.errors import ConfigError, UserError
 from largebatch.model.building import SeededWeights, build_without_weights
 from largebatch.model.parts import is_adapter
 from largebatch.model.pretrained import PretrainedWeights
 from largebatch.plan.strategies import STRATEGIES
+from largebatch.storage.files import read_json_lines
 from paths import ADDITION
+from starting import starting_weights
 
-SMALL = {
-    "vocab_size": 256,
-    "hidden_size": 24,
-    "intermediate_size": 44,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
+PADDED = SMALL | {"pad_token_id": 0, "num_hidden_layers": 3}
 # Rotary and learned positions, tied and untied output layers, norms of their own, capped logits, experts.
 ARCHITECTURES = {
-    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True, **SMALL},
-    "mistral": {"model_type": "mistral", "tie_word_embeddings": False, **SMALL},
-    "gemma": {"model_type": "gemma", "head_dim": 8, **SMALL},
-    "gemma2": {"model_type": "gemma2", "head_dim": 8, **SMALL},
-    "gpt2": {"model_type": "gpt2", "vocab_size": 256, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 64},
-    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, **SMALL},
-    "bloom": {"model_type": "bloom", "vocab_size": 256, "hidden_size": 24, "n_layer": 2, "n_head": 4},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True, **PADDED},
+    "mistral": {"model_type": "mistral", "tie_word_embeddings": False, **PADDED},
+    "gemma": {"model_type": "gemma", "head_dim": 8, **PADDED},
+    "gemma2": {"model_type": "gemma2", "head_dim": 8, **PADDED},
+    "gpt2": KINDS["gpt2"],
+    "mixtral": KINDS["mixtral"],
+    "bloom": UNABLE["bloom"],
 }
 LORA = '--model.lora={"rank": 2, "alpha": 4.0}'
 
@@ -64,10 +57,11 @@ def words_for(folder: Path, *more: str) -> tuple[str, ...]:
 
 
 def in_parts(folder: Path, *words: str):
-    """The model that a run builds, and where its weights come from."""
+    """The model that a run builds, and its weights, read from the folder."""
     config = load_config(ADDITION, words_for(folder, *words))
     model, draws = build_without_weights(lambda: tasks.build_model(ADDITION)(config), is_adapter)
-    return model, PretrainedWeights(folder, model, SeededWeights(model, draws, seed=0))
+    weights = PretrainedWeights(folder, model, SeededWeights(model, draws, seed=0))
+    return model, {n: weights.read(n, 0, p.numel()).float().view(p.shape) for n, p in model.named_parameters()}
 
 
 def as_transformers_reads(folder: Path):
@@ -90,30 +84,10 @@ def assert_reads(weights, folder: Path) -> None:
     assert len(set(drawn)) == len(drawn)
 
 
-class Prepared(Exception):
-    """The model has its weights; no more is wanted."""
-
-
 def weights_of_a_run(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
-    """As they are when the first step would begin."""
-    from jobs import train
-    from largebatch.run import Run
-    from whole_state import whole_state
-
-    found = {}
-
-    def look(run, _):
-        found.update(whole_state(run.backend))
-        raise Prepared
-
-    def refuse(*_, **__):
-        raise AssertionError("a process loads the whole model")
-
-    Run.steps = look
-    AutoModelForCausalLM.from_pretrained = refuse
-    with pytest.raises(Prepared):
-        train(ADDITION, *words, run_dir=run_dir)
-    return found
+    """As they are when the first step would begin; no process loads the whole model."""
+    AutoModelForCausalLM.from_pretrained = None
+    return starting_weights(ADDITION, run_dir, *words)
 
 
 @pytest.mark.slow
@@ -140,8 +114,7 @@ def test_weights_buffers_and_what_tokens_see(name, tmp_path):
     attention = tasks.module("sft", "attention")
     folder = saved(tmp_path, name)
     model, weights = in_parts(folder, LORA)
-    read = {each: weights.read(each, 0, p.numel()).float().view(p.shape) for each, p in model.named_parameters()}
-    assert_reads(read, folder)
+    assert_reads(weights, folder)
     buffers = dict(as_transformers_reads(folder).named_buffers())
     assert {key: b.tolist() for key, b in model.named_buffers()} == {key: b.tolist() for key, b in buffers.items()}
     state = torch.get_rng_state()
@@ -159,8 +132,7 @@ def test_a_model_that_caps_its_logits_gives_losses_without_having_weights(tmp_pa
     folder = saved(tmp_path, "gemma2")
     model, weights = in_parts(folder)
     for name, parameter in model.named_parameters():
-        whole = weights.read(name, 0, parameter.numel()).float().view(parameter.shape)
-        torch.utils.swap_tensors(parameter, torch.nn.Parameter(whole))
+        torch.utils.swap_tensors(parameter, torch.nn.Parameter(weights[name]))
     tokens = torch.arange(20)[None]
     with torch.no_grad():
         losses = model(input_ids=tokens, targets=tokens + 1)
@@ -174,9 +146,8 @@ def test_files_of_the_model_inside(tmp_path):
     folder = saved(tmp_path, "gpt2")
     file = folder / "model.safetensors"
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
-    save_file(tensors | {f"h.{n}.attn.bias": torch.ones(1, 1, 64, 64) for n in range(3)}, file, {"format": "pt"})
-    model, weights = in_parts(folder)
-    assert_reads({n: weights.read(n, 0, p.numel()).float().view(p.shape) for n, p in model.named_parameters()}, folder)
+    save_file(tensors | {f"h.{n}.attn.bias": torch.ones(1, 1, 64, 64) for n in range(2)}, file, {"format": "pt"})
+    assert_reads(in_parts(folder)[1], folder)
 
 
 def as_pickle(folder: Path) -> None:
@@ -207,10 +178,8 @@ def test_what_is_not_just_read_is_refused_in_parts(kind, tmp_path):
 
 
 def losses(run_dir: Path, *words: str) -> list[float]:
-    from jobs import train
-
     train(ADDITION, *words, run_dir=run_dir)
-    return [json.loads(line)["loss"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in read_json_lines(run_dir / "metrics.jsonl")]
 
 
 @pytest.mark.slow
@@ -220,7 +189,6 @@ def test_frozen_weights_in_bf16_change_no_loss(tmp_path):
     short = ("--train.stop_after_steps=4", "--logging.every=1", "--evaluation.every=null", "--data.num_eval_samples=40")
     words = words_for(folder, LORA, "--precision=bf16", "--batch.micro_batch_size=3", *short)
     expected = run_job(losses, tmp_path / "fp32", *words, world_size=2)[0]
-    assert len(expected) == 4
     for strategy, world_size in (("ddp", 2), ("fsdp", 2), ("hsdp", 4)):
         place = {"strategy": strategy, "world_size": world_size}
         found = run_job(losses, tmp_path / strategy, *words, "--model.frozen_dtype=bf16", **place)[0]
@@ -233,17 +201,13 @@ def test_frozen_weights_in_bf16_change_no_loss(tmp_path):
 def test_frozen_weights_in_bf16_are_refused_where_they_would_not_work():
     words = (LORA, "--precision=bf16", "--model.frozen_dtype=bf16")
     config = load_config(ADDITION, words)
-    refused = {name: entry.refusal_of(config) for name, entry in STRATEGIES.items() if entry.refusal_of(config)}
-    assert [*refused] == ["zero1", "zero2", "zero3"]
-    assert refused["zero3"].remedy == 'launch with ddp, fsdp or hsdp, or write "fp32"'
+    assert [name for name, entry in STRATEGIES.items() if entry.refusal_of(config)] == ["zero1", "zero2", "zero3"]
     for kept in (words[1:], (words[0], words[2])):
         with pytest.raises(ConfigError, match=r'model\.frozen_dtype: "bf16" needs model.lora and precision "bf16"'):
             load_config(ADDITION, kept)
 
 
 def train_aloud(run_dir: Path, *words: str) -> str:
-    from jobs import train
-
     with redirect_stdout(StringIO()) as said:
         train(ADDITION, *words, run_dir=run_dir)
     return said.getvalue()
@@ -260,7 +224,6 @@ def test_a_model_that_is_converted_is_loaded_whole_which_is_said(tmp_path):
     said, _ = run_job(train_aloud, tmp_path / "run", *words, strategy="fsdp")
     assert "Model         loaded whole on every process: model.path: " in said
     assert "transformers renames, merges or splits" in said
-    (line,) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1:]
-    assert json.loads(line)
+    assert read_json_lines(tmp_path / "run/metrics.jsonl")
     # What is deployed is what was fine-tuned.
     assert {file: (tmp_path / "run/model" / file).read_text() for file in copied} == copied

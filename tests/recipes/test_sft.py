@@ -7,16 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
 
 import tasks
 from jobs import run_job
+from largebatch.__main__ import main
+from largebatch.config import load_config
 from paths import ADDITION
+from reference import global_batches, train_plainly
 from resuming import Interruption, assert_bit_for_bit, run_interrupted
-from test_strategies import assert_same, recorded
+from test_strategies import STEPS, assert_same, recorded
 
 pytestmark = pytest.mark.slow
 
-STEPS = 12
+addition = tasks.module("sft", "data").addition
+load_causal_lm = tasks.module("sft", "model").load_causal_lm
+
 TINY = (
     '--model.config={"model_type": "llama", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 32, '
     '"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}',
@@ -34,17 +42,9 @@ LORA = (*SINGLE, '--model.lora={"rank": 2, "alpha": 4.0}', "--optimizer.weight_d
 RECIPES = {"pairs": SINGLE, "packs": PACKED, "lora": LORA}
 
 
-def train_plainly(overrides: tuple[str, ...], steps: int) -> dict:
+def reference_sft(overrides: tuple[str, ...]) -> dict:
     """One process, nothing of the library but the model and the order of samples: each pair alone, its tokens made
     from its text here, the loss torch's mean over the answer tokens of the whole global batch."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    from largebatch.config import load_config
-
-    addition = tasks.module("sft", "data").addition
-    from largebatch.data.order import epoch_order
-
     config = load_config(ADDITION, overrides)
     pairs = [(row["prompt"].encode(), row["answer"].encode() + b"\0") for row in addition()[0]]
     samples = [[pair] for pair in pairs]
@@ -59,59 +59,41 @@ def train_plainly(overrides: tuple[str, ...], steps: int) -> dict:
             samples[-1].append((prompt, answer))
             room -= length
     torch.manual_seed(config.seed)
-    model = tasks.build_model(ADDITION)(config).train()
+    model = tasks.build_model(ADDITION)(config)
     options = config.optimizer
-    size = config.batch.global_batch_size
-    trained = {}
     for name, parameter in model.named_parameters():
-        if "lora_" in name or config.model.lora is None:
-            trained[name] = parameter
-        else:
-            parameter.requires_grad_(False)
-    norms = [parameter for name, parameter in trained.items() if "norm" in name]
-    others = [parameter for name, parameter in trained.items() if "norm" not in name]
-    optimizer = torch.optim.AdamW(
-        [{"params": others, "weight_decay": options.weight_decay}, {"params": norms, "weight_decay": 0.0}],
-        betas=options.betas,
-        eps=options.eps,
-    )
-    metrics = []
-    weights = []
-    for step in range(steps):
-        chosen = epoch_order(len(samples), config.seed, 0)(np.arange(step * size, (step + 1) * size))
+        parameter.requires_grad_("lora_" in name or config.model.lora is None)
+    groups = [
+        {"params": [parameter], "weight_decay": 0.0 if "norm" in name else options.weight_decay}
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
+
+    def mean_loss(indices):
         losses = []
-        for prompt, answer in (pair for index in chosen for pair in samples[index]):
+        for prompt, answer in (pair for index in indices for pair in samples[index]):
             tokens = torch.tensor([*prompt, *answer])
             logits = model(input_ids=tokens[None, :-1]).logits[0]
             losses.append(cross_entropy(logits[-len(answer) :], tokens[-len(answer) :], reduction="none"))
-        loss = torch.cat(losses).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(trained.values(), options.clip_norm)
-        rate = config.learning_rate.base_lr * math.sqrt(size / config.learning_rate.reference_batch_size)
-        rate *= min(step / 6, 1) if step <= 6 else cosine(config, len(samples) // size, step)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        metrics.append({"loss": loss.item(), "lr": rate, "grad_norm": norm.item()})
-        weights.append({name: p.detach().numpy().copy() for name, p in model.named_parameters()})
-    return {"metrics": metrics, "weights": weights}
+        return torch.cat(losses).mean()
 
-
-def cosine(config, steps_per_epoch: int, step: int) -> float:
-    total = config.train.duration.epochs * steps_per_epoch
-    final = config.learning_rate.decay.final_fraction
-    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * (step - 6) / (total - 6)))
+    # Warmup over 6 steps from zero, then half a cosine.
+    size = config.batch.global_batch_size
+    rate = config.learning_rate
+    final = rate.decay.final_fraction
+    left = config.train.duration.epochs * (len(samples) // size) - 6
+    falling = [final + (1 - final) * 0.5 * (1 + math.cos(math.pi * step / left)) for step in range(STEPS - 6)]
+    peak = rate.base_lr * math.sqrt(size / rate.reference_batch_size)
+    rates = [peak * each for each in (*np.arange(6) / 6, *falling)]
+    batches = global_batches(len(samples), {0: size}, False, STEPS)
+    return train_plainly(config, model, optimizer, mean_loss, batches, rates)
 
 
 @cache
 def plain(name: str) -> dict:
-    (result,) = run_job(train_plainly, RECIPES[name], STEPS, strategy="single", world_size=1)
+    (result,) = run_job(reference_sft, RECIPES[name], strategy="single", world_size=1)
     return result
-
-
-def words_of(name: str) -> tuple[str, ...]:
-    return (*RECIPES[name], f"--train.stop_after_steps={STEPS}")
 
 
 @pytest.mark.parametrize(
@@ -119,28 +101,17 @@ def words_of(name: str) -> tuple[str, ...]:
     [("pairs", "fsdp"), ("pairs", "zero1"), ("packs", "ddp"), ("packs", "zero3"), ("lora", "fsdp"), ("lora", "zero2")],
 )
 def test_two_processes(name, strategy, tmp_path):
-    result = run_job(recorded, ADDITION, tmp_path / "run", *words_of(name), strategy=strategy)[0]
-    assert_same(result, plain(name), STEPS)
+    result = run_job(recorded, ADDITION, tmp_path / "run", *RECIPES[name], strategy=strategy)[0]
+    assert_same(result, plain(name))
     if name != "lora":
-        assert_evaluated(tmp_path / "run", result["evaluations"])
-
-
-def assert_evaluated(run_dir: Path, evaluations: list[dict]) -> None:
-    """From the final weights, pair by pair, also where training packs: the loss is a mean over answer tokens, exact
-    match over pairs."""
-    (expected,) = run_job(evaluate_plainly, run_dir / "model", strategy="single", world_size=1)
-    (line,) = evaluations
-    assert line["loss"] == pytest.approx(expected["loss"], rel=1e-5)
-    assert line["exact_match"] == expected["exact_match"]
+        expected = evaluate_plainly(tmp_path / "run/model")
+        (line,) = result["evaluations"]
+        assert {key: line[key] for key in expected} == pytest.approx(expected, rel=1e-5)
 
 
 def evaluate_plainly(folder: Path) -> dict[str, float]:
-    import torch
-    from torch.nn.functional import cross_entropy
-    from transformers import AutoModelForCausalLM
-
-    addition = tasks.module("sft", "data").addition
-
+    """From the final weights, pair by pair, also where training packs: the loss is a mean over answer tokens, exact
+    match over pairs."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     losses = []
     exact = []
@@ -161,20 +132,10 @@ def evaluate_plainly(folder: Path) -> dict[str, float]:
 def base(tmp_path_factory):
     """A small pretrained model in a local folder."""
     folder = tmp_path_factory.mktemp("pretrained") / "base"
-    run_job(save_base, folder, strategy="single", world_size=1)
-    (folder / "tokenizer.model").write_bytes(bytes(range(256)))
-    return folder
-
-
-def save_base(folder: Path) -> None:
-    import torch
-
-    from largebatch.config import load_config
-
-    load_causal_lm = tasks.module("sft", "model").load_causal_lm
-
     torch.manual_seed(7)
     load_causal_lm(load_config(ADDITION, SINGLE).model).save_pretrained(folder)
+    (folder / "tokenizer.model").write_bytes(bytes(range(256)))
+    return folder
 
 
 def adapter_words(base: Path, dropout: float = 0.0) -> tuple[str, ...]:
@@ -192,9 +153,7 @@ def adapter_words(base: Path, dropout: float = 0.0) -> tuple[str, ...]:
 
 def logits_of(base: Path, adapter: Path):
     """Of the base with an adapter, as a user of peft loads them."""
-    import torch
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     tokens = torch.arange(40, 60)[None]
@@ -206,12 +165,6 @@ def logits_of(base: Path, adapter: Path):
 
 def logits_after_training(run_dir: Path, *words: str):
     """Train, and return on rank 0 the logits of the whole weights as the strategy has them, without peft's files."""
-    import torch
-
-    from largebatch.config import load_config
-
-    load_causal_lm = tasks.module("sft", "model").load_causal_lm
-
     state = recorded(ADDITION, run_dir, *words)["weights"][-1]
     model = load_causal_lm(load_config(ADDITION, words).model).eval()
     model.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in state.items()}, strict=False)
@@ -221,8 +174,6 @@ def logits_after_training(run_dir: Path, *words: str):
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_adapters_are_saved_and_exported_as_peft_has_them(strategy, base, tmp_path):
-    from largebatch.__main__ import main
-
     run_dir = tmp_path / "run"
     expected = run_job(logits_after_training, run_dir, *adapter_words(base), strategy=strategy)[0]
     assert main(["export", str(run_dir), str(tmp_path / "exported")]) == 0
@@ -231,7 +182,7 @@ def test_adapters_are_saved_and_exported_as_peft_has_them(strategy, base, tmp_pa
         assert not (folder / "model.safetensors").exists()
         assert (folder / "tokenizer.model").read_bytes() == bytes(range(256))
         assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
-        (before, after) = run_job(logits_of, base, folder, strategy="single", world_size=1)[0]
+        before, after = logits_of(base, folder)
         assert np.abs(after - expected).max() <= 1e-6 * np.abs(expected).max()
         assert np.abs(after - before).max() > 1e-3 * np.abs(expected).max()
 

@@ -1,6 +1,6 @@
 """Two random views of each image."""
 
-import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from largebatch.config import load_config
 from largebatch.data.images import digits
 from paths import SIMCLR
 from pictures import gradient_image, jpeg, write_parquet
+from small_data import assert_drawn_by_seed_epoch_and_sample, load_with
 
 Views = tasks.module("contrastive", "config").Views
 distort_colors = tasks.module("contrastive", "data").distort_colors
@@ -34,26 +35,21 @@ def sources(request, tmp_path):
         return lambda *words: view_sources(load_config(SIMCLR, words))
     rng = np.random.default_rng(0)
     noise = [Image.fromarray(rng.integers(0, 255, (12, 15, 3), dtype=np.uint8)) for _ in range(4)]
-    file = str(tmp_path / "data.parquet")
+    file = tmp_path / "data.parquet"
     write_parquet(file, [jpeg(np.asarray(each.resize((600, 500)))) for each in noise], [0, 1, 0, 1])
-    data = {"source": "datasets", "path": "parquet", "data_files": {"train": file, "eval": file}, "num_classes": 2}
+    data = {"source": "datasets", "path": "parquet", "data_files": dict.fromkeys(["train", "eval"], str(file))}
     data |= {"num_train_samples": 4, "num_eval_samples": 4, "image_size": 16, "mean": [0.5] * 3, "std": [0.3] * 3}
-    words = (f"--data={json.dumps(data)}", '--batch={"global_batch_size": 4, "micro_batch_size": 4}')
-    words = (*words, "--neighbors={}", "--neighbors.count=1")
-    return lambda *more: view_sources(load_config(SIMCLR, (*words, *more)))
+    data["num_classes"] = 2
+    return lambda *words: view_sources(load_with(SIMCLR, data, "--neighbors={}", "--neighbors.count=1", *words))
 
 
 def test_a_view_depends_on_seed_epoch_sample_and_view_alone(sources):
     train, _ = sources()
     other_seed, _ = sources("--seed=1")
-    views = pixels(train, [2, 0])
-    assert views.shape[:2] == (2, 2)
+    assert_drawn_by_seed_epoch_and_sample(partial(pixels, train), partial(pixels, other_seed))
+    (views,) = pixels(train, [2])
     assert views.dtype == torch.uint8
-    assert torch.equal(views[0], pixels(train, [3, 1, 2])[2])
-    assert not torch.equal(views[0, 0], views[0, 1])
-    assert not torch.equal(views[0], pixels(train, [2], epoch=4)[0])
-    assert not torch.equal(views[0], pixels(other_seed, [2])[0])
-    assert not torch.equal(views[0], views[1])
+    assert not torch.equal(*views)
 
 
 def test_evaluation_sees_whole_images_of_either_set(sources):
@@ -70,27 +66,6 @@ def test_digits_are_seen_as_they_are_by_the_evaluation():
         assert torch.equal(pixels(mine, [5, 9], None), pixels(theirs, [5, 9], None))
 
 
-def test_crops_flips_and_blurs_are_as_many_as_configured():
-    image = gradient_image(120, 120)
-    areas = []
-    flips = 0
-    views = CROPS_ALONE.model_copy(update={"flip": True})
-    for seed in range(300):
-        view = random_view(image, 32, views, np.random.default_rng(seed)).astype(float)
-        flips += view[0, 0, 0] > view[0, 0, -1]
-        width = abs(view[0, 0, -1] - view[0, 0, 0])
-        height = view[1, -1, 0] - view[1, 0, 0]
-        areas.append(width * height / 255**2 * (32 / 31) ** 2)
-    assert 0.45 < min(areas) < 0.56
-    assert 0.9 < max(areas) < 1.06
-    assert 120 < flips < 180
-    whole = CROPS_ALONE.model_copy(update={"min_area": 1.0, "blur": 0.5})
-    views = [random_view(NOISE, 32, whole, np.random.default_rng(seed)).astype(int) for seed in range(80)]
-    roughness = [np.abs(np.diff(view)).mean() for view in views]
-    smooth = sum(each < 0.8 * max(roughness) for each in roughness)
-    assert 24 <= smooth <= 50
-
-
 def test_hues_turn_by_parts_of_a_whole_turn():
     red = Image.new("RGB", (2, 2), (200, 0, 0))
     thirds = [np.asarray(turn_hue(red, turn))[0, 0] for turn in (0.0, 1 / 3, -1 / 3, 1.0)]
@@ -99,7 +74,7 @@ def test_hues_turn_by_parts_of_a_whole_turn():
 
 
 class AtOneEnd:
-    """Draws the lowest or the highest number of each range, permutes nothing, and has these chances."""
+    """Draws the lowest or the highest of real numbers, 0 of whole ones, permutes nothing, and has these chances."""
 
     def __init__(self, end, *chances):
         self.end = end
@@ -108,11 +83,25 @@ class AtOneEnd:
     def uniform(self, *ends):
         return ends[self.end]
 
+    def integers(self, _):
+        return 0
+
     def permutation(self, count):
         return range(count)
 
     def random(self):
         return self.chances.pop(0)
+
+
+@pytest.mark.parametrize(("end", "box"), [(0, (0, 0, 64, 85)), (1, (0, 0, 120, 90))])
+def test_crops_and_flips_are_as_configured(end, box):
+    """Half of the area, three quarters as wide as high; or all of it, a third wider than high."""
+    image = gradient_image(120, 90)
+    views = CROPS_ALONE.model_copy(update={"flip": True, "blur": 0.5})
+    found = random_view(image, 32, views, AtOneEnd(end, 0.6, 0.6))
+    expected = np.asarray(image.crop(box).resize((32, 32), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    assert np.abs(found - expected.astype(int)).max() <= 3
+    assert np.array_equal(random_view(image, 32, views, AtOneEnd(end, 0.4, 0.6)), found[:, :, ::-1])
 
 
 @pytest.mark.parametrize(("end", "factor", "turn"), [(0, 0.6, -0.1), (1, 1.4, 0.1)])
