@@ -183,7 +183,7 @@ OF_TASKS = (
         BY_PROCESS,
         [
             ("data.py", NOISE, NOISE.replace("random", "of_this_process")),
-            ("data.py", "        values =", f"        of_this_process = {OF_THIS_PROCESS}\n        values ="),
+            ("data.py", "\n        values =", f"\n        of_this_process = {OF_THIS_PROCESS}\n        values ="),
         ],
         words=ONE_AND_TWO,
     ),
