@@ -21,7 +21,7 @@ def launch_command(strategy: str, num_processes: int, script: Path, *words: str 
 
 def job_options(strategy: str, world_size: int, timeout: float) -> dict[str, Any]:
     """Options of `largebatch.tools.local_jobs.jobs.run_job` for the processes of a strategy."""
-    from largebatch.tools.accelerate_configs import launch_environment
+    from largebatch.tools.plan.accelerate_configs import launch_environment
 
     environment = launch_environment(accelerate_config(strategy), world_size)
     return {"world_size": world_size, "environment": environment, "folder": ROOT, "timeout": timeout}

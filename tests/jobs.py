@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from largebatch.tools.accelerate_configs import rehearsal_environment
 from largebatch.tools.local_jobs import jobs, training
 from largebatch.tools.local_jobs.jobs import JobFailed as JobFailed
+from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 from paths import ROOT
 from tasks import TASKS
 

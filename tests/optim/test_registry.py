@@ -17,7 +17,7 @@ from largebatch.optim import build_optimizer
 from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.task_folders import import_from
-from largebatch.tools.accelerate_configs import find_accelerate_configs
+from largebatch.tools.plan.accelerate_configs import find_accelerate_configs
 from largebatch.tools.schema import recipe_schema
 from largebatch.tools.verify.verification import Combination
 from own_optimizers import write_own_task

@@ -4,7 +4,7 @@ import pytest
 
 from largebatch.__main__ import main
 from largebatch.backend.launch import read_launch
-from largebatch.tools.accelerate_configs import is_rehearsed, rehearsal_environment
+from largebatch.tools.plan.accelerate_configs import is_rehearsed, rehearsal_environment
 from paths import PYDOC, ROOT
 from tasks import TINY
 from verifying import verify

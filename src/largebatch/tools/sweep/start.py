@@ -91,9 +91,9 @@ def _check(sweep: Sweep, task: Path, num_processes: int, script: BatchScript | N
 def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path, options: argparse.Namespace) -> None:
     """Train points in processes of their own, which are forked from one that has imported what they need."""
     # These import torch.
-    from largebatch.tools.accelerate_configs import find_accelerate_configs, launch_environment
     from largebatch.tools.local_jobs.jobs import JobFailed, preload_tasks, run_job
     from largebatch.tools.local_jobs.training import train
+    from largebatch.tools.plan.accelerate_configs import find_accelerate_configs, launch_environment
 
     at_once = options.max_parallel or 1
     world_size = options.num_processes

@@ -12,7 +12,6 @@ from largebatch.config import RecipeConfig, load_config
 from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
 from largebatch.task_folders import folder_of
-from largebatch.tools.accelerate_configs import find_accelerate_configs, is_rehearsed
 from largebatch.tools.local_jobs.jobs import preload_tasks
 from largebatch.tools.local_jobs.small_runs import (
     LONG,
@@ -21,6 +20,7 @@ from largebatch.tools.local_jobs.small_runs import (
     tiny_data_overrides,
 )
 from largebatch.tools.plan import first_plan
+from largebatch.tools.plan.accelerate_configs import find_accelerate_configs, is_rehearsed
 from largebatch.tools.verify.causes import likely_cause
 from largebatch.tools.verify.differences import GRAD_NORM_FACTOR, Differences
 from largebatch.tools.verify.verification import Combination, Row, Verification

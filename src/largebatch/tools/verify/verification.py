@@ -19,9 +19,9 @@ from largebatch.model.attention import KEY_BIASES
 from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
 from largebatch.task_folders import folder_of
-from largebatch.tools.accelerate_configs import rehearsal_environment
 from largebatch.tools.local_jobs.jobs import JobFailed, run_job
 from largebatch.tools.local_jobs.training import train
+from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 from largebatch.tools.verify.differences import (
     MAX_DISTINGUISHABLE,
     Differences,

@@ -135,7 +135,7 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
     from largebatch.estimate.recipe_model import activation_bytes, convolves, micro_batch_flops, recipe_model
     from largebatch.estimate.step_time import Fabric, Hardware
     from largebatch.optim.trial import try_optimizer
-    from largebatch.tools.accelerate_configs import find_strategies
+    from largebatch.tools.plan.accelerate_configs import find_strategies
 
     try_optimizer(plan)
     strategies, not_counted = find_strategies(options.accelerate_configs, config, options.gpus_per_node)
