@@ -43,7 +43,10 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     """
     place = _place(model)
     try:
-        config = AutoConfig.from_pretrained(place) if place else AutoConfig.for_model(**(model.config or {}))
+        if place:
+            config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        else:
+            config = AutoConfig.for_model(**(model.config or {}))
     # `transformers` raises exceptions of many kinds for configurations that cannot be reached or read.
     except Exception as error:
         raise _unusable(model, error) from error
@@ -76,10 +79,10 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     is_without_weights = nn.LayerNorm(1).weight.is_meta
     try:
         if model.path is None or is_without_weights:
-            loaded = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            loaded = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         else:
             loaded, info = AutoModelForCausalLM.from_pretrained(
-                _place(model), config=config, dtype=dtype, output_loading_info=True
+                _place(model), config=config, dtype=dtype, output_loading_info=True, trust_remote_code=False
             )
             missing = sorted(info["missing_keys"])
     except Exception as error:

@@ -1,10 +1,13 @@
 """Models from a folder or a configuration: the dtype of their weights, their dropout, and adapters."""
 
+import json
+
 import pytest
 import torch
 
 import tasks
 from largebatch.config import load_config
+from largebatch.data.tokenizer import load_tokenizer
 from largebatch.errors import ConfigError, UserError
 from paths import ADDITION
 
@@ -143,3 +146,17 @@ def test_dropout_of_adapters_is_declared():
     words = ['--model.lora={"rank": 2, "alpha": 4.0, "dropout": 0.1}']
     assert load_config(ADDITION, words).model.uses_dropout
     assert not load_config(ADDITION, [words[0].replace("0.1", "0.0")]).model.uses_dropout
+
+
+def test_code_in_a_folder_is_not_run_and_nobody_is_asked(folder, tmp_path, monkeypatch):
+    """Neither of a model nor of a tokenizer, whatever stdin would answer."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    (tmp_path / "stored/code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    names = {"AutoConfig": "code.Own", "AutoModelForCausalLM": "code.Own", "AutoTokenizer": ["code.Own", "code.Own"]}
+    own = {"auto_map": names, "model_type": "own", "tokenizer_class": "Own"}
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / "stored" / name).write_text(json.dumps(own))
+    for load in (lambda: load_causal_lm(section(path=folder)), lambda: load_tokenizer(folder)):
+        with pytest.raises(UserError, match="could not be loaded"):
+            load()
+    assert not (tmp_path / "ran").exists()

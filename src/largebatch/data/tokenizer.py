@@ -38,7 +38,8 @@ class PretrainedTokenizer:
 
         folder = local_folder(path, "data.tokenizer", "a tokenizer")
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(folder or path))
+            # Without a value, it asks on stdin whether to run a folder's code.
+            self.tokenizer = AutoTokenizer.from_pretrained(str(folder or path), trust_remote_code=False)
         # It raises exceptions of many kinds for tokenizers that cannot be reached, found or read.
         except Exception as error:
             raise DataError(
