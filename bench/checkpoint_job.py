@@ -127,6 +127,7 @@ class Job:
             {},
             _fail,
             lambda _, reason: _fail(reason),
+            heartbeat=lambda: None,
         )
 
     def tensors(self) -> list[torch.Tensor]:

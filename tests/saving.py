@@ -70,6 +70,12 @@ class FakeBackend:
     def gather_objects(self, value):
         return [value]
 
+    def all_max(self, number):
+        largest = torch.tensor(number)
+        if self.world_size > 1:
+            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return lambda: int(largest)
+
     def new_host_group(self):
         return torch.distributed.new_group(backend="gloo") if self.world_size > 1 else None
 
@@ -125,6 +131,7 @@ class FakeRun:
             {"model_config.json": MODEL_CONFIG.encode()},
             self.warnings.append,
             lambda step, _: self.not_written.append(step),
+            heartbeat=lambda: None,
         )
 
     def save(self, step: int) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import failure_of, train
+from jobs import failure_of, run_job, train
 from largebatch.storage.layout import read_object
 from largebatch.system.endings import decisive, read_endings
 from paths import PYDOC
@@ -19,23 +19,31 @@ WORDS = (*TINY_GPT, '--checkpoint.every={"steps": 2}', "--train.stop_after_steps
 HANG_SECONDS = 10
 
 
+def patient_watchdogs():
+    """Take nothing for a hang, however slow the machine is, until the function that this returns is called."""
+    from largebatch.run.watch.watchdog import Watchdog
+
+    heartbeat = Watchdog.heartbeat
+
+    def patient(watched):
+        watched._last_heartbeat = time.monotonic() + 3600
+
+    def end():
+        Watchdog.heartbeat = heartbeat
+
+    Watchdog.heartbeat = patient
+    return end
+
+
 def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -> None:
     from largebatch.run import Run
-    from largebatch.run.watch import watchdog
 
     update = Run.update
-    may_be_slow = True
-
-    def heartbeat(watched):
-        # Only the step that hangs may be taken for one that does, however slow the machine is before.
-        watched._last_heartbeat = time.monotonic() + (3600 if may_be_slow else 0)
-
-    watchdog.Watchdog.heartbeat = heartbeat
+    end_of_patience = patient_watchdogs()
 
     def hang(run, step):
-        nonlocal may_be_slow
         if step.index == 6:
-            may_be_slow = False
+            end_of_patience()
             run.loop.watchdog.heartbeat()
         if step.index == 6 and run.backend.rank == rank:
             if how == "stopped":
@@ -71,3 +79,32 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
     assert ("in hang" in stuck.read_text()) if how == "stuck" else not stuck.exists()
     assert run_interrupted(run_dir, WORDS, strategy=strategy) is None
     assert read_object(run_dir / "status.json")["outcome"] == "finished"
+
+
+def train_and_export(run_dir: Path, seconds_per_parameter: float) -> None:
+    """Write the final weights slowly; both processes may be taken for hanging from then on."""
+    from largebatch.run.checkpoint import export
+    from largebatch.run.record import recorder
+
+    whole_weight = export.whole_weight
+    finished = recorder.Recorder.finished
+    end_of_patience = patient_watchdogs()
+
+    def slowly(*arguments):
+        time.sleep(seconds_per_parameter)
+        return whole_weight(*arguments)
+
+    def impatient(of_run, checkpoint, bad_steps, patient):
+        end_of_patience()
+        watchdog = patient.__self__
+        watchdog.heartbeat()
+        finished(of_run, checkpoint, bad_steps, watchdog.heartbeat)
+
+    export.whole_weight = slowly
+    recorder.Recorder.finished = impatient
+    train(PYDOC, *WORDS, "--faults.hang_seconds=4", run_dir=run_dir)
+
+
+def test_a_slow_export_is_no_hang(tmp_path):
+    run_job(train_and_export, tmp_path / "run", 0.5)
+    assert read_object(tmp_path / "run/status.json")["outcome"] == "finished"

@@ -219,8 +219,8 @@ class Faults(Section):
     """Number of such steps that the whole run may have; one more stops it."""
     hang_seconds: PositiveFloat | None = 1800.0
     """A process that makes no progress for this long writes its stack to the run folder, and the job ends; null means
-    never, except that processes wait at most two days for each other. The longest step, evaluation batch or checkpoint
-    must be shorter."""
+    never, except that processes wait at most two days for each other. The longest step and evaluation batch must be
+    shorter; checkpoints and the final weights need not be, as long as one tensor after the other is written."""
     time_limit_margin_seconds: NonNegativeFloat = 300.0
     """Seconds before the time limit of a Slurm job at which the run stops by itself: enough for four steps and a
     checkpoint."""

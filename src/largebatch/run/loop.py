@@ -78,6 +78,8 @@ class Loop:
         self.stop_reason: StopReason | None = None  # why the run stops after the current step, if it does
         self.save_due = False  # whether a checkpoint follows the current step
         self.step: Step | None = None  # the current or latest one
+        hang_seconds = self.plan.faults.hang_seconds
+        self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.record.ending.hang, recorder.stack_folder)
         self.writer = CheckpointWriter(
             backend,
             recorder.folder.checkpoints_dir,
@@ -87,12 +89,11 @@ class Loop:
             model_files,
             warn=recorder.say,
             not_written=lambda step, reason: recorder.record.event("checkpoint_failed", step, reason=reason),
+            heartbeat=self.watchdog.heartbeat,
             last_step=start.step,
             latest=start.checkpoint,
         )
         self.non_finite = NonFiniteSteps(backend, start, recorder, self.writer)
-        hang_seconds = self.plan.faults.hang_seconds
-        self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.record.ending.hang, recorder.stack_folder)
         self.evaluator = Evaluator(backend, config.data.num_workers, self.stopwatch, self.watchdog.heartbeat)
 
     @property
@@ -219,7 +220,7 @@ class Loop:
                 # The recipe has left the loop early, or the storage refused the last checkpoint: try again.
                 self._save()
                 self._finish_checkpoint()
-            self.recorder.finished(self.writer.require(step), self.non_finite.count)
+            self.recorder.finished(self.writer.require(step), self.non_finite.count, self.watchdog.heartbeat)
             self._leave()
 
     @contextmanager

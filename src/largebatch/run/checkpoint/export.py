@@ -2,7 +2,8 @@
 
 import glob
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -48,8 +49,13 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
         return export_intact(_intact(checkpoint), out, dtype)
 
 
-def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest:
-    """As `export`, from the folder of a checkpoint whose checksums need not be verified; an older `out` is replaced."""
+def export_intact(
+    folder: Path, out: Path, dtype: str | None = None, progress: Callable[[], None] = lambda: None
+) -> Manifest:
+    """As `export`, from the folder of a checkpoint whose checksums need not be verified; an older `out` is replaced.
+
+    `progress` is called before each parameter.
+    """
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
     try:
         manifest = read_manifest(folder)
@@ -62,12 +68,13 @@ def export_intact(folder: Path, out: Path, dtype: str | None = None) -> Manifest
             raise CheckpointError(f"its {MODEL_CONFIG} is not an object")
         with TensorFiles(folder) as files:
             shapes = _shapes(files, manifest, DTYPES[dtype] if dtype else None)
+            write = partial(_write, files, manifest, shapes, progress)
             if config is not None and "peft_type" in config:
                 adapters = temporary / "adapter_model.safetensors"
-                _write(files, manifest, _names_of_adapters(manifest), shapes, adapters)
+                write(_names_of_adapters(manifest), adapters)
                 write_json_file(temporary / "adapter_config.json", config)
             else:
-                _write_weights(files, manifest, shapes, temporary)
+                _write_weights(shapes, temporary, write)
                 if config is not None:
                     dtypes = {shapes[name][0] for name in manifest.parameters}
                     # The dtype in which `from_pretrained` loads parameters unless told otherwise.
@@ -112,18 +119,26 @@ def _shapes(files: TensorFiles, manifest: Manifest, dtype: torch.dtype | None) -
     return shapes
 
 
-def _write(files: TensorFiles, manifest: Manifest, names: Mapping[str, str], shapes: Shapes, path: Path) -> None:
+def _write(
+    files: TensorFiles,
+    manifest: Manifest,
+    shapes: Shapes,
+    progress: Callable[[], None],
+    names: Mapping[str, str],
+    path: Path,
+) -> None:
     """Write parameters and buffers to one file, under other `names` by ours."""
 
     def tensors() -> Iterator[torch.Tensor]:
         for name in names:
+            progress()
             read = whole_weight if name in manifest.parameters else common_buffer
             yield read(files, name, manifest).to(shapes[name][0])
 
     save_tensors(path, {theirs: shapes[name] for name, theirs in names.items()}, tensors(), {"format": "pt"})
 
 
-def _write_weights(files: TensorFiles, manifest: Manifest, shapes: Shapes, out: Path) -> None:
+def _write_weights(shapes: Shapes, out: Path, write: Callable[[Mapping[str, str], Path], None]) -> None:
     """Write all weights and buffers, to several files if they are large."""
     split = split_state_dict_into_shards_factory(
         dict(shapes),
@@ -135,7 +150,7 @@ def _write_weights(files: TensorFiles, manifest: Manifest, shapes: Shapes, out: 
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json_file(out / "model.safetensors.index.json", index)
     for file, names in split.filename_to_tensors.items():
-        _write(files, manifest, {name: name for name in names}, shapes, out / file)
+        write({name: name for name in names}, out / file)
 
 
 def _names_of_adapters(manifest: Manifest) -> dict[str, str]:

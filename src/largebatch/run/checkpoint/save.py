@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from largebatch.backend.state import EngineState
 from largebatch.config.sections import Checkpoint
 from largebatch.errors import StorageError, TrainingFailed, UserError
 from largebatch.run.checkpoint.staging import Staging, available_memory
+from largebatch.run.watch.waiting import Progress, in_thread, wait_together
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import discard, discard_incomplete, entries, prune
 from largebatch.storage.files import (
@@ -70,6 +72,7 @@ class CheckpointWriter:
     model_files: Mapping[str, bytes]  # as `model_files` returns them
     warn: Callable[[str], None]  # called by the main process with a warning for the user
     not_written: Callable[[int, str], None]  # called by the main process with the step and reason of a failed save
+    heartbeat: Callable[[], None]  # called while a process writes that others wait for
     last_step: int = 0  # step of the latest checkpoint that is known to be complete; 0 if there is none
     latest: Path | None = None  # its folder
 
@@ -81,8 +84,8 @@ class CheckpointWriter:
         self._copy_stream = torch.cuda.Stream(self.backend.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._copied = threading.Event()
         self._copied.set()
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._work: Future[None] | None = None
+        self._progress = Progress()
         self._writing = 0
         self._polled_step = self.last_step
 
@@ -100,15 +103,11 @@ class CheckpointWriter:
         state = self._own_state()
         copy = self._space_for(state) if self.settings.asynchronous else None
         self._writing = step
-        work = partial(self._write_and_keep_error, step, bad_steps, state, copy)
-        if copy is not None:
-            self._copied.clear()
-            if self._copy_stream is not None:
-                self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
-            self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
-            self._thread.start()
-        else:
-            work()
+        self._copied.clear()
+        if self._copy_stream is not None:
+            self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
+        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, bad_steps, state, copy))
+        if copy is None:
             self.wait()
 
     def reserve(self) -> None:
@@ -130,18 +129,20 @@ class CheckpointWriter:
         self._copied.wait()
 
     def wait(self) -> None:
-        """Return when no checkpoint is being written; raise TrainingFailed as `save` does."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Return when no process writes a checkpoint any more; raise TrainingFailed as `save` does."""
+        # Always, because others may not have noticed yet that theirs is done.
+        wait_together(self.backend, self.heartbeat, self._work, self._progress)
+        if self._work is not None:
+            self._conclude(self._work)
+
+    def _conclude(self, work: "Future[None]") -> None:
+        """Take note of what has become of the checkpoint."""
         step = self._writing
-        error = self._error
-        self._writing = 0
-        self._error = None
+        error = work.exception()
+        self._work = None
         if error is None:
-            if step:
-                self.last_step = step
-                self.latest = self.folder / folder_name(step)
+            self.last_step = step
+            self.latest = self.folder / folder_name(step)
         elif not isinstance(error, StorageError):
             raise error
         elif self.backend.is_main_process:
@@ -163,8 +164,8 @@ class CheckpointWriter:
 
     def poll(self) -> bool:
         """Whether a checkpoint has been completed since the last call; raise TrainingFailed as `save` does."""
-        if self._thread is not None and not self._thread.is_alive():
-            self.wait()
+        if self._work is not None and self._work.done():
+            self._conclude(self._work)
         known = self._polled_step
         self._polled_step = self.last_step
         return self.last_step > known
@@ -194,8 +195,6 @@ class CheckpointWriter:
         return replace(state, pieces=pieces, buffers=buffers)
 
     def _copy(self, state: EngineState, copy: EngineState) -> None:
-        if self._copy_stream is not None:
-            torch.cuda.set_device(self.backend.device)
         with torch.cuda.stream(self._copy_stream):
             for target, source in zip(_tensors(copy), _tensors(state), strict=True):
                 target.copy_(source, non_blocking=True)
@@ -204,17 +203,16 @@ class CheckpointWriter:
 
     # --- writing, in the background -------------------------------------------------------------------------------
 
-    def _write_and_keep_error(self, step: int, bad_steps: int, state: EngineState, copy: EngineState | None) -> None:
+    def _copy_and_write(self, step: int, bad_steps: int, state: EngineState, copy: EngineState | None) -> None:
+        if self._copy_stream is not None:
+            torch.cuda.set_device(self.backend.device)
         try:
             if copy is not None:
-                try:
-                    self._copy(state, copy)
-                finally:
-                    self._copied.set()
+                self._copy(state, copy)
+                self._copied.set()
             self._write(step, bad_steps, copy or state)
-        # Raised in the main thread, by `wait`.
-        except BaseException as error:
-            self._error = error
+        finally:
+            self._copied.set()
 
     def _write(self, step: int, bad_steps: int, state: EngineState) -> None:
         temporary = self.folder / temporary_name(step, self.attempt.name, "tmp")
@@ -242,9 +240,14 @@ class CheckpointWriter:
         temporary.mkdir(parents=True, exist_ok=True)
         ranges = {piece.vector: piece.owned for piece in state.pieces}
         file = temporary / rank_file(self.backend.rank)
-        record = save_tensors(file, _shapes(state), _tensors(state), {"step": str(step)})
+        record = save_tensors(file, _shapes(state), self._counted(_tensors(state)), {"step": str(step)})
         scalars = {name: info.scalars for name, info in state.parameters.items() if info.scalars}
         return Part(record.size, record.checksum, ranges, list(state.buffers), scalars)
+
+    def _counted(self, tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+        for tensor in tensors:
+            self._progress()
+            yield tensor
 
     def _publish(self, temporary: Path, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> None:
         """Complete the folder, give it its name and, last of all, its marker; then delete older checkpoints."""

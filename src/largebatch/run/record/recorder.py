@@ -1,6 +1,7 @@
 """Everything that an attempt keeps and shows of its training: the one object that the loop tells what has happened."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from largebatch.run.record.progress import describe_summary, numbers, progress
 from largebatch.run.record.record import Record
 from largebatch.run.record.trackers import Trackers, connect
 from largebatch.run.resume import Start
+from largebatch.run.watch.waiting import Progress, in_thread, wait_together
 from largebatch.storage.attempts import Attempt
 from largebatch.system.endings import OwnEnding, StopReason
 from largebatch.system.failures import Kind
@@ -123,7 +125,7 @@ class Recorder:
         if self._backend.is_main_process:
             self.folder.forget_requests()
 
-    def finished(self, checkpoint: Path, bad_steps: int) -> None:
+    def finished(self, checkpoint: Path, bad_steps: int, heartbeat: Callable[[], None]) -> None:
         """Write the final weights and the summary, publish that the run is finished, and print the summary.
 
         Raises:
@@ -131,15 +133,19 @@ class Recorder:
         """
         what = f"training is over, with its state in {checkpoint}, but the weights and the summary cannot be written"
         with self._backend.raise_on_all_ranks(), file_errors(what):
-            summary = self._write_results(checkpoint, bad_steps) if self._backend.is_main_process else None
+            exported = Progress()
+            work = partial(self._write_results, checkpoint, bad_steps, exported)
+            result = in_thread("results", work) if self._backend.is_main_process else None
+            wait_together(self._backend, heartbeat, result, exported)
+            summary = result.result() if result else None
             self.record.end(Kind.FINISHED, f"after step {self.record.step:,}")
         if summary is not None:
             print(describe_summary(summary, self.folder), flush=True)
 
-    def _write_results(self, checkpoint: Path, bad_steps: int) -> dict[str, Any]:
+    def _write_results(self, checkpoint: Path, bad_steps: int, exported: Callable[[], None]) -> dict[str, Any]:
         """Write the final weights and the summary, and return the latter."""
         self.record.attempt.check()
-        export_intact(checkpoint, self.folder.model_dir)
+        export_intact(checkpoint, self.folder.model_dir, progress=exported)
         summary = self.metrics.summary(self.record.step) | {
             "bad_steps": bad_steps,
             "attempts": self.record.attempt.number,

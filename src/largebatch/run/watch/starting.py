@@ -1,14 +1,14 @@
 """The start of a run: everything before its first step is watched, and ends on request, as its steps do."""
 
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from threading import Thread
 from typing import TypeVar
 
 from largebatch.backend.base import Backend
 from largebatch.errors import RunStopped
 from largebatch.run.watch.stop import REASONS, StopRequests, describe_reason
+from largebatch.run.watch.waiting import in_thread, is_busy
 from largebatch.run.watch.watchdog import Watchdog
 from largebatch.system.endings import OwnEnding
 from largebatch.system.failures import Kind
@@ -16,7 +16,6 @@ from largebatch.system.failures import Kind
 T = TypeVar("T")
 
 START_TIMEOUT_SECONDS = 1800.0  # between two signs of progress, even if `faults.hang_seconds` is less
-SECONDS_BETWEEN_ROUNDS = 1.0
 
 
 class Starting:
@@ -66,7 +65,7 @@ class Starting:
         for turn in (self._backend.is_main_process, self._backend.is_local_main_process, True):
             with self._backend.raise_on_all_ranks():
                 if turn and result is None:
-                    result = _in_thread(function)
+                    result = in_thread("preparation", function)
                 while self._any_rank_busy(result):
                     pass
                 if result is not None:
@@ -76,21 +75,6 @@ class Starting:
 
     def _any_rank_busy(self, result: "Future[T] | None") -> bool:
         """Whether any rank still computes its result. Busy ranks ask once a second; idle ones wait for their answer."""
-        busy = result is not None and not wait([result], SECONDS_BETWEEN_ROUNDS).done
-        any_busy = self._backend.all_max(int(busy))()
+        any_busy = self._backend.all_max(int(is_busy(result)))()
         self.check()
         return bool(any_busy)
-
-
-def _in_thread(function: Callable[[], T]) -> "Future[T]":
-    """The future result of a function, in a thread that does not keep the process from ending."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(function())
-        except BaseException as error:
-            result.set_exception(error)
-
-    Thread(target=run, name="preparation", daemon=True).start()
-    return result

@@ -1,0 +1,66 @@
+"""Waiting for work in the background that takes some processes longer than others: while any proceeds, none hangs."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from threading import Thread
+from typing import TypeVar
+
+from largebatch.backend.base import Backend
+
+T = TypeVar("T")
+
+SECONDS_BETWEEN_ROUNDS = 1.0
+DONE = 0
+STANDS = 1
+PROCEEDS = 2
+
+
+class Progress:
+    """Counts what work has done: the work calls it, and who waits compares `count`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+def in_thread(name: str, function: Callable[[], T]) -> "Future[T]":
+    """The future result of a function, in a thread of this name that does not keep the process from ending."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return result
+
+
+def is_busy(work: "Future[T] | None") -> bool:
+    """Whether a process still works after the seconds between two rounds; None is no work."""
+    return work is not None and not wait([work], SECONDS_BETWEEN_ROUNDS).done
+
+
+def wait_together(
+    backend: Backend, heartbeat: Callable[[], None], work: "Future[T] | None", progress: Progress
+) -> None:
+    """Return when the work of all processes is done; every process must call this.
+
+    Args:
+        backend: The prepared backend.
+        heartbeat: Called as long as any process proceeds.
+        work: This process's work, if it has any.
+        progress: What the work counts.
+    """
+    slowest = PROCEEDS
+    while slowest != DONE:
+        known = progress.count
+        mine = DONE
+        if is_busy(work):
+            mine = PROCEEDS if progress.count > known else STANDS
+        slowest = backend.all_max(mine)()
+        if slowest != STANDS:
+            heartbeat()
