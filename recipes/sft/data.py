@@ -132,7 +132,8 @@ class PairEncoder:
 
     def __init__(self, prompt: str, answer: str, tokenizer: Tokenizer, chat: bool = False):
         self.columns = {"prompt": columns_of(prompt), "answer": columns_of(answer)}
-        self.uses: Uses = dict.fromkeys(set().union(*self.columns.values()), "text")
+        # Sorted, because the names of cached files depend on it.
+        self.uses: Uses = dict.fromkeys(sorted(set().union(*self.columns.values())), "text")
         self.prompt = prompt
         self.answer = answer
         self.tokenizer = tokenizer

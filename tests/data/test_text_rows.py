@@ -62,10 +62,10 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
     ("reader", "content", "message"),
     [
         ("csv", b"q,q\n1,2\n", "'q' occurs twice, so one of its values would be lost"),
-        ("csv", b"q,a\n1,2\n1,2,3\n", "line 3 has 3 cells, but the header has 2"),
-        ("csv", b"q,a\n1\n", "line 2 has 1 cells, but the header has 2"),
-        ("csv", b'q,a\n1,"2\n', "unexpected end of data"),
-        ("csv", "q,a\né,2\n".encode("latin-1"), "rows: 'utf-8' codec can't decode byte 0xe9"),
+        ("csv", b"q,a\n1,2\n1,2,3\n", "line 3: it has 3 cells, but the header has 2"),
+        ("csv", b"q,a\n1\n", "line 2: it has 1 cells, but the header has 2"),
+        ("csv", b'q,a\n1,"2\n', "line 2: unexpected end of data"),
+        ("csv", "q,a\né,2\n".encode("latin-1"), "'utf-8' codec can't decode byte 0xe9"),
         ("json", b'{"q": 1, "q": 2}\n', "line 1: 'q' occurs twice"),
         ("json", b'{"q": 1}\n["q"]\n', 'line 2 is ["q"], not an object'),
         ("json", b'{"q": 1}\n{"q": {"b": [1, 2]}}\n', """line 2: 'q' holds {"b": [1, 2]}, neither text nor a number"""),
@@ -77,7 +77,7 @@ def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_
     (tmp_path / "rows").write_bytes(content)
     with pytest.raises(DataError) as caught:
         rows_of(tmp_path / "rows", reader, {"q": "text"}, num_workers=2)
-    assert message.replace("rows: ", "rows cannot be read: ") in str(caught.value)
+    assert message in str(caught.value)
     assert str(tmp_path / "rows") in str(caught.value)
 
 

@@ -119,7 +119,7 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
         rows = _csv_rows(file_of_lines, config.separator) if config.reader == "csv" else _json_rows(file_of_lines)
         try:
             yield from rows
-        except (ValueError, csv.Error, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{file} cannot be read: {error}; correct it") from error
 
 
@@ -127,14 +127,17 @@ def _csv_rows(file: IO[bytes], separator: str) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(sys.maxsize)
     # A spreadsheet's CSV may begin with a byte order mark.
     reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=separator, strict=True)
-    names = next(reader, [])
-    _check_names(names)
-    for cells in reader:
-        # As csv.DictReader does, leave out empty lines.
-        if cells and len(cells) != len(names):
-            raise ValueError(f"line {reader.line_num} has {len(cells)} cells, but the header has {len(names)}")
-        if cells:
-            yield reader.line_num, dict(zip(names, cells, strict=True))
+    try:
+        names = next(reader, [])
+        _check_names(names)
+        for cells in reader:
+            # As csv.DictReader does, leave out empty lines.
+            if cells and len(cells) != len(names):
+                raise ValueError(f"it has {len(cells)} cells, but the header has {len(names)}")
+            if cells:
+                yield reader.line_num, dict(zip(names, cells, strict=True))
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from error
 
 
 def _json_rows(file: IO[bytes]) -> Iterator[tuple[int, Row]]:
