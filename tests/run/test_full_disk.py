@@ -32,9 +32,10 @@ def train_on_a_full_disk(run_dir: Path, words: tuple[str, ...]) -> list[str]:
             newest.append(found[0].path.name if found else "")
             if step.index == 4:
                 filler.append(fill(run_dir.parent))
-            if step.index == 9:
-                # That of step 8.
-                run.loop.writer.wait()
+        if step.index == 9:
+            # That of step 8.
+            run.loop.writer.wait()
+            if filler:
                 filler[0].unlink()
         update(run, step)
 

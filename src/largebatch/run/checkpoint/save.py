@@ -129,7 +129,11 @@ class CheckpointWriter:
         self._copied.wait()
 
     def wait(self) -> None:
-        """Return when no process writes a checkpoint any more; raise TrainingFailed as `save` does."""
+        """Return when no process writes a checkpoint any more; every process must call this.
+
+        Raises:
+            TrainingFailed: As in `save`.
+        """
         # Always, because others may not have noticed yet that theirs is done.
         wait_together(self.backend, self.heartbeat, self._work, self._progress)
         if self._work is not None:
