@@ -22,9 +22,9 @@ HAS_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 REMEDY = (
     "write {% generation %} … {% endgeneration %} around what the assistant says in the tokenizer's chat_template.jinja"
 )
-
-
-NO_TEXT = ("role", "content", "tool_calls", "tool_call_id", "weight", "train", "training", "train_detail")
+WEIGHTS = ("weight", "train", "training", "train_detail")
+"""Keys with which other programs choose the messages that are predicted: OpenAI's, and axolotl's."""
+NO_TEXT = ("role", "content", "tool_calls", "tool_call_id", *WEIGHTS)
 """Keys of messages that hold no text besides what is compared elsewhere."""
 
 

@@ -6,15 +6,12 @@ from contextlib import suppress
 from itertools import product
 from typing import Any, get_args
 
-from largebatch.data.text_rows import Uses
+from largebatch.data.text_rows import Use, Uses
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
 from largebatch.errors import DataError
 
-from .chat_template import ChatTemplate, Conversation, InexactTemplate, Tools, UnusableConversation
+from .chat_template import WEIGHTS, ChatTemplate, Conversation, InexactTemplate, Tools, UnusableConversation
 from .config import Messages, Role
-
-# Keys with which other programs choose the messages that are predicted: OpenAI's, and axolotl's.
-WEIGHTS = ("weight", "train", "training", "train_detail")
 
 
 class ChatEncoder:
@@ -35,8 +32,9 @@ class ChatEncoder:
         self.layout = layout
         self.tokenizer = tokenizer
         named = {"column": layout.column, "tools": layout.tools, "system": layout.system}
-        self.columns = {f"messages.{field}": {name} for field, name in named.items() if name is not None}
-        self.uses: Uses = {given or name: "any" if given else "optional" for name, given in named.items()}
+        self.uses: Uses = {
+            given or name: Use(f"messages.{name}", "any" if given else "optional") for name, given in named.items()
+        }
         # Raises an error if there is none.
         ChatTemplate(tokenizer.tokenizer)
 

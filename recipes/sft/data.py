@@ -7,7 +7,6 @@ they are tokenized apart or, by a tokenizer that would add something to the answ
 
 from collections.abc import Mapping
 from functools import partial
-from itertools import product
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -16,12 +15,12 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
-from largebatch.data.hub import column, open_splits
+from largebatch.data.hub import open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
-from largebatch.data.text_rows import Uses
+from largebatch.data.text_rows import Use, Uses
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts, load_tokenizer
 from largebatch.errors import DataError
 
@@ -56,7 +55,7 @@ def _open(
     else:
         tokenizer = load_tokenizer(data.tokenizer)
         encoder = encoder_of(data, tokenizer)
-        splits = open_rows(data, encoder, preparation)
+        splits = open_splits(data, preparation, encoder.uses)
     skip_invalid = isinstance(data, HubPairs) and data.on_invalid == "skip"
     train, evaluation = (
         Pairs(tokenize(data, split, encoder, preparation), data.block_size, name, skip_invalid, encoder.noun)
@@ -131,9 +130,8 @@ class PairEncoder:
     noun = "pair"
 
     def __init__(self, prompt: str, answer: str, tokenizer: Tokenizer, chat: bool = False):
-        self.columns = {"prompt": columns_of(prompt), "answer": columns_of(answer)}
-        # Sorted, because the names of cached files depend on it.
-        self.uses: Uses = dict.fromkeys(sorted(set().union(*self.columns.values())), "text")
+        fields = {"answer": answer, "prompt": prompt}
+        self.uses: Uses = {name: Use(field) for field, template in fields.items() for name in columns_of(template)}
         self.prompt = prompt
         self.answer = answer
         self.tokenizer = tokenizer
@@ -181,8 +179,8 @@ class PairEncoder:
     def _texts(self, row: dict[str, Any]) -> tuple[str, str]:
         """A prompt and the text to predict after it; both are empty if one of them has only its template."""
         row = {name: _as_text(name, value) for name, value in row.items()}
-        for names in self.columns.values():
-            if not any(str(row[name]).strip() for name in names):
+        for template in (self.prompt, self.answer):
+            if not any(str(row[name]).strip() for name in columns_of(template)):
                 return "", ""
         prompt = self.prompt.format(**row)
         answer = self.answer.format(**row)
@@ -203,17 +201,6 @@ def encoder_of(data: HubPairs, tokenizer: Tokenizer) -> PairEncoder | ChatEncode
     return PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
 
 
-def open_rows(
-    data: HubPairs, encoder: PairEncoder | ChatEncoder, preparation: Preparation
-) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """The splits, which have the columns that the encoder needs; DataError if they have not."""
-    splits = open_splits(data, preparation, encoder.uses)
-    for field, names in encoder.columns.items():
-        for name, split in product(names, splits):
-            column(split, name, field)
-    return splits
-
-
 def _as_text(name: str, value: Any) -> Any:
     """A column's value for a template; empty text if there is none."""
     if value is None:
@@ -226,9 +213,9 @@ def _as_text(name: str, value: Any) -> Any:
     )
 
 
-def columns_of(template: str) -> set[str]:
-    """The names in braces."""
-    return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+def columns_of(template: str) -> list[str]:
+    """The names in braces, in their order."""
+    return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
 
 
 def tokenize(

@@ -58,9 +58,10 @@ def test_a_sweep_whose_host_dies_is_complete_and_trains_nothing_twice(cluster, p
     assert "\njob " not in output
     host = job(index).show("NodeList")
     cluster.cut_off(host)
-    running = cluster.command("squeue", "--noheader", f"--nodelist={host}", "--states=running", "--format=%K").split()
-    for each in running:
-        for pid in job(int(each)).processes():
+    on_host = ("--states=running", f"--nodelist={host}")
+    lost = {int(each) for each in cluster.command("squeue", "--noheader", *on_host, "--format=%K").split()}
+    for each in lost:
+        for pid in job(each).processes():
             # One may have ended with another.
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -75,5 +76,5 @@ def test_a_sweep_whose_host_dies_is_complete_and_trains_nothing_twice(cluster, p
         assert [line["step"] for line in run.metrics()] == list(range(1, STEPS + 1))
         # A killed one may not have begun.
         attempts.append(len(run.attempts()))
-        assert attempts[-1] <= (2 if str(place) in running else 1)
+        assert attempts[-1] <= (2 if place in lost else 1)
     assert attempts[index] == 2

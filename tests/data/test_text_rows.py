@@ -9,6 +9,7 @@ import pytest
 from largebatch.config.data import HubText
 from largebatch.data.hub import open_splits
 from largebatch.data.preparation import Preparation
+from largebatch.data.text_rows import Use
 from largebatch.errors import DataError
 
 
@@ -40,7 +41,7 @@ def test_cells_of_a_csv_are_text(kind, tmp_path):
     opener = gzip.open if kind == "csv.gz" else open
     with opener(file, "wt", newline="", encoding="utf-8-sig" if kind == "with a mark" else "utf-8") as written:
         csv.writer(written).writerows([("question", "n"), *(("q", cell) for cell in CELLS)])
-    assert [row["n"] for row in rows_of(file, "csv", {"n": "text"}, num_workers=2)] == [*CELLS]
+    assert [row["n"] for row in rows_of(file, "csv", {"n": Use("prompt")}, num_workers=2)] == [*CELLS]
 
 
 @pytest.mark.parametrize("kind", ["lines", "list"])
@@ -51,7 +52,16 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
     rows.append('{"q": null}')
     file = tmp_path / "rows.json"
     file.write_text("\n\n".join(rows) + "\n" if kind == "lines" else "[" + ",\n".join(rows) + "]")
-    read = rows_of(file, "json", {"q": "text", "list": "any", "system": "optional"})
+    read = rows_of(
+        file,
+        "json",
+        {
+            "q": Use("prompt"),
+            "list": Use("messages.column", "any"),
+            "system": Use("messages.system", "optional"),
+            "tools": Use("messages.tools", "optional"),
+        },
+    )
     assert [row["q"] for row in read] == [*CELLS, *numbers, None]
     assert [json.loads(row["list"]) for row in read[: len(CELLS)]] == [[{"n": 0.5, "text": cell}] for cell in CELLS]
     assert {row["system"] for row in read} == {None}
@@ -76,14 +86,14 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
 def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_path):
     (tmp_path / "rows").write_bytes(content)
     with pytest.raises(DataError) as caught:
-        rows_of(tmp_path / "rows", reader, {"q": "text"}, num_workers=2)
+        rows_of(tmp_path / "rows", reader, {"q": Use("prompt")}, num_workers=2)
     assert message in str(caught.value)
     assert str(tmp_path / "rows") in str(caught.value)
 
 
 def test_every_file_has_the_columns_that_are_used(tmp_path):
     (tmp_path / "1.jsonl").write_text('{"q": 1}\n{"q": 1, "late": 2}\n')
-    assert rows_of(tmp_path / "*.jsonl", "json", {"q": "text"})[1] == {"q": "1", "late": "2"}
+    assert rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")}) == [{"q": "1"}, {"q": "1"}]
     (tmp_path / "2.jsonl").write_text('{"question": 1}\n')
-    with pytest.raises(DataError, match=r"2\.jsonl has no column 'q'; it has question"):
-        rows_of(tmp_path / "*.jsonl", "json", {"q": "text"})
+    with pytest.raises(DataError, match=r"data\.prompt: no column 'q'; the data has question, in .*2\.jsonl"):
+        rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")})

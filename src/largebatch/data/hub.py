@@ -26,20 +26,18 @@ OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 
 
 def open_splits(
-    config: HubOrLocal,
-    preparation: Preparation,
-    uses: "Uses | None" = None,
+    config: HubOrLocal, preparation: Preparation, uses: "Uses | None" = None
 ) -> "tuple[datasets.Dataset, datasets.Dataset]":
     """The training and evaluation splits that the config names, which are prepared before if that is allowed.
 
     Args:
         config: The section.
         preparation: Who prepares them.
-        uses: The columns that are used. All columns of local CSV and JSON files are then text, as it stands in the
-            files; with None, `datasets` decides their types.
+        uses: The columns that are used; of local CSV and JSON files only these are read, as text as it stands in the
+            files. With None, `datasets` reads all, and decides their types.
 
     Raises:
-        DataError: They cannot be found or read, or may not be prepared.
+        DataError: They cannot be found or read, may not be prepared, or have no such columns.
     """
     import datasets
 
@@ -58,8 +56,6 @@ def open_splits(
             preparation.check(config, _size(builder))
         builder.download_and_prepare(num_proc=preparation.num_workers)
         train, evaluation = (builder.as_dataset(split) for split in splits)
-        if uses is not None and builder.name == "json":
-            _check_types(train, uses)
     except DataError:
         raise
     # `datasets` raises exceptions of many kinds for data that cannot be reached, parsed or found.
@@ -81,6 +77,15 @@ def open_splits(
             f"data.path: {config.path!r} could not be loaded with splits {splits}: {reason_of(cause)}; correct that "
             "or, for local data, write its folder, or data_files whose rows all have the same columns and types"
         ) from error
+    for name, use in (uses or {}).items():
+        for dataset in (train, evaluation):
+            if use.kind != "optional":
+                column(dataset, name, use.field)
+        # `datasets` has guessed the types of JSON on the hub.
+        kind = train.features.get(name)
+        is_guessed = builder.name == "json" and use.kind == "text"
+        if is_guessed and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
+            raise DataError(f"data.{use.field}: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
     return train, evaluation
 
 
@@ -96,14 +101,6 @@ def _with_exact_text(builder: "datasets.DatasetBuilder", uses: "Uses") -> "datas
     if builder.name == "csv":
         raise DataError(f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}")
     return builder
-
-
-def _check_types(dataset: "datasets.Dataset", uses: "Uses") -> None:
-    """Raise DataError if a column of JSON on the hub, whose types `datasets` has guessed, may not be as it was."""
-    for name, use in uses.items():
-        kind = dataset.features.get(name)
-        if use == "text" and kind is not None and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
-            raise DataError(f"data.path: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
 
 
 def found_files(config: HubOrLocal) -> dict[str, list[Path]]:

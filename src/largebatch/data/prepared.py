@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, names_in
 from largebatch.data.forked import run_forked
-from largebatch.data.hub import column, open_splits
+from largebatch.data.hub import open_splits
 from largebatch.data.preparation import Preparation, write_errors
 from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer
@@ -66,9 +66,13 @@ def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation)
     names = (data.train_split, data.eval_split)
     train, evaluation = splits = [PreparedSplit(data, name, tokenizer, preparation) for name in names]
     if not all(split.manifest for split in splits):
+        # It imports `datasets`.
+        from largebatch.data.text_rows import Use
+
+        uses = {data.text_column: Use("text_column")}
         pairs = [
             (split, _text_of(dataset, data.text_column))
-            for split, dataset in zip(splits, open_splits(data, preparation, {data.text_column: "text"}), strict=True)
+            for split, dataset in zip(splits, open_splits(data, preparation, uses), strict=True)
             if not split.manifest
         ]
         if lacking := [text.data.nbytes for split, text in pairs if split.missing(text)]:
@@ -79,8 +83,8 @@ def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation)
 
 
 def _text_of(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset":
-    """The documents as the only column; DataError if there is no such column, or no text in it."""
-    kind = dataset.features[column(dataset, name, "text_column")]
+    """The documents as the only column; DataError if it has no text."""
+    kind = dataset.features[name]
     if getattr(kind, "dtype", None) not in ("string", "large_string", "string_view", "null"):
         others = ", ".join(dataset.column_names)
         raise DataError(f"data.text_column: the column {name!r} has {kind}, not text; the columns are {others}")

@@ -11,8 +11,8 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from typing import IO, Any, Literal
+from itertools import chain
+from typing import IO, Any, Literal, NamedTuple
 
 import datasets
 import fsspec
@@ -22,12 +22,19 @@ from largebatch.errors import DataError
 READERS = ("csv", "json")
 """Names of the builders of `datasets` whose files are read here."""
 FORMAT = "1"
-ROWS_WITH_ALL_COLUMNS = 1000  # from which the columns of a file are known
 
 Row = dict[str, Any]
-Uses = dict[str, Literal["text", "any", "optional"]]
-"""The columns that are needed: as "text", which lists and objects are not, or as "any" JSON; or used if there are any.
-"""
+
+
+class Use(NamedTuple):
+    """What a column is used for."""
+
+    field: str  # of `data`, for messages
+    kind: Literal["text", "any", "optional"] = "text"  # lists and objects are no text; some rows have optional ones
+
+
+Uses = dict[str, Use]
+"""The columns that are used, by their names."""
 
 
 @dataclass
@@ -36,17 +43,16 @@ class TextRowsConfig(datasets.BuilderConfig):  # type: ignore[misc]  # `datasets
 
     reader: str = "json"  # one of `READERS`
     separator: str = ","  # of the cells of a CSV
-    columns: tuple[str, ...] = ()  # all columns
     uses: Uses = field(default_factory=dict)
 
 
 class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
-    """Rows of files as columns of strings; null where a row of JSON has no such key, or null."""
+    """The columns of files that are used, as strings; null where a row of JSON has no such key, or null."""
 
     BUILDER_CONFIG_CLASS = TextRowsConfig
 
     def _info(self) -> datasets.DatasetInfo:
-        return datasets.DatasetInfo(features=datasets.Features(dict.fromkeys(self.config.columns, _STRING)))
+        return datasets.DatasetInfo(features=datasets.Features(dict.fromkeys(self.config.uses, _STRING)))
 
     def _split_generators(self, _: object) -> list[datasets.SplitGenerator]:
         # `datasets` divides lists among processes.
@@ -56,54 +62,45 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         ]
 
     def _generate_examples(self, files: Sequence[str]) -> Iterator[tuple[str, dict[str, str | None]]]:
+        uses: Uses = self.config.uses
         for file in files:
-            names: set[str] = set()
+            names: dict[str, None] = {}
             for line, row in rows_of(file, self.config):
                 where = f"{file}: line {line}"
-                names |= row.keys()
-                yield where, {name: self._text(where, name, row.get(name)) for name in self.config.columns}
-            for name, use in self.config.uses.items():
-                # A column that the first file lacks is refused with the name of its field.
-                if use != "optional" and name in self.config.columns and name not in names:
-                    raise DataError(f"{file} has no column {name!r}; it has {', '.join(sorted(names)) or 'no rows'}")
-
-    def _text(self, where: str, name: str, value: Any) -> str | None:
-        if value is None:
-            return None
-        if isinstance(value, list | dict) and self.config.uses.get(name) == "text":
-            raise DataError(f"{where}: {name!r} holds {json.dumps(value)[:60]}, neither text nor a number; write text")
-        if isinstance(value, _Float):
-            return value.literal
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(f"{where}: {name!r} is not text: {error}; correct or remove it") from None
-        return text
+                names |= dict.fromkeys(row)
+                yield where, {name: _text(where, name, use, row.get(name)) for name, use in uses.items()}
+            for name, use in uses.items():
+                if use.kind != "optional" and name not in names:
+                    found = ", ".join(names) or "no rows"
+                    raise DataError(f"data.{use.field}: no column {name!r}; the data has {found}, in {file}")
 
 
 _STRING = datasets.Value("string")
 
 
-def text_rows(builder: datasets.DatasetBuilder, uses: Uses) -> TextRows:
-    """The builder of the rows of another builder's local files, which is one of `READERS`.
+def _text(where: str, name: str, use: Use, value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, list | dict) and use.kind == "text":
+        raise DataError(f"{where}: {name!r} holds {json.dumps(value)[:60]}, neither text nor a number; write text")
+    if isinstance(value, _Float):
+        return value.literal
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {name!r} is not text: {error}; correct or remove it") from None
+    return text
 
-    Raises:
-        DataError: The first rows cannot be read.
-    """
-    files = builder.config.data_files
-    config = TextRowsConfig(reader=builder.name, separator=getattr(builder.config, "sep", ","))
-    names: dict[str, None] = {}
-    for of_split in files.values():
-        for _, row in islice(rows_of(of_split[0], config), ROWS_WITH_ALL_COLUMNS):
-            names |= dict.fromkeys(row)
+
+def text_rows(builder: datasets.DatasetBuilder, uses: Uses) -> TextRows:
+    """The builder of the rows of another builder's local files, which is one of `READERS`."""
     return TextRows(
         dataset_name=builder.dataset_name,
         hash=FORMAT,
-        data_files=files,
-        reader=config.reader,
-        separator=config.separator,
-        columns=tuple(names | {name: None for name, use in uses.items() if use == "optional"}),
+        data_files=builder.config.data_files,
+        reader=builder.name,
+        separator=getattr(builder.config, "sep", ","),
         uses=uses,
     )
 
