@@ -47,16 +47,19 @@ def test_the_training_has_the_same_bits(strategy, world_size, tmp_path):
     ("recipe", "words"),
     [
         (DIGITS, (*SMALL_DIGITS, "--batch.micro_batch_size=16")),
-        (SIMCLR, ("--data.image_size=8", "--batch.global_batch_size=64")),
+        (SIMCLR, ("--data.image_size=8", "--batch.global_batch_size=64", "--batch.micro_batch_size=8")),
     ],
 )
 def test_running_statistics_and_coupled_losses(recipe, words, tmp_path):
-    """BatchNorm's statistics are those of the training's batches; a coupled loss makes its two passes."""
+    """BatchNorm's statistics are those of the training's batches; a coupled loss gets the features of a whole batch."""
     words = (*words, "--train.stop_after_steps=3", "--logging.every=1", "--logging.trackers=[]")
     for name, more in (("plain", ()), ("rehearsed", (REHEARSED,))):
         assert run_interrupted(tmp_path / name, (*words, *more), recipe=recipe) is None
     assert_same_weights(tmp_path / "rehearsed/model", tmp_path / "plain/model")
     assert logs(tmp_path / "rehearsed") == logs(tmp_path / "plain")
+    rehearsal, first_step, *_ = read_json_lines(samples_file(tmp_path / "rehearsed", 0))
+    if recipe == SIMCLR:
+        assert len(rehearsal["hashes"]) == len(first_step["hashes"]) > 2
 
 
 @pytest.mark.slow
