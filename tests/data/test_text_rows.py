@@ -97,3 +97,19 @@ def test_every_file_has_the_columns_that_are_used(tmp_path):
     (tmp_path / "2.jsonl").write_text('{"question": 1}\n')
     with pytest.raises(DataError, match=r"data\.prompt: no column 'q'; the data has question, in .*2\.jsonl"):
         rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")})
+
+
+def test_csv_and_guessed_json_of_the_hub_are_refused(hub):
+    """There `datasets` reads them, and guesses types."""
+    rows = b'{"text": "00001", "whole": 1, "date": "2024-01-05", "decimal": 0.50, "is": true}\n'
+    hub.commit("datasets/user/json", {"train.json": rows, "validation.json": rows})
+    hub.commit("datasets/user/csv", {"train.csv": b"text\n00001\n", "validation.csv": b"text\n00001\n"})
+    common = {"source": "datasets", "tokenizer": "bytes", "block_size": 1, "num_train_samples": 1}
+    section = HubText(path="user/json", num_eval_samples=1, **common)
+    train, _ = open_splits(section, Preparation(), {"text": Use("prompt"), "whole": Use("prompt")})
+    assert [train[0][name] for name in ("text", "whole")] == ["00001", 1]
+    for name in ("date", "decimal", "is"):
+        with pytest.raises(DataError, match=rf"data\.prompt: `datasets` has taken .* {name!r} for .*hf download"):
+            open_splits(section, Preparation(), {name: Use("prompt")})
+    with pytest.raises(DataError, match=r"data\.path: `datasets` would take cells of the hub's CSV .*hf download"):
+        open_splits(section.model_copy(update={"path": "user/csv"}), Preparation(), {"text": Use("prompt")})

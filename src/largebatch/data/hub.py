@@ -1,6 +1,7 @@
 """Opens a data set through Hugging Face `datasets`: from the hub, a local folder, or local files."""
 
 import errno
+import re
 import socket
 from glob import glob
 from pathlib import Path
@@ -11,7 +12,7 @@ from huggingface_hub.constants import HF_HOME
 from largebatch.config.data import HubOrLocal
 from largebatch.data.preparation import Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
-from largebatch.system.local_folder import local_folder
+from largebatch.system.repositories import COMMIT, find
 
 if TYPE_CHECKING:
     import datasets
@@ -45,11 +46,12 @@ def open_splits(
         found_files(config)
         arguments: dict[str, Any] = {"path": config.path, "data_files": config.data_files.by_split}
     else:
-        folder = local_folder(config.path, "data.path", "a data set")
-        arguments = {"path": str(folder) if folder else config.path, "name": config.name}
+        place = find(config.path, "data.path", "a data set")
+        arguments = {"path": place.name, "name": config.name, "revision": place.revision}
     splits = (config.train_split, config.eval_split)
     try:
         builder = datasets.load_dataset_builder(**arguments)
+        _check_commit(builder, arguments.get("revision"))
         if uses is not None:
             builder = _with_exact_text(builder, uses)
         if not Path(builder.cache_dir).is_dir():
@@ -89,6 +91,15 @@ def open_splits(
     return train, evaluation
 
 
+def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:
+    """Raise DataError for another commit, which `datasets` takes from its cache if the hub cannot be reached."""
+    if revision is not None and COMMIT.fullmatch(revision) and builder.hash != revision:
+        raise DataError(
+            f"data.path: the hub cannot be reached, and {builder.hash} is the latest commit of {builder.repo_id} in "
+            f"the cache, not {revision}; run `largebatch prepare` where it can be, or write the other one: ID@COMMIT"
+        )
+
+
 def _with_exact_text(builder: "datasets.DatasetBuilder", uses: "Uses") -> "datasets.DatasetBuilder":
     """The builder, or for local CSV and JSON one that does not guess types; DataError for a CSV on the hub."""
     # It imports `datasets`.
@@ -119,11 +130,18 @@ def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
 
 
 def _size(builder: "datasets.DatasetBuilder") -> int:
-    """Bytes of a data set's local files, about what they hold if they are compressed; else what the hub knows."""
+    """Bytes of a data set's files, about what local ones hold if they are compressed."""
     files = [file for split in (builder.config.data_files or {}).values() for file in split]
     local = [Path(file) for file in files if "://" not in file]
-    held = sum(file.stat().st_size * (COMPRESSION if file.suffix in COMPRESSED else 1) for file in local)
-    return held or builder.info.download_size or builder.info.dataset_size or 0
+    if local or not files:
+        return sum(file.stat().st_size * (COMPRESSION if file.suffix in COMPRESSED else 1) for file in local)
+    from huggingface_hub import HfFileSystem
+
+    # datasets/USER/NAME@COMMIT, whose files are listed with one request for each thousand.
+    repository = re.match(r"hf://(datasets/[^@]*@[^/]*)/", files[0])
+    assert repository is not None
+    sizes = HfFileSystem().find(repository[1], detail=True)
+    return sum(sizes[file.removeprefix("hf://")]["size"] for file in files)
 
 
 def column(dataset: "datasets.Dataset", name: str, field: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from largebatch.config import RecipeConfig, load_config
+from largebatch.config.commits import at_commits, find_commits
 from largebatch.config.data import HubOrLocal, Mixable, TokenizedText
 from largebatch.config.task_config import task_code_errors
 from largebatch.data.preparation import NotPrepared, Preparation
@@ -71,6 +72,10 @@ def run(options: argparse.Namespace) -> int:
         part=part,
         num_parts=num_parts,
     )
+    commits = find_commits(config, {})
+    for name, commit in commits.items():
+        print(f"{name} is read at commit {commit}; write it as ID@COMMIT to stay there")
+    config = at_commits(config, commits)
     parts = {"": config}
     if isinstance(config.data, Mixable) and config.data.sources:
         sections = zip(config.data.sources, config.data.sections(), strict=True)
