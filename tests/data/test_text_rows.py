@@ -4,7 +4,9 @@ import csv
 import gzip
 import json
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from largebatch.config.data import HubText
 from largebatch.data.hub import open_splits
@@ -97,6 +99,29 @@ def test_every_file_has_the_columns_that_are_used(tmp_path):
     (tmp_path / "2.jsonl").write_text('{"question": 1}\n')
     with pytest.raises(DataError, match=r"data\.prompt: no column 'q'; the data has question, in .*2\.jsonl"):
         rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")})
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "content"),
+    [
+        ("rows.csv", "csv", b"instruction,input,output\nadd,1 2,3\n"),
+        ("rows.jsonl", "json", b'{"instruction": "add", "output": 3}\n{"input": "1 2"}\n'),
+        ("rows.parquet", "parquet", b""),
+    ],
+)
+def test_columns_that_nothing_reads_are_named(name, reader, content, tmp_path, capsys):
+    file = tmp_path / name
+    file.write_bytes(content)
+    if reader == "parquet":
+        parquet.write_table(pyarrow.table({"instruction": ["add"], "input": ["1 2"], "output": ["3"]}), file)
+    for used, told in (
+        (("instruction", "output"), "1 column of the data that nothing reads: input\n"),
+        (("instruction", "input", "output"), ""),
+    ):
+        rows_of(file, reader, {column: Use("prompt", "optional") for column in used}, allowed="everything")
+        assert capsys.readouterr().out == told
+    rows_of(file, reader, {"instruction": Use("prompt", "optional")})
+    assert capsys.readouterr().out == ""
 
 
 def test_csv_and_guessed_json_of_the_hub_are_refused(hub):

@@ -13,6 +13,7 @@ from largebatch.config.data import HubOrLocal
 from largebatch.data.preparation import Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
+from largebatch.words import counted, printable
 
 if TYPE_CHECKING:
     import datasets
@@ -88,7 +89,18 @@ def open_splits(
         is_guessed = builder.name == "json" and use.kind == "text"
         if is_guessed and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
             raise DataError(f"data.{use.field}: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
+    if uses is not None and preparation.allowed == "everything":
+        _name_unread(builder, train, uses)
     return train, evaluation
+
+
+def _name_unread(builder: "datasets.DatasetBuilder", train: "datasets.Dataset", uses: "Uses") -> None:
+    """Print the columns that are not used: they may have been forgotten."""
+    from largebatch.data.text_rows import TextRows
+
+    columns = builder.first_columns() if isinstance(builder, TextRows) else train.column_names
+    if unread := [name for name in columns if name not in uses]:
+        print(f"{counted(len(unread), 'column')} of the data that nothing reads: {printable(', '.join(unread))}")
 
 
 def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:

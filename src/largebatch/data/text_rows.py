@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import IO, Any, Literal, NamedTuple
 
 import datasets
@@ -60,6 +60,12 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
             datasets.SplitGenerator(name=split, gen_kwargs={"files": list(files)})
             for split, files in self.config.data_files.items()
         ]
+
+    def first_columns(self) -> list[str]:
+        """The columns of the first file's header, or of its first thousand rows."""
+        file = next(iter(self.config.data_files.values()))[0]
+        rows = islice(rows_of(file, self.config), 1_000)
+        return [*dict.fromkeys(chain.from_iterable(row for _, row in rows))]
 
     def _generate_examples(self, files: Sequence[str]) -> Iterator[tuple[str, dict[str, str | None]]]:
         uses: Uses = self.config.uses
