@@ -106,12 +106,13 @@ def folder_with(folder, name, content):
 def test_a_noise_scale_says_that_it_stands_in_and_brings_its_steps(advise, tmp_path):
     plan = write_run(tmp_path / "run", ("--batch.global_batch_size=64",))
     summary = tmp_path / "run/summary.json"
-    noise = {"noise_scale": {"samples": 128.0, "standard_error": 20.0, "measurements": 50}}
+    noise = {"noise_scale": {"samples": 128.0, "low": 88.8, "high": 167.2, "measurements": 50}}
     summary.write_text(json.dumps(json.loads(summary.read_text()) | noise))
     code, output, _ = advise("--measured", tmp_path / "run")
     assert (code, plan.max_global_batch_size) == (0, 64)
     assert "Critical batch 128 samples (95 % confidence: 88.8 to 167), from the noise scale in" in prose(output)
     assert "which stands in for it" in prose(output)
+    assert "it can underestimate the critical batch by orders of magnitude (Merrill et al. 2025)" in prose(output)
     assert "To the loss after 200 steps at batch 64" in prose(output)
     # 200 / (1 + 128 / 64) = S_min; twice that at the knee.
     assert numbers(output, "batch 128 (knee)")[0] == 133
@@ -121,7 +122,7 @@ def test_a_noise_scale_says_that_it_stands_in_and_brings_its_steps(advise, tmp_p
 
 
 def test_a_measured_critical_batch(advise, tmp_path):
-    found = {"samples": 512, "standard_error": None, "at_step": 100, "tolerance": 0.01}
+    found = {"samples": 512, "at_step": 100, "tolerance": 0.01, "sizes": []}
     code, output, _ = advise("--measured", folder_with(tmp_path / "sweep", "critical_batch.json", found))
     assert code == 0
     assert "Critical batch 512 samples (its error is not known), from " in prose(output)
@@ -135,7 +136,7 @@ def test_a_measured_critical_batch(advise, tmp_path):
     [
         ("critical_batch.json", {"samples": None}),
         ("summary.json", {"steps": 3}),
-        ("summary.json", {"noise_scale": {"samples": None, "standard_error": None, "measurements": 0}}),
+        ("summary.json", {"noise_scale": {"samples": None, "measurements": 0}}),
         ("summary.json", [1]),
     ],
 )

@@ -71,7 +71,10 @@ def run(options: argparse.Namespace) -> int:
     elif options.measured:
         critical = _measured(options.measured)
     else:
-        critical = _with_error(options.critical_batch, options.standard_error, "--critical-batch")
+        samples = options.critical_batch
+        margin = STANDARD_ERRORS * (options.standard_error or 0)
+        interval = (max(samples - margin, 0.0), samples + margin) if margin else ()
+        critical = CriticalBatch(samples, interval, "--critical-batch")
     if options.steps:
         critical = replace(critical, run=(options.steps, options.at_batch))
     batches = options.batches or _default_batches(options, critical)
@@ -90,11 +93,6 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         options.refuse("times need RECIPE, --world-sizes, --gpu and --network; without RECIPE, there are no overrides")
 
 
-def _with_error(samples: float, error: float | None, source: str, run: Any = None) -> CriticalBatch:
-    margin = STANDARD_ERRORS * (error or 0)
-    return CriticalBatch(samples, (max(samples - margin, 0.0), samples + margin) if error else (), source, run)
-
-
 def _measured(folder: Path) -> CriticalBatch:
     """What was measured in the folder of `largebatch critical-batch` or of a run."""
     run = RunFolder(folder)
@@ -106,16 +104,19 @@ def _measured(folder: Path) -> CriticalBatch:
         why = "no critical_batch.json or noise_scale of summary.json there has a positive number of samples"
         raise UserError(f"--measured {folder}: {why}; give a folder where it has been decided, or --critical-batch")
     if branched:
-        return _with_error(samples, found.get("standard_error"), f"{folder}, which saw no loss up to it")
+        return CriticalBatch(samples, (), f"{folder}, which saw no loss up to it")
     source = (
-        f"the noise scale in {folder}, which stands in for it: it predicts the order of magnitude (McCandlish et al. "
-        "2018, section 2.2), grows during training, and its error is only the measurement's"
+        f"the noise scale in {folder}, which stands in for it and grows during training. For language models under "
+        "Adam it can underestimate the critical batch by orders of magnitude (Merrill et al. 2025): there, find it "
+        "with `largebatch critical-batch`. The confidence is only that of the measurement"
     )
+    ends = [found.get("low"), math.inf if found.get("high") is None else found["high"]]
+    interval = tuple(ends) if all(isinstance(end, int | float) and end >= 0 for end in ends) else ()
     plan = run.plan()
-    steps = summary.get("steps")
+    steps: Any = summary.get("steps")
     batch = plan.max_global_batch_size if plan else 0
     has_one_size = isinstance(steps, int) and summary.get("samples") == steps * batch > 0
-    return _with_error(samples, found.get("standard_error"), source, (steps, batch) if has_one_size else None)
+    return CriticalBatch(samples, interval, source, (steps, batch) if has_one_size else None)
 
 
 def _default_batches(options: argparse.Namespace, critical: CriticalBatch) -> list[int]:

@@ -67,9 +67,9 @@ def _curve(index: int, run: ReportedRun, points: Array) -> Scatter:
 
 def _beside_the_noise_scale(index: int, run: ReportedRun) -> list[Scatter]:
     """The borders of the band of 95 % confidence, filled, and the global batch size."""
-    steps, scale, error, size = columns(run.metrics, "step", "noise_scale", "noise_scale_error", "global_batch_size")
-    values = (scale - 1.96 * error, scale + 1.96 * error, size)
-    low, high, batch = (_curve(index, run, np.stack([steps, each])) for each in values)
+    bounded = columns(run.metrics, "step", "noise_scale_low", "noise_scale_high")
+    low, high = (_curve(index, run, bounded[[0, row]]) for row in (1, 2))
+    batch = _curve(index, run, columns(run.metrics, "step", "global_batch_size", "noise_scale")[:2])
     low.line.width = 0
     high.line.width = 0
     high.fill = "tonexty"
