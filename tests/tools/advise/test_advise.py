@@ -3,10 +3,13 @@
 import json
 import math
 import re
+import shlex
 
 import pytest
 
 from largebatch.__main__ import main
+from largebatch.config import load_config
+from largebatch.plan import resolve
 from largebatch.tools.advise.advice import steps_and_samples
 from paths import DIGITS, ROOT
 from run_folders import write_run
@@ -166,9 +169,36 @@ def test_a_limit_gives_a_bound_and_no_knee(advise, tmp_path, samples, words):
     assert "knee" not in output
 
 
+def test_batches_beyond_the_points_are_marked(advise, tmp_path):
+    (tmp_path / "points.csv").write_text("256,1000,10,5\n512,1500,10,5\n1024,2500,10,5\n")
+    code, output, _ = advise("--fit", tmp_path / "points.csv", "--batches", "128,256,1024,2048")
+    assert code == 0
+    rows = [line.split("  ")[1] for line in output.splitlines() if line.startswith("  batch")]
+    assert rows == ["batch 128 (extrapolated)", "batch 256 (knee)", "batch 1,024", "batch 2,048 (extrapolated)"]
+
+
+def test_the_run_that_is_recommended_reaches_the_same_loss(advise):
+    """A warmup in steps keeps its samples, and the rule scales the rate."""
+    known = ("--critical-batch", "256", "--steps", "300", "--at-batch", "64", "--batches", "64,256")
+    own = ("--batch.global_batch_size=64", '--learning_rate.warmup={"duration": {"steps": 10}, "start": "zero"}')
+    _, output, _ = advise(DIGITS, *known, *ON_GPUS, *own)
+    command = next(line for line in output.splitlines() if line.startswith("  --batch.global_batch_size=256 "))
+    overrides = shlex.split(command)
+    # 300 (1 + 256 / 256) / (1 + 256 / 64)
+    assert '--train.duration={"steps": 120}' in overrides
+    before = resolve(load_config(DIGITS, own), 1)
+    after = resolve(load_config(DIGITS, [*own, *overrides]), 1)
+    assert after.max_peak_lr == 4 * before.max_peak_lr
+    # Of 640 samples, in whole steps.
+    assert (before.schedule.warmup, after.schedule.warmup) == (640, 768)
+    assert f"Its peak learning rate is {after.max_peak_lr:.4g}, by the recipe's learning_rate.scaling." in output
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
+        ((*GIVEN, "--target", "3"), "--target is that of the sweep of --fit"),
+        (("--fit", "recipes"), "--target and the folder of a sweep as --fit require each other"),
         ((), "one of the arguments --measured --critical-batch --fit is required"),
         ((*GIVEN, "--steps", "10"), "--steps and --at-batch require each other"),
         (("--measured", "x", "--standard-error", "3"), "--standard-error is that of --critical-batch"),

@@ -2,15 +2,18 @@
 
 import argparse
 import math
+import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from largebatch.config import RecipeConfig, load_config
+from largebatch.config import RecipeConfig, load_config, override_words
 from largebatch.errors import ConfigError, UserError
+from largebatch.plan import resolve
 from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.advise.advice import CriticalBatch, OnGpus, steps_and_samples, table
-from largebatch.tools.advise.fit import P_OF_FAILURE, fit, read_points
+from largebatch.tools.advise.fit import P_OF_FAILURE, doubts, fit, read_points, read_sweep
 from largebatch.tools.options import (
     Commands,
     add_command,
@@ -21,6 +24,7 @@ from largebatch.tools.options import (
     recipe_file,
 )
 from largebatch.tools.plan import add_gpus, scale_model
+from largebatch.tools.sweep.points import BATCH
 from largebatch.words import wrapped
 
 STANDARD_ERRORS = 1.96  # on each side of an interval of 95 % confidence
@@ -48,8 +52,12 @@ Fields are overridden as in a run: --batch.micro_batch_size 8.""",
     help = "folder of a finished run that measured its noise scale, or of `largebatch critical-batch`"
     sources.add_argument("--measured", type=Path, metavar="DIR", help=help)
     sources.add_argument("--critical-batch", type=positive_float, metavar="SAMPLES", help="the critical batch")
-    help = "fit it to runs; columns: batch, samples to the target (mean over seeds), spread (standard deviation), seeds"
-    sources.add_argument("--fit", type=Path, metavar="FILE.csv", help=help)
+    help = (
+        "fit it to runs: the folder of a sweep, with --target; or a file with the columns batch, samples to the target "
+    )
+    help += "(mean over seeds), spread (standard deviation), seeds and, optionally, every (samples between evaluations)"
+    sources.add_argument("--fit", type=Path, metavar="FILE.csv|DIR", help=help)
+    parser.add_argument("--target", type=float, help="the value of its metric that a sweep's runs had to reach")
     parser.add_argument("--standard-error", type=positive_float, metavar="SAMPLES", help="that of --critical-batch")
     parser.add_argument("--steps", type=positive_int, help="steps to the loss; default: those of a measured run")
     parser.add_argument("--at-batch", type=positive_int, metavar="SAMPLES", help="batch size of --steps")
@@ -63,11 +71,13 @@ def run(options: argparse.Namespace) -> int:
     """Print the advice; 1 if the points of --fit contradict the form."""
     _refuse_contradictions(options)
     if options.fit:
-        found = fit(read_points(options.fit))
-        print(*found.in_words(), "", sep="\n")
+        points = read_points(options.fit) if options.target is None else read_sweep(options.fit, options.target)
+        found = fit(points)
+        print(*found.in_words(), *doubts(points), "", sep="\n")
         if found.p < P_OF_FAILURE or found.critical_batch in (0, math.inf):
             return int(found.p < P_OF_FAILURE)
-        critical = CriticalBatch(found.critical_batch, found.interval, f"the fit of {options.fit}")
+        measured = (points[0].min(), points[0].max())
+        critical = CriticalBatch(found.critical_batch, found.interval, f"the fit of {options.fit}", measured=measured)
     elif options.measured:
         critical = _measured(options.measured)
     else:
@@ -80,12 +90,18 @@ def run(options: argparse.Namespace) -> int:
     batches = options.batches or _default_batches(options, critical)
     on_gpus, problems = _on_gpus(options, critical, batches) if options.config else ([], [])
     print(*table(critical, batches, on_gpus), *(line for each in problems for line in wrapped(each)), sep="\n")
+    if options.config:
+        print("\n".join(_recommended(options, critical, critical.knee(batches))))
     return 0
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
     if options.standard_error and not options.critical_batch:
         options.refuse("--standard-error is that of --critical-batch; --measured and --fit have their own")
+    if options.target is not None and not options.fit:
+        options.refuse("--target is that of the sweep of --fit")
+    if options.fit and options.fit.is_dir() == (options.target is None):
+        options.refuse("--target and the folder of a sweep as --fit require each other")
     if bool(options.steps) != bool(options.at_batch):
         options.refuse("--steps and --at-batch require each other")
     given = [bool(each) for each in (options.config, options.world_sizes, options.gpu, options.network)]
@@ -156,3 +172,22 @@ def _on_gpus(
 
 def _recipe(options: argparse.Namespace, *overrides: str) -> RecipeConfig:
     return load_config(options.config, [*options.overrides, *overrides], task=options.task)
+
+
+def _recommended(options: argparse.Namespace, critical: CriticalBatch, batch: int) -> Iterator[str]:
+    """The overrides that train the recipe at a batch size until the same loss."""
+    plan = resolve(_recipe(options), 1)
+    run = critical.run or (plan.total_steps, plan.max_global_batch_size)
+    steps, _ = steps_and_samples(critical.samples, batch, run)
+    sections: dict[str, Any] = {BATCH: batch, "train.duration": {"steps": round(steps)}}
+    # A warmup keeps its samples.
+    if plan.schedule.warmup:
+        sections["learning_rate.warmup.duration"] = {"samples": plan.schedule.warmup}
+    words = override_words(sections)
+    yield f"The knee as a run{'' if critical.run else ', if the steps of the recipe reach the loss'}:"
+    yield f"  {shlex.join(words)}"
+    try:
+        peak = resolve(_recipe(options, *words), 1).max_peak_lr
+        yield f"Its peak learning rate is {peak:.4g}, by the recipe's learning_rate.scaling."
+    except ConfigError as error:
+        yield f"But: {'; '.join(error.problems)}"

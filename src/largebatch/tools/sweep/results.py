@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,15 @@ class Results:
     def _stable(self, settings: dict[str, Any]) -> list[Group]:
         rivals = [group for group in self.groups if {**group.settings, RATE: None} == {**settings, RATE: None}]
         return [group for group in rivals if group.cell.values and not group.cell.diverged]
+
+    def until(self, target: float) -> Iterator[tuple[int, ReportedRun, Cell, int]]:
+        """Each batch size with a run of its best learning rate, the samples until its seeds reached the target, and the
+        number of those that did not."""
+        for group in self.groups:
+            if BATCH in group.settings and group is self._best(group.settings):
+                reached = self._training_until(target, group, "samples")
+                missing = len(group.runs) - len(reached.values)
+                yield group.settings[BATCH], next(iter(group.runs.values())), reached, missing
 
     def _training_until(self, target: float, group: Group, axis: str) -> Cell:
         """The samples, tokens or minutes until the first evaluation that reaches the target, of runs that do."""
