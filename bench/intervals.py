@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/intervals.py
 
-Takes some 3 minutes.
+Takes some 2 minutes.
 """
 
 import argparse
@@ -64,6 +64,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Coverage of intervals, and false verdicts.")
     add_output_options(parser, "intervals")
     options = parser.parse_args(words)
+    facts = take_facts(("numpy", "scipy"))
     random = np.random.default_rng(0)
     figures = [figure for ratio in RATIOS for count in MEASUREMENTS for figure in coverage(random, ratio, count)]
     figures += [
@@ -77,7 +78,7 @@ def main(words: Sequence[str] | None = None) -> None:
         title="Intervals and verdicts",
         about=ABOUT,
         settings={"draws": DRAWS},
-        facts=take_facts(("numpy", "scipy")),
+        facts=facts,
         comparisons=[],
         figures=figures,
     )
