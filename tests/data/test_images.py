@@ -94,7 +94,6 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_p
         (["--data.image_column=picture"], "data.image_column: no column 'picture'; the data has image, label"),
         (["--data.label_column=y"], "data.label_column: no column 'y'"),
         (["--data.label_column=image"], "data.label_column: the column 'image' has struct"),
-        (["--data.path=parkuet"], "data.path: 'parkuet' could not be loaded"),
     ],
 )
 def test_data_that_cannot_be_opened(parquet, overrides, words):

@@ -23,6 +23,8 @@ from largebatch.config.sections import (
 from largebatch.errors import ConfigError
 from largebatch.system.repositories import RepositoryKind
 
+FORMATS = ("parquet", "json", "csv", "text", "imagefolder", "webdataset")
+"""Of local files: `datasets` has others, such as "pandas", whose files are code."""
 Patterns = str | Annotated[list[str], Field(min_length=1)]
 """A path or glob, or several."""
 
@@ -123,6 +125,8 @@ class HubOrLocal(Data):
             return self
         if self.name is not None:
             raise ValueError(f"name {self.name!r} has no effect on data_files; remove it")
+        if self.path and self.path not in FORMATS:
+            raise ValueError(f"path {self.path!r} is not a format of data_files; write one of {', '.join(FORMATS)}")
         files = self.data_files.by_split
         names = names_in(self.train_split) | names_in(self.eval_split)
         if not names <= files.keys() or any(files[name] not in [files[read] for read in names] for name in files):

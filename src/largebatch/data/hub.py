@@ -137,6 +137,9 @@ def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
                 field = "train" if split == "train" else "eval"
                 given = f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()})"
                 raise DataError(f"{given}; write the path or glob of the files")
+            for name in names:
+                if not Path(name).is_file():
+                    raise DataError(f"data.data_files: {name} is not a file; write paths or globs of files")
             found.setdefault(split, []).extend(map(Path, names))
     return found
 
