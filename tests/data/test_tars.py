@@ -163,7 +163,7 @@ def test_damage_is_no_end_and_no_label(shards):
             info = tarfile.TarInfo(f"0.{ending}")
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    refused("'0.cls' is longer than a label, which is a whole number")
+    refused("the label '0.cls' has b'1111111111111111111', which is not a whole number")
 
 
 def test_what_is_no_file_or_no_index(shards):
@@ -175,5 +175,12 @@ def test_what_is_no_file_or_no_index(shards):
                 opened(config_of(shards))
         path.unlink()
     os.mkfifo(shards / "train-9.tar")
-    with pytest.raises(DataError, match=r"train-9\.tar is not a file; write paths or globs of files"):
+    with pytest.raises(DataError, match=r"train-9\.tar is not a file; write the paths of files"):
+        opened(config_of(shards))
+    (shards / "train-9.tar").unlink()
+    (shards / "val.tar").unlink()
+    (shards / "val.tar").mkdir()
+    with pytest.raises(
+        DataError, match=r"data\.data_files\.eval: '.*val\.tar' is a folder; write a glob, such as .*/\*"
+    ):
         opened(config_of(shards))

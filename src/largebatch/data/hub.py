@@ -3,6 +3,7 @@
 import errno
 import re
 import socket
+from collections import Counter
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,15 +90,26 @@ def open_splits(
         is_guessed = builder.name == "json" and use.kind == "text"
         if is_guessed and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
             raise DataError(f"data.{use.field}: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
-    if uses is not None and preparation.allowed == "everything":
-        _name_unread(builder, train, uses)
+    if preparation.allowed == "everything":
+        _name_unread(config, builder, train, uses)
     return train, evaluation
 
 
-def _name_unread(builder: "datasets.DatasetBuilder", train: "datasets.Dataset", uses: "Uses") -> None:
-    """Print the columns that are not used: they may have been forgotten."""
+def _name_unread(
+    config: HubOrLocal, builder: "datasets.DatasetBuilder", train: "datasets.Dataset", uses: "Uses | None"
+) -> None:
+    """Print the files of a folder of images that are none, and the columns that are not used: both may be missed."""
     from largebatch.data.text_rows import TextRows
 
+    if builder.name == "imagefolder":
+        listed = [Path(file) for files in builder.config.data_files.values() for file in files]
+        # Of a folder, `datasets` lists only images.
+        files = listed if config.data_files else Path(config.path).expanduser().rglob("[!.]*.*")
+        others = Counter(file.suffix.lower() for file in files if file.suffix.lower() not in builder.EXTENSIONS)
+        for suffix, count in others.items():
+            print(f"{counted(count, 'file')} that nothing reads: {printable(suffix) or 'without an ending'}")
+    if uses is None:
+        return
     columns = builder.first_columns() if isinstance(builder, TextRows) else train.column_names
     if unread := [name for name in columns if name not in uses]:
         print(f"{counted(len(unread), 'column')} of the data that nothing reads: {printable(', '.join(unread))}")
@@ -132,14 +144,17 @@ def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for split, patterns in config.data_files.by_split.items():
         for pattern in patterns:
-            names = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
+            # "images/**" matches folders, too.
+            matches = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
+            names = [name for name in matches if not Path(name).is_dir()]
+            field = "train" if split == "train" else "eval"
+            if not names and matches:
+                raise DataError(f"data.data_files.{field}: {pattern!r} is a folder; write a glob, such as {pattern}/*")
             if not names:
-                field = "train" if split == "train" else "eval"
                 given = f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()})"
                 raise DataError(f"{given}; write the path or glob of the files")
-            for name in names:
-                if not Path(name).is_file():
-                    raise DataError(f"data.data_files: {name} is not a file; write paths or globs of files")
+            if special := [name for name in names if not Path(name).is_file()]:
+                raise DataError(f"data.data_files.{field}: {special[0]} is not a file; write the paths of files")
             found.setdefault(split, []).extend(map(Path, names))
     return found
 

@@ -80,10 +80,10 @@ class TarRows:
                         raise ValueError(
                             f"the header of {member.name!r} is damaged, of a sparse file, or of one cut off"
                         )
-                    folder, _, name = member.name.rpartition("/")
+                    folder, slash, name = member.name.rpartition("/")
                     stem, _, ending = name.partition(".")
                     if member.isfile() and stem:
-                        members = samples.setdefault(f"{folder}/{stem}", {})
+                        members = samples.setdefault(f"{folder}{slash}{stem}", {})
                         if ending in members:
                             raise DataError(f"data: {file} has two files {member.name}; remove one of them")
                         members[ending] = member
@@ -94,8 +94,8 @@ class TarRows:
                     opened = tar.extractfile(label)
                     assert opened is not None
                     digits = opened.read(MAX_DIGITS + 1)
-                    if len(digits) > MAX_DIGITS:
-                        raise ValueError(f"{label.name!r} is longer than a label, which is a whole number")
+                    if len(digits) > MAX_DIGITS or not digits.strip().isdigit():
+                        raise ValueError(f"the label {label.name!r} has {digits!r}, which is not a whole number")
                     yield number, image.offset_data, image.size, int(digits)
         except DataError:
             raise
