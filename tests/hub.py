@@ -46,12 +46,9 @@ class Hub:
         if match := API.fullmatch(path):
             kind, name, what, revision, folder = match.groups()
         elif match := FILE.fullmatch(path):
-            kind, name, what, revision, folder = (
-                "datasets" if match[1] else "models",
-                match[2],
-                "file",
-                *match.groups()[2:],
-            )
+            prefix, name, revision, folder = match.groups()
+            kind = "datasets" if prefix else "models"
+            what = "file"
         else:
             return missing("RepoNotFound")
         if (repository := f"{kind}/{name}") not in self._commits:

@@ -169,9 +169,10 @@ def _size(builder: "datasets.DatasetBuilder") -> int:
 
     # datasets/USER/NAME@COMMIT, whose files are listed with one request for each thousand.
     repository = re.match(r"hf://(datasets/[^@]*@[^/]*)/", files[0])
-    assert repository is not None
-    sizes = HfFileSystem().find(repository[1], detail=True)
-    return sum(sizes[file.removeprefix("hf://")]["size"] for file in files)
+    if repository is None:
+        return builder.info.download_size or 0
+    sizes: Any = HfFileSystem().find(repository[1], detail=True)
+    return sum(sizes.get(file.removeprefix("hf://"), {}).get("size", 0) for file in files)
 
 
 def column(dataset: "datasets.Dataset", name: str, field: str) -> str:

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -28,7 +29,7 @@ Rows: TypeAlias = "datasets.Dataset | TarRows"
 """Rows with encoded images and labels, by their indices."""
 # Pillow would start Ghostscript for an EPS, whatever the file is named.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-LAYOUT = "write folders of the form SPLIT/CLASS/FILE, without folders in those of the classes"
+LAYOUT = "write folders of the form SPLIT/CLASS/FILE, or data_files with a glob for each folder of classes"
 MAX_CLASSES_SHOWN = 20
 MAX_NAME = 80
 RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
@@ -147,14 +148,17 @@ def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "dat
             f"data.image_column: sample {missing.argmax()} of {split!r} has no image in the column {images!r}; remove "
             "the sample, or write its image's bytes or path"
         )
-    if is_folder:
+    if is_folder and (config.data_files or Path(config.path).expanduser().is_dir()):
         _check_layout(compute.struct_field(table[images], "path").to_pylist(), config, split)
     return dataset
 
 
 def _check_layout(files: Sequence[str], config: HubImages, split: str) -> None:
     """Raise DataError if folders within those of the classes have been taken for classes."""
-    folders = sorted({file.rpartition("/")[0] for file in files})
+    from datasets.config import HF_DATASETS_CACHE
+
+    # Archives are extracted into folders of their own.
+    folders = sorted({file.rpartition("/")[0] for file in files if not file.startswith(str(HF_DATASETS_CACHE))})
     above = {folder.rpartition("/")[0] for folder in folders}
     num_roots = len(names_in(split))
     if config.data_files:

@@ -75,8 +75,9 @@ class TarRows:
             # Random access needs a tar without compression.
             with tarfile.open(file, "r:") as tar:
                 samples: dict[str, dict[str, tarfile.TarInfo]] = {}
+                size = file.stat().st_size
                 for member in tar:
-                    if member.issparse() or not 0 <= member.size <= file.stat().st_size - member.offset_data:
+                    if member.issparse() or not 0 <= member.size <= size - member.offset_data:
                         raise ValueError(
                             f"the header of {member.name!r} is damaged, of a sparse file, or of one cut off"
                         )

@@ -10,6 +10,7 @@ from largebatch.errors import UserError, reason_of
 
 RepositoryKind = Literal["dataset", "model"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
+SECONDS = 30  # for an answer of the hub: a network may swallow what is sent
 
 
 class Place(NamedTuple):
@@ -64,7 +65,7 @@ def commit_of(place: Place, kind: RepositoryKind, field: str) -> str:
     cached = REPO_ID_SEPARATOR.join([f"{kind}s", *place.name.split("/")])
     seen = Path(HF_HOME, "largebatch", "commits", quote(f"{cached}@{place.revision}", safe=""))
     try:
-        commit = HfApi().repo_info(place.name, repo_type=kind, revision=place.revision).sha
+        commit = HfApi().repo_info(place.name, repo_type=kind, revision=place.revision, timeout=SECONDS).sha
         assert commit is not None
     # It raises exceptions of many kinds for a hub that cannot be reached.
     except Exception as error:

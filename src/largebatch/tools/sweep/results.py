@@ -123,7 +123,8 @@ class Results:
         """Each batch size with a run of its best learning rate, the samples until its seeds reached the target, and the
         number of those that did not."""
         for group in self.groups:
-            if BATCH in group.settings and group is self._best(group.settings):
+            # A batch that grows is no size.
+            if isinstance(group.settings.get(BATCH), int) and group is self._best(group.settings):
                 reached = self._training_until(target, group, "samples")
                 missing = len(group.runs) - len(reached.values)
                 yield group.settings[BATCH], next(iter(group.runs.values())), reached, missing
