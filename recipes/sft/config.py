@@ -103,6 +103,10 @@ class HubPairs(Mixable, PairData):
 
     per_source_fields: ClassVar[tuple[str, ...]] = ("prompt", "answer", "format", "messages", "on_invalid")
 
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        return super().hub_fields | ({} if self.tokenizer == "bytes" else {"tokenizer": "model"})
+
     @field_validator("prompt", "answer")
     @classmethod
     def _names_columns(cls, template: str) -> str:

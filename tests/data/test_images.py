@@ -237,11 +237,26 @@ def test_folders_in_folders_are_no_classes(tmp_path):
     files = json.dumps({"train": f"{tmp_path}/train/**", "eval": f"{tmp_path}/val/**"})
     with pytest.raises(DataError, match=told):
         image_sources(hub_config("unused", f"--data.data_files={files}", "--data.path=imagefolder"))
+    # Whoever writes the depth knows the classes.
+    files = json.dumps({"train": f"{tmp_path}/train/*/*/*", "eval": f"{tmp_path}/val/*/*/*"})
+    train, _ = image_sources(hub_config("unused", f"--data.data_files={files}", "--data.path=imagefolder"))
+    assert len(train) == 4
     picture_at(tmp_path / "train/cat/two.png")
     with pytest.raises(
         DataError, match="images of 'train' are in one folder, or at different depths; write folders of the form"
     ):
         image_sources(hub_config("unused", *words))
+
+
+def test_labels_of_a_table_may_lie_in_any_folders(tmp_path, capsys):
+    for split, name in product(("train", "val"), ("ab/cd", "ef/gh")):
+        picture_at(tmp_path / split / name / "0.png")
+    for split in ("train", "val"):
+        (tmp_path / split / "metadata.csv").write_text("file_name,label\nab/cd/0.png,1\nef/gh/0.png,0\n")
+    words = ["--data.data_files=null", f"--data.path={tmp_path}"]
+    train, _ = image_sources(hub_config("unused", *words), Preparation(allowed="everything"))
+    assert train.fetch(np.array([0, 1]), None)["labels"].tolist() == [1, 0]
+    assert capsys.readouterr().out == ""
 
 
 def test_preparing_names_classes_and_files_that_are_no_images(tmp_path, capsys):

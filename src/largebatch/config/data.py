@@ -23,7 +23,7 @@ from largebatch.config.sections import (
 from largebatch.errors import ConfigError
 from largebatch.system.repositories import RepositoryKind
 
-FORMATS = ("parquet", "json", "csv", "text", "imagefolder", "webdataset")
+FORMATS = ("parquet", "arrow", "json", "csv", "text", "imagefolder", "webdataset")
 """Of local files: `datasets` has others, such as "pandas", whose files are code."""
 Patterns = str | Annotated[list[str], Field(min_length=1)]
 """A path or glob, or several."""
@@ -67,7 +67,7 @@ class Data(Section):
     @property
     def hub_fields(self) -> dict[str, RepositoryKind]:
         """The fields that name a folder or a repository on the hub, with the kind of the repository."""
-        return {} if getattr(self, "tokenizer", "bytes") == "bytes" else {"tokenizer": "model"}
+        return {}
 
     @property
     def samples_per_epoch(self) -> int:
@@ -126,7 +126,9 @@ class HubOrLocal(Data):
         if self.name is not None:
             raise ValueError(f"name {self.name!r} has no effect on data_files; remove it")
         if self.path and self.path not in FORMATS:
-            raise ValueError(f"path {self.path!r} is not a format of data_files; write one of {', '.join(FORMATS)}")
+            raise ValueError(
+                f"path {self.path!r} is not a format of data_files that is read; write one of {', '.join(FORMATS)}"
+            )
         files = self.data_files.by_split
         names = names_in(self.train_split) | names_in(self.eval_split)
         if not names <= files.keys() or any(files[name] not in [files[read] for read in names] for name in files):
@@ -333,6 +335,10 @@ class TokenizedText(TextData):
     attention: Literal["block", "document"] = "block"
     """Tokens that a token of a block attends to: "block", all tokens before it; "document", only those of its own
     document, with positions that start at 0 in each document and in each block."""
+
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        return super().hub_fields | ({} if self.tokenizer == "bytes" else {"tokenizer": "model"})
 
 
 class MegatronText(TokenizedText):

@@ -105,7 +105,11 @@ def _name_unread(
         listed = [Path(file) for files in builder.config.data_files.values() for file in files]
         # Of a folder, `datasets` lists only images.
         files = listed if config.data_files else Path(config.path).expanduser().rglob("[!.]*.*")
-        others = Counter(file.suffix.lower() for file in files if file.suffix.lower() not in builder.EXTENSIONS)
+        others = Counter(
+            file.suffix.lower()
+            for file in files
+            if file.suffix.lower() not in builder.EXTENSIONS and file.stem != "metadata" and file.is_file()
+        )
         for suffix, count in others.items():
             print(f"{counted(count, 'file')} that nothing reads: {printable(suffix) or 'without an ending'}")
     if uses is None:

@@ -29,7 +29,10 @@ Rows: TypeAlias = "datasets.Dataset | TarRows"
 """Rows with encoded images and labels, by their indices."""
 # Pillow would start Ghostscript for an EPS, whatever the file is named.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-LAYOUT = "write folders of the form SPLIT/CLASS/FILE, or data_files with a glob for each folder of classes"
+LAYOUT = (
+    "write folders of the form SPLIT/CLASS/FILE or, if the innermost ones are meant, data_files with a glob of their "
+    "depth, such as images/train/*/*/*"
+)
 MAX_CLASSES_SHOWN = 20
 MAX_NAME = 80
 RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
@@ -148,22 +151,28 @@ def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "dat
             f"data.image_column: sample {missing.argmax()} of {split!r} has no image in the column {images!r}; remove "
             "the sample, or write its image's bytes or path"
         )
-    if is_folder and (config.data_files or Path(config.path).expanduser().is_dir()):
-        _check_layout(compute.struct_field(table[images], "path").to_pylist(), config, split)
+    if is_folder and isinstance(dataset.features[labels], datasets.ClassLabel):
+        paths = compute.struct_field(table[images], "path")
+        _check_layout(compute.replace_substring_regex(paths, "/[^/]*$", "").unique().to_pylist(), config, split)
     return dataset
 
 
-def _check_layout(files: Sequence[str], config: HubImages, split: str) -> None:
-    """Raise DataError if folders within those of the classes have been taken for classes."""
+def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None:
+    """Raise DataError if local folders within those of the classes have been taken for classes."""
     from datasets.config import HF_DATASETS_CACHE
 
-    # Archives are extracted into folders of their own.
-    folders = sorted({file.rpartition("/")[0] for file in files if not file.startswith(str(HF_DATASETS_CACHE))})
-    above = {folder.rpartition("/")[0] for folder in folders}
-    num_roots = len(names_in(split))
+    names = names_in(split)
+    roots = [config.path] * len(names)
     if config.data_files:
-        num_roots = sum(len(config.data_files.by_split[name]) for name in names_in(split))
-    if len(above) > num_roots:
+        roots = [pattern for name in names for pattern in config.data_files.by_split[name]]
+        # A glob of a certain depth says which folders are classes.
+        if not all("**" in pattern for pattern in roots):
+            return
+    elif not Path(config.path).expanduser().is_dir():
+        return
+    # Archives are extracted into folders of their own.
+    folders = sorted(folder for folder in folders if not folder.startswith(str(HF_DATASETS_CACHE)))
+    if len({folder.rpartition("/")[0] for folder in folders}) > len(roots):
         found = f"{folders[0]} and {folders[-1]}"
         raise DataError(f"data.path: the classes of {split!r} would be the innermost folders, as {found}; {LAYOUT}")
 

@@ -1,5 +1,6 @@
 """Data sets, models and tokenizers: in a local folder, or in a repository on the hub, at one of its revisions."""
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -70,9 +71,11 @@ def commit_of(place: Place, kind: RepositoryKind, field: str) -> str:
     # It raises exceptions of many kinds for a hub that cannot be reached.
     except Exception as error:
         # Other programs leave what they saw in the hub's own cache.
-        known = [file for file in (seen, Path(HF_HUB_CACHE, cached, "refs", place.revision)) if file.is_file()]
-        if known and not isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
-            return known[0].read_text(encoding="utf-8").strip()
+        files = [file for file in (seen, Path(HF_HUB_CACHE, cached, "refs", place.revision)) if file.is_file()]
+        if files and not isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
+            known = {file.read_text(encoding="utf-8").strip(): file.stat().st_mtime for file in files}
+            # What is on this machine, or else what was seen last.
+            return max(known, key=lambda each: (Path(HF_HUB_CACHE, cached, "snapshots", each).is_dir(), known[each]))
         raise UserError(
             f"{field}: the commit of {place.name}@{place.revision} could not be found: {reason_of(error)}; write a "
             "local folder, or an id on the hub; if that cannot be reached here, run `largebatch prepare` where it can "
@@ -80,5 +83,7 @@ def commit_of(place: Place, kind: RepositoryKind, field: str) -> str:
         ) from error
     with suppress(OSError):
         seen.parent.mkdir(parents=True, exist_ok=True)
-        seen.write_text(commit, encoding="utf-8")
+        unfinished = seen.with_name(f".{seen.name}.{os.getpid()}")
+        unfinished.write_text(commit, encoding="utf-8")
+        unfinished.replace(seen)
     return commit

@@ -72,10 +72,6 @@ def run(options: argparse.Namespace) -> int:
         part=part,
         num_parts=num_parts,
     )
-    commits = find_commits(config, {})
-    for name, commit in commits.items():
-        print(f"{name} is read at commit {commit}; write it as ID@COMMIT to stay there")
-    config = at_commits(config, commits)
     parts = {"": config}
     if isinstance(config.data, Mixable) and config.data.sources:
         sections = zip(config.data.sources, config.data.sections(), strict=True)
@@ -98,6 +94,10 @@ def _prepare(
     """Prepare one source, or all data where there is only one, and return the exit code; `found` gets its samples."""
     where = f"{source}: " if source else ""
     try:
+        commits = find_commits(config, {})
+        for name, commit in commits.items():
+            print(f"{where}{name} is read at commit {commit}; ID@COMMIT in the recipe stays there")
+        config = at_commits(config, commits)
         opened = _open(config, preparation)
     except NotPrepared as missing:
         print(f"{where}{missing}")

@@ -1,5 +1,7 @@
 """The fit of the critical batch: against that of `scipy`, published and simulated points, and bad files."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
@@ -158,6 +160,18 @@ def test_a_sweep(tmp_path, capsys):
     with pytest.raises(UserError, match="all runs at 0 of its batch sizes reached 1; it takes two"):
         read_sweep(tmp_path, 1.0)
     assert "batch 64 is left out: 2 of its runs have not reached 1\n" in capsys.readouterr().out
+
+
+def test_a_sweep_that_varies_more(tmp_path):
+    """Two points of the same batch size are no measurement of it."""
+    losses = {(0.1, 64): [1.0, 1.2], (0.1, 128): [1.2, 1.2]}
+    write_sweep(tmp_path, losses)
+    sweep = json.loads((tmp_path / "sweep.json").read_text())
+    for number, point in enumerate(sweep["points"]):
+        point["settings"] |= {"batch.global_batch_size": 64, "seed of data": number // 2}
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    with pytest.raises(UserError, match="it varies more than batch size and rate; sweep these alone"):
+        read_sweep(tmp_path, 1.25)
 
 
 @pytest.mark.parametrize(

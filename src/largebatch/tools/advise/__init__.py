@@ -189,5 +189,7 @@ def _recommended(options: argparse.Namespace, critical: CriticalBatch, batch: in
     try:
         peak = resolve(_recipe(options, *words), 1).max_peak_lr
         yield f"Its peak learning rate is {peak:.4g}, by the recipe's learning_rate.scaling."
+        if plan.schedule.milestones:
+            yield "The moments of learning_rate.decay.at stay where they are: move them with the length of the run."
     except ConfigError as error:
         yield f"But: {'; '.join(error.problems)}"

@@ -124,6 +124,9 @@ def read_sweep(folder: Path, target: float) -> Array:
         every = run.plan.evaluation.every if run.plan else None
         steps = run.plan.timeline.steps_in(every.length) if run.plan and every else 0
         points.append([batch, reached.mean, reached.std, len(reached.values), steps * batch])
+    sizes = [size for size, *_ in points]
+    if len(set(sizes)) < len(sizes):
+        raise UserError(f"--fit {folder}: it varies more than batch size and rate; sweep these alone, or write a file")
     if len(points) < 2:
         raise UserError(
             f"--fit {folder}: all runs at {len(points)} of its batch sizes reached {target:g}; it takes two"
