@@ -6,7 +6,7 @@ import socket
 from collections import Counter
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from huggingface_hub.constants import HF_HOME
 
@@ -19,8 +19,6 @@ from largebatch.words import counted, printable
 if TYPE_CHECKING:
     import datasets
 
-    from largebatch.data.text_rows import Uses
-
 CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 COMPRESSED = (".bz2", ".gz", ".xz", ".zip", ".zst")
 COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
@@ -28,8 +26,19 @@ DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and wri
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 
 
+class Use(NamedTuple):
+    """What a column is used for."""
+
+    field: str  # of `data`, for messages
+    kind: Literal["text", "any", "optional"] = "text"  # lists and objects are no text; some rows have optional ones
+
+
+Uses = dict[str, Use]
+"""The columns that are used, by their names."""
+
+
 def open_splits(
-    config: HubOrLocal, preparation: Preparation, uses: "Uses | None" = None
+    config: HubOrLocal, preparation: Preparation, uses: Uses | None = None
 ) -> "tuple[datasets.Dataset, datasets.Dataset]":
     """The training and evaluation splits that the config names, which are prepared before if that is allowed.
 
@@ -96,7 +105,7 @@ def open_splits(
 
 
 def _name_unread(
-    config: HubOrLocal, builder: "datasets.DatasetBuilder", train: "datasets.Dataset", uses: "Uses | None"
+    config: HubOrLocal, builder: "datasets.DatasetBuilder", train: "datasets.Dataset", uses: Uses | None
 ) -> None:
     """Print the files of a folder of images that are none, and the columns that are not used: both may be missed."""
     from largebatch.data.text_rows import TextRows
@@ -128,7 +137,7 @@ def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> N
         )
 
 
-def _with_exact_text(builder: "datasets.DatasetBuilder", uses: "Uses") -> "datasets.DatasetBuilder":
+def _with_exact_text(builder: "datasets.DatasetBuilder", uses: Uses) -> "datasets.DatasetBuilder":
     """The builder, or for local CSV and JSON one that does not guess types; DataError for a CSV on the hub."""
     # It imports `datasets`.
     from largebatch.data.text_rows import READERS, text_rows

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any
 
 import datasets
 import fsspec
 
+from largebatch.data.hub import Use, Uses
 from largebatch.errors import DataError
 
 READERS = ("csv", "json")
@@ -24,17 +25,6 @@ READERS = ("csv", "json")
 FORMAT = "1"
 
 Row = dict[str, Any]
-
-
-class Use(NamedTuple):
-    """What a column is used for."""
-
-    field: str  # of `data`, for messages
-    kind: Literal["text", "any", "optional"] = "text"  # lists and objects are no text; some rows have optional ones
-
-
-Uses = dict[str, Use]
-"""The columns that are used, by their names."""
 
 
 @dataclass

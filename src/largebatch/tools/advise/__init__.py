@@ -54,8 +54,8 @@ Fields are overridden as in a run: --batch.micro_batch_size 8.""",
     sources.add_argument("--critical-batch", type=positive_float, metavar="SAMPLES", help="the critical batch")
     help = (
         "fit it to runs: the folder of a sweep, with --target; or a file with the columns batch, samples to the target "
+        "(mean over seeds), spread (standard deviation), seeds and, optionally, every (samples between evaluations)"
     )
-    help += "(mean over seeds), spread (standard deviation), seeds and, optionally, every (samples between evaluations)"
     sources.add_argument("--fit", type=Path, metavar="FILE.csv|DIR", help=help)
     parser.add_argument("--target", type=float, help="the value of its metric that a sweep's runs had to reach")
     parser.add_argument("--standard-error", type=positive_float, metavar="SAMPLES", help="that of --critical-batch")
