@@ -6,6 +6,7 @@ they are tokenized apart or, by a tokenizer that would add something to the answ
 """
 
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from string import Formatter
@@ -204,7 +205,7 @@ def _as_text(name: str, value: Any) -> Any:
     """A column's value for a template; empty text if there is none."""
     if value is None:
         return ""
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
+    if isinstance(value, str | int | float | Decimal) and not isinstance(value, bool):
         return value
     raise DataError(
         f"data: the column {name!r} has {str(value)[:60]!r}, a {type(value).__name__}, neither text nor a number; "

@@ -1,11 +1,15 @@
 """Pairs of prompts and answers: their tokens are prepared once, and a job that may not make them says so."""
 
+import math
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import tasks
 from largebatch.data.preparation import NotPrepared, Preparation
@@ -71,3 +75,26 @@ def test_columns_of_parquet_are_as_python_writes_them(tmp_path):
     for name in others:
         with pytest.raises(DataError, match=f"the column '{name}' has .*, neither text nor a number"):
             open_with(load_with(ADDITION, data | {"prompt": f"{{{name}}}"}), BY_THE_COMMAND)
+
+
+def test_other_numbers_of_parquet_and_sparks_layout(tmp_path):
+    """A folder of parts, beside files that are none of the data's."""
+    folder = tmp_path / "spark"
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    (folder / ".part-0.parquet.crc").write_bytes(b"crc")
+    for number in range(2):
+        amounts = [Decimal("0.50"), Decimal(f"1{number}.00")]
+        columns = {
+            "single": pyarrow.array([0.1, 2], pyarrow.float32()),
+            "nan": pyarrow.array([math.nan, 1.5]),
+            "amount": pyarrow.array(amounts, pyarrow.decimal128(10, 2)),
+        }
+        parquet.write_table(pyarrow.table(columns), folder / f"part-{number}.parquet")
+    files = dict.fromkeys(["train", "eval"], str(folder / "*.parquet"))
+    data = {"source": "datasets", "path": "parquet", "data_files": files, "tokenizer": "bytes", "block_size": 64}
+    data |= {"prompt": "{single}|{nan}", "answer": "{amount}", "num_train_samples": 4, "num_eval_samples": 4}
+    train, _ = open_with(load_with(ADDITION, data), BY_THE_COMMAND)
+    found = train.fetch(np.arange(4), 0)["input_ids"].tolist()
+    texts = [bytes(tokens).decode().rstrip("\0") for tokens in found]
+    assert texts == ["0.10000000149011612|nan0.50", "2.0|1.510.00", "0.10000000149011612|nan0.50", "2.0|1.511.00"]
