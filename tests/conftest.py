@@ -46,6 +46,18 @@ def _own_environment(monkeypatch):
 
 
 @pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty hub on this machine, which this process's libraries use."""
+    # It imports `datasets`.
+    from hub import Hub, use
+
+    hub = Hub()
+    with hub.served() as hub.url:
+        use(monkeypatch, hub.url, tmp_path / "home")
+        yield hub
+
+
+@pytest.fixture
 def project(tmp_path, monkeypatch):
     """The current folder is a copy of the repository's recipes, scripts and configs."""
     for folder in ("recipes", "slurm", "ds_configs"):

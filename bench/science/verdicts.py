@@ -1,11 +1,16 @@
 """What the results of an experiment allow to say."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from experiments import Experiment, Ordering
-from largebatch.tools.sweep.verdicts import Cell, Verdict, verdict
+from largebatch.tools.sweep.verdicts import Cell
 from runs import ANY_RULE, Point, Result
+
+CLEAR = 2.0  # standard errors of a difference, from which on it is called one
+Verdict = Literal["holds", "does not hold", "cannot be told"]
 
 
 def cells_of(results: Iterable[Result], experiment: Experiment, base_lr: float) -> dict[tuple[str, int], Cell]:
@@ -30,6 +35,15 @@ def best_base_lr(results: Mapping[Point, Result], experiment: Experiment) -> flo
         if point.rule == ANY_RULE and point.base_lr in experiment.base_lrs:
             rates.setdefault(point.base_lr, []).append(result.value)
     return min(rates, key=lambda rate: statistics.fmean(rates[rate]))
+
+
+def verdict(lower: Cell, higher: Cell) -> Verdict:
+    """Whether the first is lower than the second."""
+    error = math.hypot(lower.standard_error, higher.standard_error)
+    difference = higher.mean - lower.mean
+    if min(len(lower.values), len(higher.values)) < 2 or abs(difference) <= CLEAR * error:
+        return "cannot be told"
+    return "holds" if difference > 0 else "does not hold"
 
 
 def verdicts(

@@ -133,7 +133,10 @@ class ChatTemplate:
                 raise _inexact(number, "has marks that do not cover {}", REMEDY)
             texts = {"content": content, "tool_calls": _call(number)}
             if any(message.get(key) and each not in (found if is_predicted else text) for key, each in texts.items()):
-                raise _inexact(number, "leaves out {}", "use a template that writes such messages")
+                raise UnusableConversation(
+                    f"the chat template leaves out message {number}, of the role {message['role']}; use one that "
+                    "writes it, or say in data.messages.roles which of its roles that is"
+                )
         self._check_end(text, spans, conversation)
 
     def _check_end(self, text: str, spans: list[Span], conversation: Conversation) -> None:

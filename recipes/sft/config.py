@@ -10,6 +10,7 @@ from largebatch.config import RecipeConfig, check
 from largebatch.config.data import Data, HubOrLocal, Mixable
 from largebatch.config.models import Model
 from largebatch.config.sections import BelowOne, Evaluation, PositiveFloat, PositiveInt, Section, Size
+from largebatch.system.repositories import RepositoryKind
 
 
 class PairData(Data):
@@ -94,13 +95,17 @@ class HubPairs(Mixable, PairData):
     messages: Messages = Messages()
     """Layout of the conversations, for "messages"."""
     tokenizer: str
-    """Hub id or local folder of a `transformers` tokenizer, usually the model's, or "bytes"."""
+    """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, usually the model's, or "bytes"."""
     on_invalid: Literal["refuse", "skip"] = "refuse"
     """How to treat pairs that have more than `block_size` tokens, or a prompt or an answer whose columns are all empty,
     and conversations that are too long or damaged: a run prints how many there are, and either does not start or skips
     them."""
 
     per_source_fields: ClassVar[tuple[str, ...]] = ("prompt", "answer", "format", "messages", "on_invalid")
+
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        return super().hub_fields | ({} if self.tokenizer == "bytes" else {"tokenizer": "model"})
 
     @field_validator("prompt", "answer")
     @classmethod
@@ -164,8 +169,8 @@ class AutoCausalLM(Model):
 
     architecture: Literal["auto"]
     path: str | None = None
-    """Hub id or local folder of the pretrained weights; they are trained in the precision of the recipe, whatever their
-    stored precision."""
+    """Local folder, or ID or ID@REVISION on the hub, of the pretrained weights; they are trained in the precision of
+    the recipe, whatever their stored precision."""
     config: dict[str, Any] | None = None
     """Instead of `path`, the configuration of a model with random weights, such as {"model_type": "llama",
     "hidden_size": 64}."""
@@ -183,6 +188,10 @@ class AutoCausalLM(Model):
     @property
     def stores_frozen_in_bf16(self) -> bool:
         return self.frozen_dtype == "bf16"
+
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        return {} if self.path is None else {"path": "model"}
 
     @property
     def read_in_parts_from(self) -> str | None:

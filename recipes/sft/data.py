@@ -6,6 +6,7 @@ they are tokenized apart or, by a tokenizer that would add something to the answ
 """
 
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from string import Formatter
@@ -15,12 +16,11 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
-from largebatch.data.hub import open_splits
+from largebatch.data.hub import Use, Uses, open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
-from largebatch.data.text_rows import Use, Uses
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts, load_tokenizer
 from largebatch.errors import DataError
 
@@ -130,8 +130,8 @@ class PairEncoder:
     noun = "pair"
 
     def __init__(self, prompt: str, answer: str, tokenizer: Tokenizer, chat: bool = False):
-        fields = {"answer": answer, "prompt": prompt}
-        self.uses: Uses = {name: Use(field) for field, template in fields.items() for name in columns_of(template)}
+        self.columns = {"answer": columns_of(answer), "prompt": columns_of(prompt)}
+        self.uses: Uses = {name: Use(field) for field, names in self.columns.items() for name in names}
         self.prompt = prompt
         self.answer = answer
         self.tokenizer = tokenizer
@@ -179,8 +179,8 @@ class PairEncoder:
     def _texts(self, row: dict[str, Any]) -> tuple[str, str]:
         """A prompt and the text to predict after it; both are empty if one of them has only its template."""
         row = {name: _as_text(name, value) for name, value in row.items()}
-        for template in (self.prompt, self.answer):
-            if not any(str(row[name]).strip() for name in columns_of(template)):
+        for names in self.columns.values():
+            if not any(str(row[name]).strip() for name in names):
                 return "", ""
         prompt = self.prompt.format(**row)
         answer = self.answer.format(**row)
@@ -205,7 +205,7 @@ def _as_text(name: str, value: Any) -> Any:
     """A column's value for a template; empty text if there is none."""
     if value is None:
         return ""
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
+    if isinstance(value, str | int | float | Decimal) and not isinstance(value, bool):
         return value
     raise DataError(
         f"data: the column {name!r} has {str(value)[:60]!r}, a {type(value).__name__}, neither text nor a number; "

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import store_frozen_in_bf16
 from largebatch.model.token_losses import return_token_losses
-from largebatch.system.local_folder import local_folder
+from largebatch.system.repositories import Place, find
 
 from .config import AutoCausalLM, Config, Lora
 
@@ -44,7 +44,7 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     place = _place(model)
     try:
         if place:
-            config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)
         else:
             config = AutoConfig.for_model(**(model.config or {}))
     # `transformers` raises exceptions of many kinds for configurations that cannot be reached or read.
@@ -77,12 +77,18 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     missing = []
     dtype = torch.get_default_dtype()
     is_without_weights = nn.LayerNorm(1).weight.is_meta
+    place = _place(model)
     try:
-        if model.path is None or is_without_weights:
+        if place is None or is_without_weights:
             loaded = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         else:
             loaded, info = AutoModelForCausalLM.from_pretrained(
-                _place(model), config=config, dtype=dtype, output_loading_info=True, trust_remote_code=False
+                place.name,
+                revision=place.revision,
+                config=config,
+                dtype=dtype,
+                output_loading_info=True,
+                trust_remote_code=False,
             )
             missing = sorted(info["missing_keys"])
     except Exception as error:
@@ -137,17 +143,17 @@ def small_twin(model: PreTrainedModel) -> PreTrainedModel | None:
     return twin.eval()
 
 
-def _place(model: AutoCausalLM) -> str | None:
-    """The folder or hub id of pretrained weights; UserError if it is not one of a whole model."""
+def _place(model: AutoCausalLM) -> Place | None:
+    """Where the pretrained weights are; UserError if it is not one of a whole model."""
     if model.path is None:
         return None
-    folder = local_folder(model.path, "model.path", "a model")
-    if folder is not None and (folder / "adapter_config.json").exists():
+    place = find(model.path, "model.path", "a model")
+    if place.folder is not None and (place.folder / "adapter_config.json").exists():
         raise UserError(
             f"model.path: {model.path!r} holds an adapter (adapter_config.json), not a whole model; write the folder "
             "of its base model, or of the adapter merged into that, as recipes/sft/README.md shows"
         )
-    return str(folder or model.path)
+    return place
 
 
 def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:

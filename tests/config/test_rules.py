@@ -191,6 +191,12 @@ def test_files_that_no_split_reads(words, is_valid):
     recipe = PYDOC.with_name("gpt2_124m.json")
     assert "name 'sample-10BT' has no effect on data_files" in problem_of(FILES, *words, recipe=recipe)
     words = (FILES, "--data.name=null", *words)
+    # The hub's id would stay, too; and `datasets` unpickles files of "pandas".
+    for path in ((), ("--data.path=pandas",)):
+        assert "is not a format of data_files that is read; write one of parquet, arrow" in problem_of(
+            *words, *path, recipe=recipe
+        )
+    words = (*words, "--data.path=json")
     if is_valid:
         assert load_config(recipe, words).data.data_files.train == "a.jsonl"
     else:

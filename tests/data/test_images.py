@@ -2,9 +2,11 @@
 
 import base64
 import errno
+import json
 import os
 from decimal import Decimal
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pyarrow
@@ -16,6 +18,7 @@ from sklearn.datasets import load_digits
 
 import tasks
 from largebatch.config import load_config
+from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError, StorageError, UserError
 from largebatch.system.failures import kind_of
 from paths import DIGITS, IMAGENET
@@ -94,7 +97,6 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_p
         (["--data.image_column=picture"], "data.image_column: no column 'picture'; the data has image, label"),
         (["--data.label_column=y"], "data.label_column: no column 'y'"),
         (["--data.label_column=image"], "data.label_column: the column 'image' has struct"),
-        (["--data.path=parkuet"], "data.path: 'parkuet' could not be loaded"),
     ],
 )
 def test_data_that_cannot_be_opened(parquet, overrides, words):
@@ -217,6 +219,53 @@ def test_a_local_folder_of_images(held_out, tmp_path):
     assert (len(train), len(evaluation)) == (2, 2)
     assert evaluation.fetch(np.array([0, 1]), None)["labels"].tolist() == [0, 1]
     assert evaluation.dataset[0]["image"] == {"bytes": None, "path": str(tmp_path / held_out / "cat/one.png")}
+
+
+def picture_at(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (30, 30)).save(path, format="PNG")
+
+
+def test_folders_in_folders_are_no_classes(tmp_path):
+    """`datasets` would take the innermost ones for classes: cats and dogs of a year for one."""
+    words = ["--data.data_files=null", f"--data.path={tmp_path}"]
+    for split, name, year in product(("train", "val"), ("cat", "dog"), ("2023", "2024")):
+        picture_at(tmp_path / split / name / year / "one.png")
+    told = r"the classes of 'train' would be the innermost folders, as .*cat/2023 and .*dog/2024; write folders of the"
+    with pytest.raises(DataError, match=told):
+        image_sources(hub_config("unused", *words))
+    files = json.dumps({"train": f"{tmp_path}/train/**", "eval": f"{tmp_path}/val/**"})
+    with pytest.raises(DataError, match=told):
+        image_sources(hub_config("unused", f"--data.data_files={files}", "--data.path=imagefolder"))
+    # Whoever writes the depth knows the classes.
+    files = json.dumps({"train": f"{tmp_path}/train/*/*/*", "eval": f"{tmp_path}/val/*/*/*"})
+    train, _ = image_sources(hub_config("unused", f"--data.data_files={files}", "--data.path=imagefolder"))
+    assert len(train) == 4
+    picture_at(tmp_path / "train/cat/two.png")
+    with pytest.raises(
+        DataError, match="images of 'train' are in one folder, or at different depths; write folders of the form"
+    ):
+        image_sources(hub_config("unused", *words))
+
+
+def test_labels_of_a_table_may_lie_in_any_folders(tmp_path, capsys):
+    for split, name in product(("train", "val"), ("ab/cd", "ef/gh")):
+        picture_at(tmp_path / split / name / "0.png")
+    for split in ("train", "val"):
+        (tmp_path / split / "metadata.csv").write_text("file_name,label\nab/cd/0.png,1\nef/gh/0.png,0\n")
+    words = ["--data.data_files=null", f"--data.path={tmp_path}"]
+    train, _ = image_sources(hub_config("unused", *words), Preparation(allowed="everything"))
+    assert train.fetch(np.array([0, 1]), None)["labels"].tolist() == [1, 0]
+    assert capsys.readouterr().out == ""
+
+
+def test_preparing_names_classes_and_files_that_are_no_images(tmp_path, capsys):
+    for number, (split, name) in enumerate(product(("train", "val"), ("10", "2"))):
+        picture_at(tmp_path / split / name / "one.png")
+        (tmp_path / split / name / f"{number}.HEIC").write_bytes(b"ftypheic")
+    words = ["--data.data_files=null", f"--data.path={tmp_path}"]
+    image_sources(hub_config("unused", *words), Preparation(allowed="everything"))
+    assert capsys.readouterr().out == "4 files that nothing reads: .heic\nclasses: 0 10, 1 2\n"
 
 
 def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):

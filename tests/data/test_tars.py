@@ -1,6 +1,7 @@
 """Images in tar files: equal to reading each member by hand, without a copy, and refused where they are not such."""
 
 import io
+import os
 import tarfile
 
 import numpy as np
@@ -112,3 +113,74 @@ def test_what_cannot_be_read_is_refused(shards):
         opened(config_of(shards, "--data.train_split=train[:50%]"))
     with pytest.raises(DataError, match=r"data\.data_files\.train: no file matches"):
         opened(config_of(shards / "nowhere"))
+
+
+def size_field(number):
+    """The field of a member's size, as GNU tar writes a number in base 256."""
+    return number.to_bytes(12, "big", signed=True) if number < 0 else b"\x80" + number.to_bytes(11, "big")
+
+
+def offset_of(path, member):
+    with tarfile.open(path) as tar:
+        return tar.getmembers()[member].offset
+
+
+def planted(path, member, place, content):
+    """A tar of which a field of a member's header is other bytes, with the right checksum."""
+    data = bytearray(path.read_bytes())
+    start = offset_of(path, member)
+    data[start + place : start + place + len(content)] = content
+    data[start + 148 : start + 156] = b" " * 8
+    data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
+    path.write_bytes(data)
+
+
+def test_damage_is_no_end_and_no_label(shards):
+    """Each would otherwise lose samples, never end, or be a traceback."""
+    file = shards / "train-0.tar"
+    whole = file.read_bytes()
+
+    def refused(told):
+        with pytest.raises(DataError, match=rf"train-0\.tar cannot be read: {told}.*; write tars without compression"):
+            opened(config_of(shards))
+        file.write_bytes(whole)
+
+    # One bit of the fifth header; `tarfile` ends there.
+    start = offset_of(file, 4)
+    file.write_bytes(whole[: start + 1] + bytes([whole[start + 1] ^ 1]) + whole[start + 2 :])
+    refused(f"it has neither a header nor the mark of its end at byte {start:,}: it is damaged or cut off")
+    # Cut between two members.
+    file.write_bytes(whole[:start])
+    refused(f"it has neither a header nor the mark of its end at byte {start:,}")
+    file.write_bytes(whole + (shards / "train-1.tar").read_bytes())
+    refused(r"it goes on after its end at byte [\d,]+, as tars do that were joined; write them apart")
+    planted(file, 2, 124, size_field(-512))
+    refused("the header of 'n0/000.png' is damaged, of a sparse file, or of one cut off")
+    planted(file, 2, 124, size_field(2**62))
+    refused("the header of 'n0/000.png' is damaged, of a sparse file, or of one cut off")
+    with tarfile.open(file, "w") as tar:
+        for ending, content in (("png", png(np.zeros((32, 32, 3), np.uint8))), ("cls", b"1" * 4000)):
+            info = tarfile.TarInfo(f"0.{ending}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    refused("the label '0.cls' has b'1111111111111111111', which is not a whole number")
+
+
+def test_what_is_no_file_or_no_index(shards):
+    opened(config_of(shards))
+    for path in (shards / "cache/largebatch").iterdir():
+        for content in (b"", b"text", path.read_bytes()[:100]):
+            path.write_bytes(content)
+            with pytest.raises(DataError, match=r"tars_.*\.npy is damaged; remove it, and prepare the data again"):
+                opened(config_of(shards))
+        path.unlink()
+    os.mkfifo(shards / "train-9.tar")
+    with pytest.raises(DataError, match=r"train-9\.tar is not a file; write the paths of files"):
+        opened(config_of(shards))
+    (shards / "train-9.tar").unlink()
+    (shards / "val.tar").unlink()
+    (shards / "val.tar").mkdir()
+    with pytest.raises(
+        DataError, match=r"data\.data_files\.eval: '.*val\.tar' is a folder; write a glob, such as .*/\*"
+    ):
+        opened(config_of(shards))

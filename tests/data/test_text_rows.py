@@ -4,12 +4,13 @@ import csv
 import gzip
 import json
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from largebatch.config.data import HubText
-from largebatch.data.hub import open_splits
+from largebatch.data.hub import Use, open_splits
 from largebatch.data.preparation import Preparation
-from largebatch.data.text_rows import Use
 from largebatch.errors import DataError
 
 
@@ -75,11 +76,17 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         ("csv", b"q,a\n1,2\n1,2,3\n", "line 3: it has 3 cells, but the header has 2"),
         ("csv", b"q,a\n1\n", "line 2: it has 1 cells, but the header has 2"),
         ("csv", b'q,a\n1,"2\n', "line 2: unexpected end of data"),
-        ("csv", "q,a\né,2\n".encode("latin-1"), "'utf-8' codec can't decode byte 0xe9"),
+        (
+            "csv",
+            b"q,a\n" + b"x,2\n" * 4000 + b"\xe9,2\n",
+            "line 4002: 'q' has the byte 0xe9, which is not text; save the",
+        ),
+        ("csv", "q,a\n1,2\n".encode("utf-16"), "line 1: its names are not in UTF-8; save it as UTF-8"),
+        ("csv", b"q;a\n1,5;2\n", "it has 2 cells, but the header has 1, if they are separated by ','"),
         ("json", b'{"q": 1, "q": 2}\n', "line 1: 'q' occurs twice"),
         ("json", b'{"q": 1}\n["q"]\n', 'line 2 is ["q"], not an object'),
         ("json", b'{"q": 1}\n{"q": {"b": [1, 2]}}\n', """line 2: 'q' holds {"b": [1, 2]}, neither text nor a number"""),
-        ("json", b'{"q": "\\ud800"}\n', "line 1: 'q' is not text: 'utf-8' codec can't encode"),
+        ("json", b'{"q": "\\ud800"}\n', "line 1: 'q' has half of a character, 0xd800, which is not text"),
         ("json", b'{\n"q": 1\n}\n', "line 1: Expecting property name"),
     ],
 )
@@ -97,3 +104,42 @@ def test_every_file_has_the_columns_that_are_used(tmp_path):
     (tmp_path / "2.jsonl").write_text('{"question": 1}\n')
     with pytest.raises(DataError, match=r"data\.prompt: no column 'q'; the data has question, in .*2\.jsonl"):
         rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")})
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "content"),
+    [
+        ("rows.csv", "csv", b"instruction,input,output\nadd,1 2,3\n"),
+        ("rows.jsonl", "json", b'{"instruction": "add", "output": 3}\n{"input": "1 2"}\n'),
+        ("rows.parquet", "parquet", b""),
+    ],
+)
+def test_columns_that_nothing_reads_are_named(name, reader, content, tmp_path, capsys):
+    file = tmp_path / name
+    file.write_bytes(content)
+    if reader == "parquet":
+        parquet.write_table(pyarrow.table({"instruction": ["add"], "input": ["1 2"], "output": ["3"]}), file)
+    for used, told in (
+        (("instruction", "output"), "1 column of the data that nothing reads: input\n"),
+        (("instruction", "input", "output"), ""),
+    ):
+        rows_of(file, reader, {column: Use("prompt", "optional") for column in used}, allowed="everything")
+        assert capsys.readouterr().out == told
+    rows_of(file, reader, {"instruction": Use("prompt", "optional")})
+    assert capsys.readouterr().out == ""
+
+
+def test_csv_and_guessed_json_of_the_hub_are_refused(hub):
+    """There `datasets` reads them, and guesses types."""
+    rows = b'{"text": "00001", "whole": 1, "date": "2024-01-05", "decimal": 0.50, "is": true}\n'
+    hub.commit("datasets/user/json", {"train.json": rows, "validation.json": rows})
+    hub.commit("datasets/user/csv", {"train.csv": b"text\n00001\n", "validation.csv": b"text\n00001\n"})
+    common = {"source": "datasets", "tokenizer": "bytes", "block_size": 1, "num_train_samples": 1}
+    section = HubText(path="user/json", num_eval_samples=1, **common)
+    train, _ = open_splits(section, Preparation(), {"text": Use("prompt"), "whole": Use("prompt")})
+    assert [train[0][name] for name in ("text", "whole")] == ["00001", 1]
+    for name in ("date", "decimal", "is"):
+        with pytest.raises(DataError, match=rf"data\.prompt: `datasets` has taken .* {name!r} for .*hf download"):
+            open_splits(section, Preparation(), {name: Use("prompt")})
+    with pytest.raises(DataError, match=r"data\.path: `datasets` would take cells of the hub's CSV .*hf download"):
+        open_splits(section.model_copy(update={"path": "user/csv"}), Preparation(), {"text": Use("prompt")})

@@ -62,6 +62,17 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
             ['--train.duration={"epochs": 5}'],
             ["text is read 5 times; more than 4 passes add little (arXiv 2305.16264)"],
         ),
+        # 8 x (1 - 0.9) from 1.
+        (
+            GPT2,
+            (
+                "--optimizer.beta_scaling=sde",
+                "--learning_rate.scaling=sqrt",
+                "--learning_rate.reference_batch_size=256",
+            ),
+            ["optimizer.beta_scaling: with a beta of 0.2, Adam hardly averages; it is for small k"],
+        ),
+        (GPT2, ["--optimizer.beta_scaling=half_life", "--learning_rate.reference_batch_size=256"], []),
         # Images are augmented, and other tokens are masked, in each pass.
         (RESNET, [], []),
         (BERT, [], []),

@@ -1,12 +1,19 @@
 """Pairs of prompts and answers: their tokens are prepared once, and a job that may not make them says so."""
 
+import math
 from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import tasks
 from largebatch.data.preparation import NotPrepared, Preparation
+from largebatch.errors import DataError
 from paths import ADDITION
 from small_data import load_with, rows_in
 
@@ -42,3 +49,52 @@ def test_tokens_that_are_not_there_are_not_made_where_that_is_not_allowed(config
     assert all(batches[0][name].equal(batches[1][name]) for name in ("input_ids", "labels"))
     predicted = batches[0]["labels"][7]
     assert bytes(predicted[predicted >= 0].tolist()) == b"8\0"
+
+
+def test_columns_of_parquet_are_as_python_writes_them(tmp_path):
+    """A whole number beside a missing one is a decimal in pandas, and in its file."""
+    columns = {
+        "text": ["00001", "NA", " é"],
+        "whole": [7, -1, 10**18],
+        "missing": [1, None, 3],
+        "decimal": [0.5, 3e5, 0.1],
+    }
+    others = {"is": [True] * 3, "time": [datetime(2024, 1, 5, tzinfo=UTC)] * 3}
+    file = tmp_path / "rows.parquet"
+    pandas.DataFrame(columns | others).to_parquet(file)
+    data = {"source": "datasets", "path": "parquet", "data_files": dict.fromkeys(["train", "eval"], str(file))}
+    data |= {"answer": "{text}", "tokenizer": "bytes", "block_size": 64, "num_train_samples": 3, "num_eval_samples": 3}
+    prompt = "{text}|{whole}|{missing}|{decimal}"
+    train, _ = open_with(load_with(ADDITION, data | {"prompt": prompt}), BY_THE_COMMAND)
+    found = train.fetch(np.arange(3), 0)
+    prompts = [
+        bytes(tokens[: 1 + int((labels >= 0).nonzero()[0])]).decode()
+        for tokens, labels in zip(found["input_ids"].tolist(), found["labels"], strict=True)
+    ]
+    assert prompts == ["00001|7|1.0|0.5", "NA|-1||300000.0", " é|1000000000000000000|3.0|0.1"]
+    for name in others:
+        with pytest.raises(DataError, match=f"the column '{name}' has .*, neither text nor a number"):
+            open_with(load_with(ADDITION, data | {"prompt": f"{{{name}}}"}), BY_THE_COMMAND)
+
+
+def test_other_numbers_of_parquet_and_sparks_layout(tmp_path):
+    """A folder of parts, beside files that are none of the data's."""
+    folder = tmp_path / "spark"
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    (folder / ".part-0.parquet.crc").write_bytes(b"crc")
+    for number in range(2):
+        amounts = [Decimal("0.50"), Decimal(f"1{number}.00")]
+        columns = {
+            "single": pyarrow.array([0.1, 2], pyarrow.float32()),
+            "nan": pyarrow.array([math.nan, 1.5]),
+            "amount": pyarrow.array(amounts, pyarrow.decimal128(10, 2)),
+        }
+        parquet.write_table(pyarrow.table(columns), folder / f"part-{number}.parquet")
+    files = dict.fromkeys(["train", "eval"], str(folder / "*.parquet"))
+    data = {"source": "datasets", "path": "parquet", "data_files": files, "tokenizer": "bytes", "block_size": 64}
+    data |= {"prompt": "{single}|{nan}", "answer": "{amount}", "num_train_samples": 4, "num_eval_samples": 4}
+    train, _ = open_with(load_with(ADDITION, data), BY_THE_COMMAND)
+    found = train.fetch(np.arange(4), 0)["input_ids"].tolist()
+    texts = [bytes(tokens).decode().rstrip("\0") for tokens in found]
+    assert texts == ["0.10000000149011612|nan0.50", "2.0|1.510.00", "0.10000000149011612|nan0.50", "2.0|1.511.00"]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_1samp
 from torch.nn.functional import cross_entropy
 
 from jobs import train_in_job
@@ -51,27 +52,50 @@ def lines(gradients, traces):
     return [{"squared_gradient": each, "trace": trace} for each, trace in zip(gradients, traces, strict=True)]
 
 
-def test_the_error_is_the_jackknife_of_the_ratio():
+def p_value(gradients, traces, ratio):
+    """Of the mean of traces - ratio x gradients being 0: Student's t."""
+    return ttest_1samp(np.array(traces) - ratio * np.array(gradients), 0).pvalue
+
+
+@pytest.mark.parametrize(("spread", "count"), [(0.5, 50), (0.5, 2), (2, 3), (5, 9)])
+def test_the_interval_has_all_ratios_that_student_does_not_exclude(spread, count):
     random = np.random.default_rng(2)
-    gradients = random.normal(2, 0.5, 50)
-    traces = random.normal(60, 20, 50)
+    gradients = random.normal(2, spread, count)
+    traces = random.normal(60, 20, count) + 3 * gradients
     found = noise_scale(lines(gradients, traces))
     assert found["samples"] == pytest.approx(traces.mean() / gradients.mean())
-    without_one = [np.delete(traces, index).mean() / np.delete(gradients, index).mean() for index in range(50)]
-    variance = 49 / 50 * np.square(without_one - np.mean(without_one)).sum()
-    assert found["standard_error"] == pytest.approx(math.sqrt(variance))
-    assert found["measurements"] == 50
+    assert found["measurements"] == count
+    ends = [found["low"]] if found["high"] is None else [found["low"], found["high"]]
+    for end in ends:
+        p = p_value(gradients, traces, end)
+        # A noise scale is not negative.
+        assert p == pytest.approx(0.05, abs=1e-3) if end > 0 else p > 0.05
+    if found["high"] is None:
+        assert p_value(gradients, traces, 1e9) > 0.05
+    else:
+        assert found["low"] < found["samples"] < found["high"]
+    assert (found["high"] is None) == (ttest_1samp(gradients, 0).pvalue > 0.05)
 
 
-def test_there_is_no_scale_without_a_gradient():
+def test_measurements_without_spread_have_an_interval_without_width():
+    found = noise_scale(lines([2.0] * 3, [60.0] * 3))
+    assert found == pytest.approx({"samples": 30, "low": 30, "high": 30, "measurements": 3})
+
+
+def test_there_is_no_scale_without_a_gradient_or_noise():
     why = "1 measurement; it takes 2, in steps of 2 or more micro-batches"
     assert noise_scale(lines([1.0], [5.0])) == {"not_measured": why}
-    why = "the squared gradient cannot be told from zero after 50 measurements"
     random = np.random.default_rng(3)
-    assert noise_scale(lines(random.normal(-0.1, 0.5, 50), [60.0] * 50)) == {"not_measured": why}
+    gradients = random.normal(-0.1, 0.5, 50)
+    told = noise_scale(lines(gradients, [60.0] * 50))["not_measured"]
+    assert told.startswith("the squared gradient cannot be told from zero after 50 measurements; the noise scale is ")
+    low = float(told.split()[-4].replace(",", ""))
+    assert p_value(gradients, [60.0] * 50, low) == pytest.approx(0.05, rel=0.05)
+    why = "the noise cannot be told from zero after 2 measurements"
+    assert noise_scale(lines([1.0, 2.0], [-5.0, 4.0])) == {"not_measured": why}
     # The sum is positive by the largest measurement alone.
-    assert noise_scale(lines([-1.0] * 49 + [60.0], [60.0] * 50)) == {"not_measured": why}
-    assert noise_scale(lines([-1.0] * 49 + [60.0, 60.0], [60.0] * 51))["standard_error"] > 250
+    found = noise_scale(lines([-1.0] * 49 + [60.0], [60.0] * 50))
+    assert (found["samples"], found["high"]) == (pytest.approx(50 * 60 / 11), None)
 
 
 # --- the gradients ----------------------------------------------------------------------------------------------------
@@ -140,7 +164,8 @@ def test_every_strategy_measures_the_gradients_of_micro_batches(strategy, world_
     summary = read_object(tmp_path / "run/summary.json")["noise_scale"]
     assert summary == pytest.approx(noise_scale(expected), rel=1e-3)
     last = read_json_lines(tmp_path / "run/metrics.jsonl")[-1]
-    assert (last["noise_scale"], last["noise_scale_error"]) == (summary["samples"], summary["standard_error"])
+    ends = [last.get(f"noise_scale{end}") for end in ("", "_low", "_high")]
+    assert ends == [summary[name] for name in ("samples", "low", "high")]
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -167,7 +192,8 @@ def test_the_plan_says_whether_it_is_measured():
 
     assert said() == ([], {}, [])
     nothing = {"noise_scale": noise_scale([])}
-    assert said('--logging.noise_scale={"every": 2}') == (["gradient noise scale measured every 2 steps"], nothing, [2])
+    measured = "gradient noise scale measured every 2 steps; biased if the gradients of samples depend on their weights"
+    assert said('--logging.noise_scale={"every": 2}') == ([measured], nothing, [2])
     shown = "gradient noise scale not measured: it takes 2 micro-batches per step; lower batch.micro_batch_size"
     assert said(EVERY_STEP, "--batch.micro_batch_size=24") == ([shown], nothing, [])
     # The ragged batch of the third step has nine samples.

@@ -17,10 +17,11 @@ of the weights of samples divided by their mean.
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import stdev
+from statistics import covariance, fmean
 from typing import Any
 
-from largebatch.words import counted
+from largebatch.batch.student_t import student_t
+from largebatch.words import counted, digits, span
 
 WINDOW = 100
 """The number of latest measurements that a noise scale is averaged over, because it changes during training."""
@@ -47,19 +48,35 @@ def is_measurement(line: Mapping[str, Any]) -> bool:
 
 
 def noise_scale(measurements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The ratio of both means as "samples", its "standard_error" by the jackknife and the number of "measurements".
+    """The ratio of both means as "samples", its interval of 95 % confidence, and the number of "measurements".
 
-    If there is none, "not_measured" says why.
+    The interval is Fieller's (1954, J. R. Stat. Soc. B 16), from "low" to "high": all ratios r for which the mean of
+    trace - r squared_gradient is not clearly another than 0, by Student's t. If the squared gradient is not clearly
+    above 0, "high" is None: there is no upper end. If an estimate is not even positive, "not_measured" says so.
     """
     count = len(measurements)
     if count < 2:
         return {"not_measured": f"{counted(count, 'measurement')}; it takes 2, in steps of 2 or more micro-batches"}
     gradients, traces = ([each[name] for each in measurements] for name in ("squared_gradient", "trace"))
-    gradient = sum(gradients)
-    trace = sum(traces)
-    # Then all sums below are positive. If they vary much, so does the ratio, and the error says so.
-    if gradient <= max(gradients):
-        return {"not_measured": f"the squared gradient cannot be told from zero after {count} measurements"}
-    without_one = [(trace - each["trace"]) / (gradient - each["squared_gradient"]) for each in measurements]
-    error = (count - 1) / math.sqrt(count) * stdev(without_one)
-    return {"samples": trace / gradient, "standard_error": error, "measurements": count}
+    gradient = fmean(gradients)
+    trace = fmean(traces)
+    if trace <= 0:
+        return {"not_measured": f"the noise cannot be told from zero after {count} measurements"}
+    # The interval is where a r^2 - 2 b r + c is at most 0.
+    factor = student_t(count - 1) ** 2 / count
+    a = gradient**2 - factor * covariance(gradients, gradients)
+    b = gradient * trace - factor * covariance(gradients, traces)
+    c = trace**2 - factor * covariance(traces, traces)
+    to_root = b + math.sqrt(max(b * b - a * c, 0.0))
+    low = c / to_root if c > 0 and to_root > 0 else 0.0
+    if gradient <= 0:
+        why = f"the squared gradient cannot be told from zero after {count} measurements"
+        return {"not_measured": f"{why}; the noise scale is {digits(low)} samples or more"}
+    return {"samples": trace / gradient, "low": low, "high": to_root / a if a > 0 else None, "measurements": count}
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """A noise scale that was measured, with its interval."""
+    high = found["high"]
+    interval = f"{digits(found['low'])} or more" if high is None else span((found["low"], high))
+    return f"{digits(found['samples'])} samples (95 % confidence: {interval})"

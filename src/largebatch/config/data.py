@@ -21,7 +21,10 @@ from largebatch.config.sections import (
     Size,
 )
 from largebatch.errors import ConfigError
+from largebatch.system.repositories import RepositoryKind
 
+FORMATS = ("parquet", "arrow", "json", "csv", "text", "imagefolder", "webdataset")
+"""Of local files: `datasets` has others, such as "pandas", whose files are code."""
 Patterns = str | Annotated[list[str], Field(min_length=1)]
 """A path or glob, or several."""
 
@@ -62,6 +65,11 @@ class Data(Section):
     process does both."""
 
     @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        """The fields that name a folder or a repository on the hub, with the kind of the repository."""
+        return {}
+
+    @property
     def samples_per_epoch(self) -> int:
         """Samples after which the training set starts over."""
         return self.num_train_samples
@@ -91,7 +99,8 @@ class HubOrLocal(Data):
 
     source: Literal["datasets"]
     path: str
-    """Hub id or local folder; with `data_files`, the format: "parquet", "json", "csv", "text" or "imagefolder"."""
+    """Local folder, or ID or ID@REVISION on the hub; with `data_files`, the format: "parquet", "json", "csv", "text" or
+    "imagefolder". A run stays at the commit that a tag or branch has at its start."""
     name: str | None = None
     """Configuration of the data set on the hub, if it has several."""
     data_files: DataFiles | None = None
@@ -105,6 +114,10 @@ class HubOrLocal(Data):
     """What a job does with data that `largebatch prepare` has not prepared. "allow": the job downloads and tokenizes
     it while its GPUs wait. "require": the job is refused. null: the job prepares at most 1 GiB."""
 
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        return super().hub_fields | ({"path": "dataset"} if self.data_files is None else {})
+
     @model_validator(mode="after")
     def _files_are_read(self) -> Self:
         """Refuse splits meant for a data set on the hub, which stay when `data_files` alone is overridden."""
@@ -112,6 +125,10 @@ class HubOrLocal(Data):
             return self
         if self.name is not None:
             raise ValueError(f"name {self.name!r} has no effect on data_files; remove it")
+        if self.path and self.path not in FORMATS:
+            raise ValueError(
+                f"path {self.path!r} is not a format of data_files that is read; write one of {', '.join(FORMATS)}"
+            )
         files = self.data_files.by_split
         names = names_in(self.train_split) | names_in(self.eval_split)
         if not names <= files.keys() or any(files[name] not in [files[read] for read in names] for name in files):
@@ -146,8 +163,8 @@ class Mixable(HubOrLocal):
     """Data that may be mixed from several sources."""
 
     path: str = ""
-    """Hub id or local folder; with `data_files`, the format: "parquet", "json", "csv" or "text"; not needed if each of
-    `sources` has its own."""
+    """Local folder, or ID or ID@REVISION on the hub; with `data_files`, the format: "parquet", "json", "csv" or "text";
+    not needed if each of `sources` has its own."""
     sources: Annotated[list[MixedSource], Field(min_length=2)] | None = None
     """Sources to mix, such as [{"name": "web", "weight": 0.8, "path": …}, {"name": "code", "weight": 0.2, "path": …}].
     Each source inherits the fields of this section and may override them. It must have its own "num_train_samples" and
@@ -313,10 +330,15 @@ class TokenizedText(TextData):
     """Documents as tokens; the first `num_train_samples` samples are used, and a run prints how many there are."""
 
     tokenizer: str
-    """Hub id or local folder of a `transformers` tokenizer, or "bytes"; docs/data.md shows how to train one."""
+    """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, or "bytes"; docs/data.md shows how
+    to train one."""
     attention: Literal["block", "document"] = "block"
     """Tokens that a token of a block attends to: "block", all tokens before it; "document", only those of its own
     document, with positions that start at 0 in each document and in each block."""
+
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        return super().hub_fields | ({} if self.tokenizer == "bytes" else {"tokenizer": "model"})
 
 
 class MegatronText(TokenizedText):

@@ -15,7 +15,8 @@ class Warmup(Section):
     duration: Duration
     """Time until the peak is reached."""
     start: Literal["base_lr", "zero"] = "base_lr"
-    """First learning rate: `base_lr` (Goyal et al.; there is no warmup if the scaled rate is not above it), or zero."""
+    """First learning rate: `base_lr` (Goyal et al.; there is no warmup if the scaled rate is not above it), or zero,
+    with which the first step changes no weights."""
     shape: Literal["gradual", "constant"] = "gradual"
     """"gradual": the rate grows by the same amount in each step. "constant": it stays at `base_lr` and then jumps to
     the peak, which the paper found to be worse than no warmup."""

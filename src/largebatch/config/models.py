@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from largebatch.config.sections import BelowOne, NumLayers, Section, Size
+from largebatch.system.repositories import RepositoryKind
 
 
 class Model(Section):
@@ -34,6 +35,11 @@ class Model(Section):
     def stores_frozen_in_bf16(self) -> bool:
         """Whether weights that are not trained are stored in bf16, beside those in fp32 that are."""
         return False
+
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        """The fields that name a folder or a repository on the hub, with the kind of the repository."""
+        return {}
 
     @property
     def read_in_parts_from(self) -> str | None:
@@ -110,4 +116,9 @@ class LargeModel(Model):
     need not hold it whole. Random weights are a function of the run's seed and each parameter's name."""
 
     initial_weights: str | None = None
-    """Starting weights: a local folder or hub id of `safetensors` files for exactly this model; null draws them."""
+    """Starting weights: a local folder, or ID or ID@REVISION on the hub, of `safetensors` files for exactly this model;
+    null draws them."""
+
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        return {} if self.initial_weights is None else {"initial_weights": "model"}

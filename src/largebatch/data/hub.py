@@ -1,22 +1,23 @@
 """Opens a data set through Hugging Face `datasets`: from the hub, a local folder, or local files."""
 
 import errno
+import re
 import socket
+from collections import Counter
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
 from largebatch.data.preparation import Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
-from largebatch.system.local_folder import local_folder
+from largebatch.system.repositories import COMMIT, find
+from largebatch.words import counted, printable
 
 if TYPE_CHECKING:
     import datasets
-
-    from largebatch.data.text_rows import Uses
 
 CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 COMPRESSED = (".bz2", ".gz", ".xz", ".zip", ".zst")
@@ -25,8 +26,19 @@ DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and wri
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 
 
+class Use(NamedTuple):
+    """What a column is used for."""
+
+    field: str  # of `data`, for messages
+    kind: Literal["text", "any", "optional"] = "text"  # lists and objects are no text; some rows have optional ones
+
+
+Uses = dict[str, Use]
+"""The columns that are used, by their names."""
+
+
 def open_splits(
-    config: HubOrLocal, preparation: Preparation, uses: "Uses | None" = None
+    config: HubOrLocal, preparation: Preparation, uses: Uses | None = None
 ) -> "tuple[datasets.Dataset, datasets.Dataset]":
     """The training and evaluation splits that the config names, which are prepared before if that is allowed.
 
@@ -45,11 +57,12 @@ def open_splits(
         found_files(config)
         arguments: dict[str, Any] = {"path": config.path, "data_files": config.data_files.by_split}
     else:
-        folder = local_folder(config.path, "data.path", "a data set")
-        arguments = {"path": str(folder) if folder else config.path, "name": config.name}
+        place = find(config.path, "data.path", "a data set")
+        arguments = {"path": place.name, "name": config.name, "revision": place.revision}
     splits = (config.train_split, config.eval_split)
     try:
         builder = datasets.load_dataset_builder(**arguments)
+        _check_commit(builder, arguments.get("revision"))
         if uses is not None:
             builder = _with_exact_text(builder, uses)
         if not Path(builder.cache_dir).is_dir():
@@ -86,10 +99,45 @@ def open_splits(
         is_guessed = builder.name == "json" and use.kind == "text"
         if is_guessed and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
             raise DataError(f"data.{use.field}: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
+    if preparation.allowed == "everything":
+        _name_unread(config, builder, train, uses)
     return train, evaluation
 
 
-def _with_exact_text(builder: "datasets.DatasetBuilder", uses: "Uses") -> "datasets.DatasetBuilder":
+def _name_unread(
+    config: HubOrLocal, builder: "datasets.DatasetBuilder", train: "datasets.Dataset", uses: Uses | None
+) -> None:
+    """Print the files of a folder of images that are none, and the columns that are not used: both may be missed."""
+    from largebatch.data.text_rows import TextRows
+
+    if builder.name == "imagefolder":
+        listed = [Path(file) for files in builder.config.data_files.values() for file in files]
+        # Of a folder, `datasets` lists only images.
+        files = listed if config.data_files else Path(config.path).expanduser().rglob("[!.]*.*")
+        others = Counter(
+            file.suffix.lower()
+            for file in files
+            if file.suffix.lower() not in builder.EXTENSIONS and file.stem != "metadata" and file.is_file()
+        )
+        for suffix, count in others.items():
+            print(f"{counted(count, 'file')} that nothing reads: {printable(suffix) or 'without an ending'}")
+    if uses is None:
+        return
+    columns = builder.first_columns() if isinstance(builder, TextRows) else train.column_names
+    if unread := [name for name in columns if name not in uses]:
+        print(f"{counted(len(unread), 'column')} of the data that nothing reads: {printable(', '.join(unread))}")
+
+
+def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:
+    """Raise DataError for another commit, which `datasets` takes from its cache if the hub cannot be reached."""
+    if revision is not None and COMMIT.fullmatch(revision) and builder.hash != revision:
+        raise DataError(
+            f"data.path: the hub cannot be reached, and {builder.hash} is the latest commit of {builder.repo_id} in "
+            f"the cache, not {revision}; run `largebatch prepare` where it can be, or write the other one: ID@COMMIT"
+        )
+
+
+def _with_exact_text(builder: "datasets.DatasetBuilder", uses: Uses) -> "datasets.DatasetBuilder":
     """The builder, or for local CSV and JSON one that does not guess types; DataError for a CSV on the hub."""
     # It imports `datasets`.
     from largebatch.data.text_rows import READERS, text_rows
@@ -109,21 +157,35 @@ def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for split, patterns in config.data_files.by_split.items():
         for pattern in patterns:
-            names = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
+            # "images/**" matches folders, too.
+            matches = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
+            names = [name for name in matches if not Path(name).is_dir()]
+            field = "train" if split == "train" else "eval"
+            if not names and matches:
+                raise DataError(f"data.data_files.{field}: {pattern!r} is a folder; write a glob, such as {pattern}/*")
             if not names:
-                field = "train" if split == "train" else "eval"
                 given = f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()})"
                 raise DataError(f"{given}; write the path or glob of the files")
+            if special := [name for name in names if not Path(name).is_file()]:
+                raise DataError(f"data.data_files.{field}: {special[0]} is not a file; write the paths of files")
             found.setdefault(split, []).extend(map(Path, names))
     return found
 
 
 def _size(builder: "datasets.DatasetBuilder") -> int:
-    """Bytes of a data set's local files, about what they hold if they are compressed; else what the hub knows."""
+    """Bytes of a data set's files, about what local ones hold if they are compressed."""
     files = [file for split in (builder.config.data_files or {}).values() for file in split]
     local = [Path(file) for file in files if "://" not in file]
-    held = sum(file.stat().st_size * (COMPRESSION if file.suffix in COMPRESSED else 1) for file in local)
-    return held or builder.info.download_size or builder.info.dataset_size or 0
+    if local or not files:
+        return sum(file.stat().st_size * (COMPRESSION if file.suffix in COMPRESSED else 1) for file in local)
+    from huggingface_hub import HfFileSystem
+
+    # datasets/USER/NAME@COMMIT, whose files are listed with one request for each thousand.
+    repository = re.match(r"hf://(datasets/[^@]*@[^/]*)/", files[0])
+    if repository is None:
+        return builder.info.download_size or 0
+    sizes: Any = HfFileSystem().find(repository[1], detail=True)
+    return sum(sizes.get(file.removeprefix("hf://"), {}).get("size", 0) for file in files)
 
 
 def column(dataset: "datasets.Dataset", name: str, field: str) -> str:

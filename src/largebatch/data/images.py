@@ -1,7 +1,9 @@
 """Labeled images: scikit-learn's digits, or any image data set through `datasets`."""
 
 import io
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from largebatch.config.data import DigitsData, HubImages
+from largebatch.config.data import DigitsData, HubImages, names_in
 from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
 from largebatch.data.hub import column, open_splits
 from largebatch.data.order import Indices, derive_seed
@@ -18,6 +20,7 @@ from largebatch.data.source import Batch
 from largebatch.data.tars import TarRows
 from largebatch.data.viewer import opaque
 from largebatch.errors import DataError, is_transient, reason_of
+from largebatch.words import printable
 
 if TYPE_CHECKING:
     import datasets
@@ -26,6 +29,12 @@ Rows: TypeAlias = "datasets.Dataset | TarRows"
 """Rows with encoded images and labels, by their indices."""
 # Pillow would start Ghostscript for an EPS, whatever the file is named.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+LAYOUT = (
+    "write folders of the form SPLIT/CLASS/FILE or, if the innermost ones are meant, data_files with a glob of their "
+    "depth, such as images/train/*/*/*"
+)
+MAX_CLASSES_SHOWN = 20
+MAX_NAME = 80
 RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
 
 
@@ -100,6 +109,10 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
             _check_labels(rows.labels, config, split)
         return tars
     train, evaluation = open_splits(config, preparation)
+    classes = getattr(train.features.get(config.label_column), "names", [])
+    if classes and preparation.allowed == "everything":
+        shown = ", ".join(f"{number} {printable(name)}" for number, name in enumerate(classes[:MAX_CLASSES_SHOWN]))
+        print(f"classes: {shown}{', …' if len(classes) > MAX_CLASSES_SHOWN else ''}")
     return _rows_of(train, config, config.train_split), _rows_of(evaluation, config, config.eval_split)
 
 
@@ -107,6 +120,9 @@ def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "dat
     import datasets
     from pyarrow import compute, float64, types
 
+    is_folder = dataset.builder_name == "imagefolder"
+    if is_folder and config.label_column == "label" and "label" not in dataset.column_names:
+        raise DataError(f"data.path: images of {split!r} are in one folder, or at different depths; {LAYOUT}")
     images = column(dataset, config.image_column, "image_column")
     labels = column(dataset, config.label_column, "label_column")
     dataset = dataset.select_columns([images, labels])
@@ -135,7 +151,30 @@ def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "dat
             f"data.image_column: sample {missing.argmax()} of {split!r} has no image in the column {images!r}; remove "
             "the sample, or write its image's bytes or path"
         )
+    if is_folder and isinstance(dataset.features[labels], datasets.ClassLabel):
+        paths = compute.struct_field(table[images], "path")
+        _check_layout(compute.replace_substring_regex(paths, "/[^/]*$", "").unique().to_pylist(), config, split)
     return dataset
+
+
+def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None:
+    """Raise DataError if local folders within those of the classes have been taken for classes."""
+    from datasets.config import HF_DATASETS_CACHE
+
+    names = names_in(split)
+    roots = [config.path] * len(names)
+    if config.data_files:
+        roots = [pattern for name in names for pattern in config.data_files.by_split[name]]
+        # A glob of a certain depth says which folders are classes.
+        if not all("**" in pattern for pattern in roots):
+            return
+    elif not Path(config.path).expanduser().is_dir():
+        return
+    # Archives are extracted into folders of their own.
+    folders = sorted(folder for folder in folders if not folder.startswith(str(HF_DATASETS_CACHE)))
+    if len({folder.rpartition("/")[0] for folder in folders}) > len(roots):
+        found = f"{folders[0]} and {folders[-1]}"
+        raise DataError(f"data.path: the classes of {split!r} would be the innermost folders, as {found}; {LAYOUT}")
 
 
 def _check_labels(labels: NDArray[np.int64 | np.float64], config: HubImages, split: str) -> None:
@@ -192,9 +231,11 @@ class HubImageSource:
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             if is_transient(error):
                 raise
+            file_name = encoded["path"]
+            where = f", in {file_name[-MAX_NAME:]}" if isinstance(file_name, str) else ""
             raise DataError(
-                f"the image of sample {index} cannot be decoded: {reason_of(error)}; replace or remove it, and if "
-                "the column is text, write paths of files"
+                f"the image of sample {index} cannot be decoded: {reason_of(error)}{where}; replace or remove it, and "
+                "if the column is text, write paths of files"
             ) from error
 
     def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:

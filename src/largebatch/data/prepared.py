@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, names_in
 from largebatch.data.forked import run_forked
-from largebatch.data.hub import open_splits
+from largebatch.data.hub import Use, open_splits
 from largebatch.data.preparation import Preparation, write_errors
 from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer
@@ -66,9 +66,6 @@ def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation)
     names = (data.train_split, data.eval_split)
     train, evaluation = splits = [PreparedSplit(data, name, tokenizer, preparation) for name in names]
     if not all(split.manifest for split in splits):
-        # It imports `datasets`.
-        from largebatch.data.text_rows import Use
-
         uses = {data.text_column: Use("text_column")}
         pairs = [
             (split, _text_of(dataset, data.text_column))

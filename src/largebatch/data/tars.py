@@ -27,6 +27,9 @@ from largebatch.storage.files import replace_file
 Index = NDArray[np.int64]
 """A row for each sample: the number of its tar, the image's first byte there, its size in bytes, and the label."""
 
+MAX_DIGITS = 18
+"""Of a label, which is an int64."""
+
 
 class TarRows:
     """The samples of some tars, by their indices, as rows of a `datasets` data set.
@@ -50,7 +53,13 @@ class TarRows:
         if not path.is_file():
             preparation.check(config, sum(size for _, size, _ in states))
             self._write(path)
-        self._index: Index = np.load(path, mmap_mode="r")
+        try:
+            self._index: Index = np.load(path, mmap_mode="r")
+            is_whole = self._index.dtype == np.int64 and self._index.shape[1:] == (4,)
+        except (ValueError, EOFError):
+            is_whole = False
+        if not is_whole:
+            raise DataError(f"{path} is damaged; remove it, and prepare the data again")
         self.labels = self._index[:, 3]
 
     def _write(self, path: Path) -> None:
@@ -66,25 +75,36 @@ class TarRows:
             # Random access needs a tar without compression.
             with tarfile.open(file, "r:") as tar:
                 samples: dict[str, dict[str, tarfile.TarInfo]] = {}
+                size = file.stat().st_size
                 for member in tar:
-                    folder, _, name = member.name.rpartition("/")
+                    if member.issparse() or not 0 <= member.size <= size - member.offset_data:
+                        raise ValueError(
+                            f"the header of {member.name!r} is damaged, of a sparse file, or of one cut off"
+                        )
+                    folder, slash, name = member.name.rpartition("/")
                     stem, _, ending = name.partition(".")
                     if member.isfile() and stem:
-                        members = samples.setdefault(f"{folder}/{stem}", {})
+                        members = samples.setdefault(f"{folder}{slash}{stem}", {})
                         if ending in members:
                             raise DataError(f"data: {file} has two files {member.name}; remove one of them")
                         members[ending] = member
+                _check_end(file, tar.offset)
                 for name, members in samples.items():
                     image = self._member(file, name, members, self._config.image_column)
                     label = self._member(file, name, members, self._config.label_column)
                     opened = tar.extractfile(label)
                     assert opened is not None
-                    yield number, image.offset_data, image.size, int(opened.read())
+                    digits = opened.read(MAX_DIGITS + 1)
+                    if len(digits) > MAX_DIGITS or not digits.strip().isdigit():
+                        raise ValueError(f"the label {label.name!r} has {digits!r}, which is not a whole number")
+                    yield number, image.offset_data, image.size, int(digits)
         except DataError:
             raise
-        except (tarfile.TarError, ValueError) as error:
+        # A damaged header may ask for any amount of memory, or lead to itself.
+        except (tarfile.TarError, ValueError, MemoryError, OverflowError, RecursionError) as error:
+            what = str(error) or type(error).__name__
             raise DataError(
-                f"data.data_files: {file} cannot be read: {error}; write tars without compression, whose labels are "
+                f"data.data_files: {file} cannot be read: {what}; write tars without compression, whose labels are "
                 "whole numbers, and copy a damaged one again"
             ) from error
 
@@ -108,3 +128,21 @@ class TarRows:
             self._config.image_column: [{"bytes": image.tobytes(), "path": None} for image in images],
             self._config.label_column: [label for *_, label in rows],
         }
+
+
+def _check_end(file: Path, end: int) -> None:
+    """Raise ValueError unless a tar has the mark of its end where its last header was read, and nothing after it.
+
+    `tarfile` takes a damaged header in the middle for the end.
+    """
+    with file.open("rb") as opened:
+        opened.seek(end)
+        if opened.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+            raise ValueError(
+                f"it has neither a header nor the mark of its end at byte {end:,}: it is damaged or cut off"
+            )
+        while block := opened.read(2**20):
+            if block.strip(tarfile.NUL):
+                raise ValueError(
+                    f"it goes on after its end at byte {end:,}, as tars do that were joined; write them apart"
+                )

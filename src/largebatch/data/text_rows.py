@@ -11,12 +11,13 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import IO, Any, Literal, NamedTuple
+from itertools import chain, islice
+from typing import IO, Any
 
 import datasets
 import fsspec
 
+from largebatch.data.hub import Use, Uses
 from largebatch.errors import DataError
 
 READERS = ("csv", "json")
@@ -24,17 +25,6 @@ READERS = ("csv", "json")
 FORMAT = "1"
 
 Row = dict[str, Any]
-
-
-class Use(NamedTuple):
-    """What a column is used for."""
-
-    field: str  # of `data`, for messages
-    kind: Literal["text", "any", "optional"] = "text"  # lists and objects are no text; some rows have optional ones
-
-
-Uses = dict[str, Use]
-"""The columns that are used, by their names."""
 
 
 @dataclass
@@ -60,6 +50,12 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
             datasets.SplitGenerator(name=split, gen_kwargs={"files": list(files)})
             for split, files in self.config.data_files.items()
         ]
+
+    def first_columns(self) -> list[str]:
+        """The columns of the first file's header, or of its first thousand rows."""
+        file = next(iter(self.config.data_files.values()))[0]
+        rows = islice(rows_of(file, self.config), 1_000)
+        return [*dict.fromkeys(chain.from_iterable(row for _, row in rows))]
 
     def _generate_examples(self, files: Sequence[str]) -> Iterator[tuple[str, dict[str, str | None]]]:
         uses: Uses = self.config.uses
@@ -89,7 +85,9 @@ def _text(where: str, name: str, use: Use, value: Any) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: {name!r} is not text: {error}; correct or remove it") from None
+        code = ord(text[error.start])
+        what = f"the byte {code - 0xDC00:#x}" if 0xDC80 <= code <= 0xDCFF else f"half of a character, {code:#x}"
+        raise DataError(f"{where}: {name!r} has {what}, which is not text; save the file as UTF-8") from None
     return text
 
 
@@ -122,15 +120,17 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
 
 def _csv_rows(file: IO[bytes], separator: str) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(sys.maxsize)
-    # A spreadsheet's CSV may begin with a byte order mark.
-    reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=separator, strict=True)
+    # A spreadsheet's CSV may begin with a byte order mark. Bytes of other encodings are told with their row.
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.reader(text, delimiter=separator, strict=True)
     try:
         names = next(reader, [])
         _check_names(names)
         for cells in reader:
             # As csv.DictReader does, leave out empty lines.
             if cells and len(cells) != len(names):
-                raise ValueError(f"it has {len(cells)} cells, but the header has {len(names)}")
+                counts = f"it has {len(cells)} cells, but the header has {len(names)}"
+                raise ValueError(f"{counts}, if they are separated by {separator!r}")
             if cells:
                 yield reader.line_num, dict(zip(names, cells, strict=True))
     except (ValueError, csv.Error) as error:
@@ -178,6 +178,8 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> Row:
 
 
 def _check_names(names: Sequence[str]) -> None:
+    if any("\udc80" <= letter <= "\udcff" for name in names for letter in name):
+        raise ValueError("its names are not in UTF-8; save it as UTF-8")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice!r} occurs twice, so one of its values would be lost")

@@ -7,7 +7,7 @@ import xxhash
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.errors import DataError, reason_of
-from largebatch.system.local_folder import local_folder
+from largebatch.system.repositories import find
 
 
 class ByteTokenizer:
@@ -36,10 +36,10 @@ class PretrainedTokenizer:
     def __init__(self, path: str):
         from transformers import AutoTokenizer
 
-        folder = local_folder(path, "data.tokenizer", "a tokenizer")
+        place = find(path, "data.tokenizer", "a tokenizer")
         try:
             # Without a value, it asks on stdin whether to run a folder's code.
-            self.tokenizer = AutoTokenizer.from_pretrained(str(folder or path), trust_remote_code=False)
+            self.tokenizer = AutoTokenizer.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)
         # It raises exceptions of many kinds for tokenizers that cannot be reached, found or read.
         except Exception as error:
             raise DataError(
@@ -101,7 +101,7 @@ Tokenizer = ByteTokenizer | PretrainedTokenizer
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer that the config names: "bytes", a hub id or a local folder."""
+    """The tokenizer that the config names: "bytes", a local folder, or an id on the hub."""
     return ByteTokenizer() if name == "bytes" else PretrainedTokenizer(name)
 
 

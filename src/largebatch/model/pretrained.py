@@ -14,7 +14,7 @@ from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.model.transformers_internals import converted_names, without_ignored
 from largebatch.storage.layout import COPIED_FILES, CheckpointError, read_json
 from largebatch.storage.tensors import TensorFiles
-from largebatch.system.local_folder import local_folder
+from largebatch.system.repositories import find
 from largebatch.words import bulleted
 
 WHOLE = "model.safetensors"
@@ -38,13 +38,14 @@ MAX_NAMES = 5
 
 def find_folder(where: str, field: str = "model.initial_weights") -> Path:
     """A local folder of weights, or the download of a hub id; UserError, which names the field, if there is neither."""
-    folder = local_folder(where, field, "a model")
-    if folder is not None:
-        return folder
+    place = find(where, field, "a model")
+    if place.folder is not None:
+        return place.folder
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(where, allow_patterns=["model*.safetensors", INDEX, CONFIG, *COPIED_FILES]))
+        wanted = ["model*.safetensors", INDEX, CONFIG, *COPIED_FILES]
+        return Path(snapshot_download(place.name, revision=place.revision, allow_patterns=wanted))
     # It raises exceptions of many kinds for files that cannot be reached, found or read.
     except Exception as error:
         raise UserError(

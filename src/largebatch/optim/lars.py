@@ -12,7 +12,8 @@ class Lars(LayerwiseOptimizer):
 
     You et al. 2017 (arXiv 1708.03888), algorithm 1; eta is `trust_coefficient`, and lambda is `weight_decay`, an L2
     penalty. The factor is 1 if w or g is zero, as is usual. The learning rate is outside the velocity, as in torch's
-    SGD, so that it may change without momentum correction (Goyal et al. 2017, remark 2). Nesterov is not in the paper.
+    SGD, so that it may change without momentum correction (Goyal et al. 2017, remark 2); the paper and MLPerf's code
+    multiply it in. Nesterov is not in the paper.
     """
 
     def __init__(

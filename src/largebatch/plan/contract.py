@@ -68,6 +68,7 @@ class RunPlan:
     frozen_steps: tuple[int, ...] = ()  # for each of the optimizer's groups, the number of first steps without updates
     obstacle_to_compiling: str | None = None  # why the model cannot be compiled; None if nothing is known
     expected: Expected | None = None  # a published figure of these settings
+    commits: dict[str, str] = field(default_factory=dict)  # those of a run's repositories; see `config.commits`
 
     # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
     optimizer_entry: OptimizerEntry | None = field(default=None, compare=False)

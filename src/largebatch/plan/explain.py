@@ -127,7 +127,8 @@ def _noise_scale(plan: RunPlan) -> list[str]:
         return []
     if plan.max_global_batch_size <= plan.micro_batch_size:
         return ["gradient noise scale not measured: it takes 2 micro-batches per step; lower batch.micro_batch_size"]
-    return [f"gradient noise scale measured every {section.every.length}"]
+    bias = "; biased if the gradients of samples depend on their weights" if plan.loss_weight_per_sample is None else ""
+    return [f"gradient noise scale measured every {section.every.length}{bias}"]
 
 
 def _when(evaluated: EvalSet) -> str:

@@ -10,6 +10,7 @@ from largebatch.words import counted
 
 MIN_STEPS = 500
 MIN_WARMUP_STEPS = 20
+MIN_SCALED_BETA = 0.5
 MAX_PASSES = 4
 """Passes over the same text that are almost as good as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 MAX_BATCH_OF_ADAPTERS = 32
@@ -37,6 +38,9 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
     warmup = timeline.steps_in(Length("samples", plan.schedule.warmup)) if plan.schedule.warmup else MIN_WARMUP_STEPS
     if warmup < MIN_WARMUP_STEPS:
         yield f"{counted(warmup, 'step')} of warmup are few for averages over gradients to settle; lengthen {rate}"
+    betas = plan.optimizer_options.get("betas", ())
+    if getattr(config.optimizer, "beta_scaling", "fixed") != "fixed" and min(betas) < MIN_SCALED_BETA:
+        yield f"optimizer.beta_scaling: with a beta of {min(betas):.3g}, Adam hardly averages; it is for small k"
     for name, every in {"evaluation": plan.evaluation.every, "checkpoint": plan.checkpoint.every}.items():
         if every is None or timeline.steps_in(every.length) >= plan.stop_after_steps:
             lost = "; a run that is killed starts over" if name == "checkpoint" else ""

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,7 @@ from largebatch.backend.launch import end_with_the_launcher, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
 from largebatch.config import RecipeConfig
+from largebatch.config.commits import at_commits, find_commits
 from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
 from largebatch.data.preparation import Preparation
@@ -64,7 +66,7 @@ class Run(Generic[Config]):
     """
 
     def __init__(self, config: Config, options: RunOptions):
-        self.config = config
+        self._given = config
         end_with_the_launcher()
         self.folder = OwnFolder(options.run_dir)
         launch = read_launch(config=config)
@@ -99,6 +101,8 @@ class Run(Generic[Config]):
             )
             self.backend.end()
             raise SystemExit(0)
+        self.plan = self.backend.plan = replace(self.plan, commits=self._find_commits())
+        self.config = at_commits(config, self.plan.commits)
         self._starting_weights: StartingWeights | None = None
         self._pretrained_folder: Path | None = None
         self._perturb_weights = options.perturb_weights
@@ -277,9 +281,9 @@ class Run(Generic[Config]):
                 raise UserError("--perturb-weights changes the weights of a single process; launch one")
             perturb_weights(self.backend.model, self._perturb_weights)
         recorder = Recorder(
-            self.config, self.backend, self.folder, self._start, self._recipe, utilization, self._ending
+            self._given, self.backend, self.folder, self._start, self._recipe, utilization, self._ending
         )
-        self._loop = Loop(self.config, self.backend, self._start, recorder, self._stop, files)
+        self._loop = Loop(self._given, self.backend, self._start, recorder, self._stop, files)
         self._loop.writer.reserve()
         self._loop.agree_on_compiling()
         self._starting.check()
@@ -394,7 +398,7 @@ class Run(Generic[Config]):
         """Refuse machines with a different copy of the recipe, which would silently train something else."""
         launch = self.backend.launch
         strategy = (launch.strategy, launch.deepspeed_config, launch.reshards)
-        mine = (self.config.model_dump_json(), self.plan.to_json(), *strategy)
+        mine = (self._given.model_dump_json(), self.plan.to_json(), *strategy)
         with self.backend.raise_on_all_ranks():
             gathered = self.backend.gather_objects(mine)
             ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
@@ -403,3 +407,15 @@ class Run(Generic[Config]):
                     f"the config differs from rank 0's on rank {', '.join(ranks)}; launch all ranks with the same "
                     "recipe, overrides, Accelerate config and DeepSpeed config"
                 )
+
+    def _find_commits(self) -> dict[str, str]:
+        """The commits of the repositories that the config names: those of the checkpoint, or as they are now."""
+        known = self._start.manifest.plan.get("commits", {}) if self._start.manifest else {}
+        commits: dict[str, str] = {}
+        with self.backend.raise_on_all_ranks():
+            if self.is_main_process:
+                commits = find_commits(self._given, known)
+        commits = self.backend.gather_objects(commits)[0]
+        for name, commit in commits.items():
+            self._print(f"  {'Hub':<14}{name} is read at commit {commit}")
+        return commits

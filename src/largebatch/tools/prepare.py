@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from largebatch.config import RecipeConfig, load_config
+from largebatch.config.commits import at_commits, find_commits
 from largebatch.config.data import HubOrLocal, Mixable, TokenizedText
 from largebatch.config.task_config import task_code_errors
 from largebatch.data.preparation import NotPrepared, Preparation
@@ -93,6 +94,10 @@ def _prepare(
     """Prepare one source, or all data where there is only one, and return the exit code; `found` gets its samples."""
     where = f"{source}: " if source else ""
     try:
+        commits = find_commits(config, {})
+        for name, commit in commits.items():
+            print(f"{where}{name} is read at commit {commit}; ID@COMMIT in the recipe stays there")
+        config = at_commits(config, commits)
         opened = _open(config, preparation)
     except NotPrepared as missing:
         print(f"{where}{missing}")

@@ -3,10 +3,13 @@
 import json
 import math
 import re
+import shlex
 
 import pytest
 
 from largebatch.__main__ import main
+from largebatch.config import load_config
+from largebatch.plan import resolve
 from largebatch.tools.advise.advice import steps_and_samples
 from paths import DIGITS, ROOT
 from run_folders import write_run
@@ -106,12 +109,13 @@ def folder_with(folder, name, content):
 def test_a_noise_scale_says_that_it_stands_in_and_brings_its_steps(advise, tmp_path):
     plan = write_run(tmp_path / "run", ("--batch.global_batch_size=64",))
     summary = tmp_path / "run/summary.json"
-    noise = {"noise_scale": {"samples": 128.0, "standard_error": 20.0, "measurements": 50}}
+    noise = {"noise_scale": {"samples": 128.0, "low": 88.8, "high": 167.2, "measurements": 50}}
     summary.write_text(json.dumps(json.loads(summary.read_text()) | noise))
     code, output, _ = advise("--measured", tmp_path / "run")
     assert (code, plan.max_global_batch_size) == (0, 64)
     assert "Critical batch 128 samples (95 % confidence: 88.8 to 167), from the noise scale in" in prose(output)
     assert "which stands in for it" in prose(output)
+    assert "it can underestimate the critical batch by orders of magnitude (Merrill et al. 2025)" in prose(output)
     assert "To the loss after 200 steps at batch 64" in prose(output)
     # 200 / (1 + 128 / 64) = S_min; twice that at the knee.
     assert numbers(output, "batch 128 (knee)")[0] == 133
@@ -121,7 +125,7 @@ def test_a_noise_scale_says_that_it_stands_in_and_brings_its_steps(advise, tmp_p
 
 
 def test_a_measured_critical_batch(advise, tmp_path):
-    found = {"samples": 512, "standard_error": None, "at_step": 100, "tolerance": 0.01}
+    found = {"samples": 512, "at_step": 100, "tolerance": 0.01, "sizes": []}
     code, output, _ = advise("--measured", folder_with(tmp_path / "sweep", "critical_batch.json", found))
     assert code == 0
     assert "Critical batch 512 samples (its error is not known), from " in prose(output)
@@ -135,7 +139,7 @@ def test_a_measured_critical_batch(advise, tmp_path):
     [
         ("critical_batch.json", {"samples": None}),
         ("summary.json", {"steps": 3}),
-        ("summary.json", {"noise_scale": {"samples": None, "standard_error": None, "measurements": 0}}),
+        ("summary.json", {"noise_scale": {"samples": None, "measurements": 0}}),
         ("summary.json", [1]),
     ],
 )
@@ -165,9 +169,36 @@ def test_a_limit_gives_a_bound_and_no_knee(advise, tmp_path, samples, words):
     assert "knee" not in output
 
 
+def test_batches_beyond_the_points_are_marked(advise, tmp_path):
+    (tmp_path / "points.csv").write_text("256,1000,10,5\n512,1500,10,5\n1024,2500,10,5\n")
+    code, output, _ = advise("--fit", tmp_path / "points.csv", "--batches", "128,256,1024,2048")
+    assert code == 0
+    rows = [line.split("  ")[1] for line in output.splitlines() if line.startswith("  batch")]
+    assert rows == ["batch 128 (extrapolated)", "batch 256 (knee)", "batch 1,024", "batch 2,048 (extrapolated)"]
+
+
+def test_the_run_that_is_recommended_reaches_the_same_loss(advise):
+    """A warmup in steps keeps its samples, and the rule scales the rate."""
+    known = ("--critical-batch", "256", "--steps", "300", "--at-batch", "64", "--batches", "64,256")
+    own = ("--batch.global_batch_size=64", '--learning_rate.warmup={"duration": {"steps": 10}, "start": "zero"}')
+    _, output, _ = advise(DIGITS, *known, *ON_GPUS, *own)
+    command = next(line for line in output.splitlines() if line.startswith("  --batch.global_batch_size=256 "))
+    overrides = shlex.split(command)
+    # 300 (1 + 256 / 256) / (1 + 256 / 64)
+    assert '--train.duration={"steps": 120}' in overrides
+    before = resolve(load_config(DIGITS, own), 1)
+    after = resolve(load_config(DIGITS, [*own, *overrides]), 1)
+    assert after.max_peak_lr == 4 * before.max_peak_lr
+    # Of 640 samples, in whole steps.
+    assert (before.schedule.warmup, after.schedule.warmup) == (640, 768)
+    assert f"Its peak learning rate is {after.max_peak_lr:.4g}, by the recipe's learning_rate.scaling." in output
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
+        ((*GIVEN, "--target", "3"), "--target is that of the sweep of --fit"),
+        (("--fit", "recipes"), "--target and the folder of a sweep as --fit require each other"),
         ((), "one of the arguments --measured --critical-batch --fit is required"),
         ((*GIVEN, "--steps", "10"), "--steps and --at-batch require each other"),
         (("--measured", "x", "--standard-error", "3"), "--standard-error is that of --critical-batch"),

@@ -1,11 +1,14 @@
 """The fit of the critical batch: against that of `scipy`, published and simulated points, and bad files."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
 
 from largebatch.errors import UserError
-from largebatch.tools.advise.fit import fit, read_points
+from largebatch.tools.advise.fit import doubts, fit, read_points, read_sweep
+from tools.sweep.test_results import write_sweep
 
 # MLPerf's reference convergence points (github.com/mlcommons/logging, rcp_checker, commit 7bbf792): batch size, mean of
 # the samples to the target, their standard deviation, seeds.
@@ -58,14 +61,16 @@ def read(tmp_path):
 
 
 def chi_square(points, critical, least):
-    batch, samples, spread, seeds = points
+    batch, samples, spread, seeds, _ = points
     relative = spread / np.sqrt(seeds) / samples
     return np.sum(np.log(samples / (least * (1 + batch / critical))) ** 2 / (relative**2 + 0.04**2))
 
 
 def fitted_by_scipy(points):
     """The critical batch and the least samples, and their standard errors."""
-    batch, samples, spread, seeds = points
+    batch, samples, spread, seeds, every = points
+    samples = samples - every / 2
+    spread = np.sqrt(spread**2 + seeds * every**2 / 12)
 
     def form(batch, critical, least):
         return np.log(np.exp(least) * (1 + batch / np.exp(critical)))
@@ -116,6 +121,57 @@ def test_two_points_are_fitted_and_cannot_be_tested(read):
     found = fit(read("100,2000,0,1\n300,4000,0,1\n"))
     assert (found.critical_batch, found.least_samples) == pytest.approx((100, 1000), rel=1e-4)
     assert (found.degrees_of_freedom, found.p) == (0, 1.0)
+    assert "the form is not tested: two points follow it always" in " ".join(found.in_words())
+
+
+def test_the_interval_of_evaluations_is_half_subtracted_and_an_error(read):
+    lines = [f"{line},{every}" for line, every in zip(LLAMA.split(), (12288, 12288, 12288, 49152, 49152), strict=True)]
+    points = read("\n".join(["batch,samples,spread,seeds,every", *lines]))
+    found = fit(points)
+    best, errors = fitted_by_scipy(points)
+    assert [found.critical_batch, found.least_samples] == pytest.approx(best, rel=1e-3)
+    assert [found.critical_batch_error, found.least_samples_error] == pytest.approx(errors, rel=1e-3)
+    assert found.critical_batch != pytest.approx(fit(read(LLAMA)).critical_batch, rel=0.01)
+
+
+def test_what_is_taken_for_known(read):
+    points = read("batch,samples,spread,seeds,every\n1,9,0,1,0\n2,10,0,5,0\n4,11,2,5,0\n8,12,0,5,3\n")
+    assert [*doubts(points)] == [
+        "batch 1: one seed, whose spread is not known and is taken for 0",
+        "batch 2: no spread over 5 seeds; if evaluations were rare, add a column every",
+    ]
+
+
+def test_a_sweep(tmp_path, capsys):
+    """Each run is at 1.25 after step 100; the last evaluation decides the best rate, at which no seed may diverge."""
+    losses = {
+        (0.1, 64): [1.0, 1.2, 1.1],
+        (0.2, 64): [1.3, 1.2, 1.4],
+        (0.1, 128): [1.2, 1.2, 1.2],
+        (0.2, 128): [1.0, 1.1, 0.9],
+        (0.1, 256): [1.0, None, 1.1],
+        (0.2, 256): [1.2, 1.3, 1.0],
+    }
+    points = read_sweep(write_sweep(tmp_path, losses), 1.25)
+    every = [5 * (1437 // batch * batch) for batch in (64, 128, 256)]
+    assert points.T.tolist() == [
+        [batch, 100 * batch, 0, 3, each] for batch, each in zip((64, 128, 256), every, strict=True)
+    ]
+    with pytest.raises(UserError, match="all runs at 0 of its batch sizes reached 1; it takes two"):
+        read_sweep(tmp_path, 1.0)
+    assert "batch 64 is left out: 2 of its runs have not reached 1\n" in capsys.readouterr().out
+
+
+def test_a_sweep_that_varies_more(tmp_path):
+    """Two points of the same batch size are no measurement of it."""
+    losses = {(0.1, 64): [1.0, 1.2], (0.1, 128): [1.2, 1.2]}
+    write_sweep(tmp_path, losses)
+    sweep = json.loads((tmp_path / "sweep.json").read_text())
+    for number, point in enumerate(sweep["points"]):
+        point["settings"] |= {"batch.global_batch_size": 64, "seed of data": number // 2}
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    with pytest.raises(UserError, match="it varies more than batch size and rate; sweep these alone"):
+        read_sweep(tmp_path, 1.25)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +186,7 @@ def test_two_points_are_fitted_and_cannot_be_tested(read):
     ],
 )
 def test_a_header_names_the_columns_and_others_are_skipped(text, read):
-    assert read(text).T.tolist() == [[16, 161587, 4502, 20], [32, 179405, 7351, 20]]
+    assert read(text).T.tolist() == [[16, 161587, 4502, 20, 0], [32, 179405, 7351, 20, 0]]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +199,7 @@ def test_a_header_names_the_columns_and_others_are_skipped(text, read):
         ("256,1000,-1,1\n", "256,1000,-1,1 cannot"),
         ("256,1000,nan,1\n", "256,1000,nan,1 cannot"),
         ("256,1000,0,0\n", "256,1000,0,0 cannot"),
+        ("batch,samples,spread,seeds,every\n256,1000,0,1,2000\n", "256,1000,0,1,2000 cannot"),
         (b"\xff\xfe\x00", "codec"),
     ],
 )

@@ -91,8 +91,13 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
         # Its standard deviation is 0.001.
         assert line["loss"] == pytest.approx(expected_loss(multiple, before), abs=0.004)
     found = json.loads((folder / "critical_batch.json").read_text())
-    assert found == {"samples": None, "standard_error": None, "at_step": STEP, "tolerance": 0.01}
-    assert "after step 128: undecided at batch 32: 1 more seed, at least" in capsys.readouterr().out
+    (size,) = found.pop("sizes")
+    assert found == {"samples": None, "at_step": STEP, "tolerance": 0.01}
+    losses = [read_json_lines(folder / point.name / "evaluations.jsonl")[-1]["loss"] for point in sweep.points]
+    difference = pytest.approx(losses[1] - losses[0])
+    assert size == {"batch": 32, "verdict": "undecided", "difference": difference, "margin": None}
+    output = capsys.readouterr().out
+    assert "  batch 32: undecided: 1 more seed\nthe critical batch is undecided\n" in output
 
 
 def test_a_branch_has_its_moments_in_samples():
@@ -120,22 +125,29 @@ def plus(*differences):
     ("losses", "batch", "words"),
     [
         # Mean 0.002, spread 0.002, and t with 3 degrees of freedom is 2.353: at most 0.0044.
-        ({8: plus(0.0, 0.004, 0.004, 0.0)}, 8, "at least 8"),
-        ({8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(0.02, 0.03, 0.02, 0.03)}, 8, "is 8; the difference is +0.025"),
+        ({8: plus(0.0, 0.004, 0.004, 0.0)}, 8, ["within: the difference is +0.002 ± 0.0027 (95 %, one-sided)"]),
+        (
+            {8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(0.02, 0.03, 0.02, 0.03)},
+            8,
+            ["within", "beyond: the difference is +0.025"],
+        ),
         # A size that passes by chance beyond one that does not is not taken.
-        ({8: plus(0.02, 0.03, 0.02, 0.03), 16: plus(0.0, 0.0, 0.0, 0.0)}, 4, "is 4; the difference"),
+        ({8: plus(0.02, 0.03, 0.02, 0.03), 16: plus(0.0, 0.0, 0.0, 0.0)}, 4, ["beyond", "within"]),
         # Mean 0.005 and spread 0.0115: 2.353 x 0.0115 / 2 is 0.0136, and with 17 seeds 1.746 x 0.0115 / 4.12 is 0.0049.
-        ({8: plus(0.015, -0.005, 0.015, -0.005)}, None, "undecided: 13 more seeds; the difference is +0.005 ± 0.014"),
-        ({8: plus(0.001)}, None, "undecided at batch 8: 1 more seed, at least"),
-        ({8: {}}, None, "undecided at batch 8: 2 more seeds"),
-        ({8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(math.inf, 0.0, 0.0, 0.0)}, 8, "is 8: at 16, a run diverged"),
-        ({4: plus(math.inf, 0.0), 8: plus(0.0, 0.0)}, None, "a run diverged at the run's own 4"),
+        ({8: plus(0.015, -0.005, 0.015, -0.005)}, None, ["undecided: 13 more seeds; the difference is +0.005 ± 0.014"]),
+        # One beyond an undecided one is told, too.
+        ({8: plus(0.015, -0.005, 0.015, -0.005), 16: plus(0.02, 0.03, 0.02, 0.03)}, None, ["undecided", "beyond"]),
+        ({8: plus(0.001)}, None, ["undecided: 1 more seed"]),
+        ({8: {}}, None, ["undecided: 2 more seeds"]),
+        ({8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(math.inf, 0.0, 0.0, 0.0)}, 8, ["within", "beyond: a run diverged"]),
+        ({4: plus(math.inf, 0.0), 8: plus(0.0, 0.0)}, None, []),
     ],
 )
 def test_the_largest_batch_within_the_tolerance(losses, batch, words):
-    found, text = largest_within({4: REFERENCE} | losses, tolerance=0.01)
-    assert found == batch
-    assert words in text
+    largest, found = largest_within({4: REFERENCE} | losses, tolerance=0.01)
+    assert largest == batch
+    assert [*found] == sorted(losses)[-len(words) :] * bool(words)
+    assert all(str(each).startswith(word) for each, word in zip(found.values(), words, strict=True))
 
 
 def test_what_is_no_run(capsys):

@@ -53,7 +53,10 @@ class NoiseScale:
         """What a logged step's line says; nothing as long as there is no estimate."""
         self.complete()
         found = noise_scale(self._latest)
-        return {"noise_scale": found["samples"], "noise_scale_error": found["standard_error"]} if len(found) > 1 else {}
+        if "samples" not in found:
+            return {}
+        interval = {f"noise_scale_{end}": found[end] for end in ("low", "high") if found[end] is not None}
+        return {"noise_scale": found["samples"], **interval}
 
     def summary(self) -> dict[str, Any]:
         """What summary.json says of it; nothing if the recipe does not ask for it."""

@@ -2,15 +2,18 @@
 
 import argparse
 import math
+import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from largebatch.config import RecipeConfig, load_config
+from largebatch.config import RecipeConfig, load_config, override_words
 from largebatch.errors import ConfigError, UserError
+from largebatch.plan import resolve
 from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.advise.advice import CriticalBatch, OnGpus, steps_and_samples, table
-from largebatch.tools.advise.fit import P_OF_FAILURE, fit, read_points
+from largebatch.tools.advise.fit import P_OF_FAILURE, doubts, fit, read_points, read_sweep
 from largebatch.tools.options import (
     Commands,
     add_command,
@@ -21,6 +24,7 @@ from largebatch.tools.options import (
     recipe_file,
 )
 from largebatch.tools.plan import add_gpus, scale_model
+from largebatch.tools.sweep.points import BATCH
 from largebatch.words import wrapped
 
 STANDARD_ERRORS = 1.96  # on each side of an interval of 95 % confidence
@@ -48,8 +52,12 @@ Fields are overridden as in a run: --batch.micro_batch_size 8.""",
     help = "folder of a finished run that measured its noise scale, or of `largebatch critical-batch`"
     sources.add_argument("--measured", type=Path, metavar="DIR", help=help)
     sources.add_argument("--critical-batch", type=positive_float, metavar="SAMPLES", help="the critical batch")
-    help = "fit it to runs; columns: batch, samples to the target (mean over seeds), spread (standard deviation), seeds"
-    sources.add_argument("--fit", type=Path, metavar="FILE.csv", help=help)
+    help = (
+        "fit it to runs: the folder of a sweep, with --target; or a file with the columns batch, samples to the target "
+        "(mean over seeds), spread (standard deviation), seeds and, optionally, every (samples between evaluations)"
+    )
+    sources.add_argument("--fit", type=Path, metavar="FILE.csv|DIR", help=help)
+    parser.add_argument("--target", type=float, help="the value of its metric that a sweep's runs had to reach")
     parser.add_argument("--standard-error", type=positive_float, metavar="SAMPLES", help="that of --critical-batch")
     parser.add_argument("--steps", type=positive_int, help="steps to the loss; default: those of a measured run")
     parser.add_argument("--at-batch", type=positive_int, metavar="SAMPLES", help="batch size of --steps")
@@ -63,36 +71,42 @@ def run(options: argparse.Namespace) -> int:
     """Print the advice; 1 if the points of --fit contradict the form."""
     _refuse_contradictions(options)
     if options.fit:
-        found = fit(read_points(options.fit))
-        print(*found.in_words(), "", sep="\n")
+        points = read_points(options.fit) if options.target is None else read_sweep(options.fit, options.target)
+        found = fit(points)
+        print(*found.in_words(), *doubts(points), "", sep="\n")
         if found.p < P_OF_FAILURE or found.critical_batch in (0, math.inf):
             return int(found.p < P_OF_FAILURE)
-        critical = CriticalBatch(found.critical_batch, found.interval, f"the fit of {options.fit}")
+        measured = (points[0].min(), points[0].max())
+        critical = CriticalBatch(found.critical_batch, found.interval, f"the fit of {options.fit}", measured=measured)
     elif options.measured:
         critical = _measured(options.measured)
     else:
-        critical = _with_error(options.critical_batch, options.standard_error, "--critical-batch")
+        samples = options.critical_batch
+        margin = STANDARD_ERRORS * (options.standard_error or 0)
+        interval = (max(samples - margin, 0.0), samples + margin) if margin else ()
+        critical = CriticalBatch(samples, interval, "--critical-batch")
     if options.steps:
         critical = replace(critical, run=(options.steps, options.at_batch))
     batches = options.batches or _default_batches(options, critical)
     on_gpus, problems = _on_gpus(options, critical, batches) if options.config else ([], [])
     print(*table(critical, batches, on_gpus), *(line for each in problems for line in wrapped(each)), sep="\n")
+    if options.config:
+        print("\n".join(_recommended(options, critical, critical.knee(batches))))
     return 0
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
     if options.standard_error and not options.critical_batch:
         options.refuse("--standard-error is that of --critical-batch; --measured and --fit have their own")
+    if options.target is not None and not options.fit:
+        options.refuse("--target is that of the sweep of --fit")
+    if options.fit and options.fit.is_dir() == (options.target is None):
+        options.refuse("--target and the folder of a sweep as --fit require each other")
     if bool(options.steps) != bool(options.at_batch):
         options.refuse("--steps and --at-batch require each other")
     given = [bool(each) for each in (options.config, options.world_sizes, options.gpu, options.network)]
     if any(given) != all(given) or (options.overrides and not options.config):
         options.refuse("times need RECIPE, --world-sizes, --gpu and --network; without RECIPE, there are no overrides")
-
-
-def _with_error(samples: float, error: float | None, source: str, run: Any = None) -> CriticalBatch:
-    margin = STANDARD_ERRORS * (error or 0)
-    return CriticalBatch(samples, (max(samples - margin, 0.0), samples + margin) if error else (), source, run)
 
 
 def _measured(folder: Path) -> CriticalBatch:
@@ -106,16 +120,19 @@ def _measured(folder: Path) -> CriticalBatch:
         why = "no critical_batch.json or noise_scale of summary.json there has a positive number of samples"
         raise UserError(f"--measured {folder}: {why}; give a folder where it has been decided, or --critical-batch")
     if branched:
-        return _with_error(samples, found.get("standard_error"), f"{folder}, which saw no loss up to it")
+        return CriticalBatch(samples, (), f"{folder}, which saw no loss up to it")
     source = (
-        f"the noise scale in {folder}, which stands in for it: it predicts the order of magnitude (McCandlish et al. "
-        "2018, section 2.2), grows during training, and its error is only the measurement's"
+        f"the noise scale in {folder}, which stands in for it and grows during training. For language models under "
+        "Adam it can underestimate the critical batch by orders of magnitude (Merrill et al. 2025): there, find it "
+        "with `largebatch critical-batch`. The confidence is only that of the measurement"
     )
+    ends = [found.get("low"), math.inf if found.get("high") is None else found["high"]]
+    interval = tuple(ends) if all(isinstance(end, int | float) and end >= 0 for end in ends) else ()
     plan = run.plan()
-    steps = summary.get("steps")
+    steps: Any = summary.get("steps")
     batch = plan.max_global_batch_size if plan else 0
     has_one_size = isinstance(steps, int) and summary.get("samples") == steps * batch > 0
-    return _with_error(samples, found.get("standard_error"), source, (steps, batch) if has_one_size else None)
+    return CriticalBatch(samples, interval, source, (steps, batch) if has_one_size else None)
 
 
 def _default_batches(options: argparse.Namespace, critical: CriticalBatch) -> list[int]:
@@ -155,3 +172,24 @@ def _on_gpus(
 
 def _recipe(options: argparse.Namespace, *overrides: str) -> RecipeConfig:
     return load_config(options.config, [*options.overrides, *overrides], task=options.task)
+
+
+def _recommended(options: argparse.Namespace, critical: CriticalBatch, batch: int) -> Iterator[str]:
+    """The overrides that train the recipe at a batch size until the same loss."""
+    plan = resolve(_recipe(options), 1)
+    run = critical.run or (plan.total_steps, plan.max_global_batch_size)
+    steps, _ = steps_and_samples(critical.samples, batch, run)
+    sections: dict[str, Any] = {BATCH: batch, "train.duration": {"steps": round(steps)}}
+    # A warmup keeps its samples.
+    if plan.schedule.warmup:
+        sections["learning_rate.warmup.duration"] = {"samples": plan.schedule.warmup}
+    words = override_words(sections)
+    yield f"The knee as a run{'' if critical.run else ', if the steps of the recipe reach the loss'}:"
+    yield f"  {shlex.join(words)}"
+    try:
+        peak = resolve(_recipe(options, *words), 1).max_peak_lr
+        yield f"Its peak learning rate is {peak:.4g}, by the recipe's learning_rate.scaling."
+        if plan.schedule.milestones:
+            yield "The moments of learning_rate.decay.at stay where they are: move them with the length of the run."
+    except ConfigError as error:
+        yield f"But: {'; '.join(error.problems)}"

@@ -21,11 +21,16 @@ class CriticalBatch:
     interval: tuple[float, ...]  # its ends with 95 % confidence, which may be 0 and infinity; empty if unknown
     source: str
     run: tuple[int, int] | None = None  # steps and batch size of the run; with None, S_min is not known
+    measured: tuple[float, float] = (0.0, math.inf)  # the smallest and the largest batch that it was fitted to
 
     @property
     def units(self) -> tuple[str, str, str]:
         """The units of steps, samples and time."""
         return ("steps", "samples", "hours") if self.run else ("steps / S_min", "samples / E_min", "seconds / S_min")
+
+    def knee(self, batches: Sequence[int]) -> int:
+        """The batch size that is nearest to it."""
+        return min(batches, key=lambda batch: abs(math.log(batch / self.samples)))
 
 
 class OnGpus(NamedTuple):
@@ -56,12 +61,14 @@ def table(critical: CriticalBatch, batches: Sequence[int], on_gpus: Sequence[OnG
         yield "To the loss after {:,} steps at batch {:,}".format(*critical.run)
     in_steps, in_samples, in_time = critical.units
     likely = (critical.samples, *critical.interval)
-    knee = min(batches, key=lambda batch: abs(math.log(batch / critical.samples)))
+    knee = critical.knee(batches)
     rows = {}
     for batch in batches:
         steps, samples = zip(*(steps_and_samples(each, batch, critical.run) for each in likely), strict=True)
         cells = {in_steps: _with_range(steps), in_samples: _with_range(samples)}
-        rows[f"batch {batch:,}{' (knee)' if batch == knee else ''}"] = cells
+        low, high = critical.measured
+        is_beyond = "" if low <= batch <= high else " (extrapolated)"
+        rows[f"batch {batch:,}{' (knee)' if batch == knee else ''}{is_beyond}"] = cells
     yield from ("", *aligned(rows), "")
     fastest = {each.gpus: each for each in sorted(on_gpus, key=lambda each: each.time, reverse=True)}
     rows = {}

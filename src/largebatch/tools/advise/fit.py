@@ -26,6 +26,9 @@ TUNING = 0.04
 P_OF_FAILURE = 0.01
 """The form fails if points that follow it would deviate from it as much with a probability below this."""
 COLUMNS = ("batch", "samples", "spread", "seeds")
+EVERY = "every"
+"""A further column, which may be left out: the samples from one evaluation to the next. The target was reached between
+two of them: on average half of that earlier, with a standard deviation of that / sqrt(12)."""
 MAX_AMOUNT = 1e18
 EDGE = 10.0  # B_crit is searched from e^-10 times the smallest batch to e^10 times the largest: beyond, E cannot tell
 NUM_TRIED = 2001
@@ -59,9 +62,11 @@ class Fit:
             sizes = "larger" if self.critical_batch else "smaller"
             yield f"B_crit is not determined, but within {span(self.interval)} (95 %); add {sizes} batch sizes"
         else:
-            yield f"B_crit {digits(self.critical_batch)} ± {digits(self.critical_batch_error)} samples"
-            yield f"E_min {digits(self.least_samples)} ± {digits(self.least_samples_error)} samples"
+            yield f"B_crit {digits(self.critical_batch)} samples (standard error {digits(self.critical_batch_error)})"
+            yield f"E_min {digits(self.least_samples)} samples (standard error {digits(self.least_samples_error)})"
         verdict = f"fails (p < {P_OF_FAILURE:g})" if self.p < P_OF_FAILURE else "is not contradicted"
+        if not self.degrees_of_freedom:
+            verdict = "is not tested: two points follow it always"
         yield (
             f"largest residual {100 * self.largest_residual:+.1f} %; chi-square / degrees of freedom: "
             f"{self.chi_square:.3g} / {self.degrees_of_freedom}, p = {self.p:.2g}: the form {verdict}"
@@ -69,9 +74,9 @@ class Fit:
 
 
 def read_points(file: Path) -> Array:
-    """The columns of a CSV file as rows: batch, samples, spread and seeds. Further columns are ignored.
+    """The columns of a CSV file as rows: batch, samples, spread, seeds and every, which is 0 if it is not given.
 
-    They are in this order, unless a header with these names has them in another.
+    They are in this order, unless a header with these names has them in another. Further columns are ignored.
 
     Raises:
         UserError: The file cannot be read, or a line of it is wrong.
@@ -85,13 +90,15 @@ def read_points(file: Path) -> Array:
     titles = [cell.strip().lower() for cell in rows[0]] if rows else []
     places = list(range(len(COLUMNS)))
     if set(COLUMNS) <= set(titles):
-        places = [titles.index(name) for name in COLUMNS]
+        places = [titles.index(name) for name in (*COLUMNS, EVERY) if name in titles]
         rows = rows[1:]
     points = []
     for row in rows:
         try:
-            batch, samples, spread, seeds = point = [float(row[place]) for place in places]
-            if not (min(batch, samples, seeds) >= 1 and spread >= 0 and sum(point) <= MAX_AMOUNT):
+            batch, samples, spread, seeds, every = point = [*(float(row[place]) for place in places), 0.0][:5]
+            if not (min(batch, samples, seeds) >= 1 and min(spread, every) >= 0 and sum(point) <= MAX_AMOUNT):
+                raise ValueError
+            if every >= 2 * samples:
                 raise ValueError
         except (ValueError, IndexError):
             raise UserError(f"--fit {file}: {','.join(row)} cannot be fitted; {remedy}") from None
@@ -101,15 +108,51 @@ def read_points(file: Path) -> Array:
     return np.array(points).T
 
 
+def read_sweep(folder: Path, target: float) -> Array:
+    """The same of a sweep over batch sizes, at each of them of its best learning rate.
+
+    Raises:
+        UserError: It is not a sweep, or all runs at fewer than two batch sizes have reached the target.
+    """
+    from largebatch.tools.sweep.results import Results
+
+    points = []
+    for batch, run, reached, missing in Results.read(folder).until(target):
+        if missing:
+            print(f"batch {batch:,} is left out: {missing} of its runs have not reached {target:g}")
+            continue
+        every = run.plan.evaluation.every if run.plan else None
+        steps = run.plan.timeline.steps_in(every.length) if run.plan and every else 0
+        points.append([batch, reached.mean, reached.std, len(reached.values), steps * batch])
+    sizes = [size for size, *_ in points]
+    if len(set(sizes)) < len(sizes):
+        raise UserError(f"--fit {folder}: it varies more than batch size and rate; sweep these alone, or write a file")
+    if len(points) < 2:
+        raise UserError(
+            f"--fit {folder}: all runs at {len(points)} of its batch sizes reached {target:g}; it takes two"
+        )
+    return np.array(points, float).T
+
+
+def doubts(points: Array) -> Iterator[str]:
+    """What is not known about points, but taken as if it were."""
+    for batch, _, spread, seeds, every in points.T:
+        if seeds == 1:
+            yield f"batch {batch:,.0f}: one seed, whose spread is not known and is taken for {spread:g}"
+        elif spread == every == 0:
+            yield f"batch {batch:,.0f}: no spread over {seeds:g} seeds; if evaluations were rare, add a column {EVERY}"
+
+
 def fit(points: Array) -> Fit:
     """Fit the form to the columns of `read_points`.
 
     A point has the weight 1 / (SE^2 + TUNING^2), where SE is the standard error of its mean, relative to it.
     """
-    batch, samples, spread, seeds = points
+    batch, samples, spread, seeds, every = points
+    samples = samples - every / 2
     log_batch = np.log(batch)
     log_samples = np.log(samples)
-    errors = np.hypot(spread / samples / np.sqrt(seeds), TUNING)
+    errors = np.sqrt((spread**2 / seeds + every**2 / 12) / samples**2 + TUNING**2)
 
     def form(log_batch: Array, log_critical: Array, log_least: Array) -> Array:
         return log_least + np.logaddexp(0, log_batch - log_critical)

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from largebatch.batch import Length
 from largebatch.errors import UserError
 from largebatch.plan.expected import range_of
-from largebatch.tools.reported_runs import EVALUATION, Array, ReportedRun, columns
+from largebatch.tools.reported_runs import EVALUATION, Array, ReportedRun, columns, number
 
 MAX_POINTS = 2000  # of a curve as drawn
 MAX_DOTS = 30  # a curve of at most this many points has a dot at each
@@ -67,9 +67,13 @@ def _curve(index: int, run: ReportedRun, points: Array) -> Scatter:
 
 def _beside_the_noise_scale(index: int, run: ReportedRun) -> list[Scatter]:
     """The borders of the band of 95 % confidence, filled, and the global batch size."""
-    steps, scale, error, size = columns(run.metrics, "step", "noise_scale", "noise_scale_error", "global_batch_size")
-    values = (scale - 1.96 * error, scale + 1.96 * error, size)
-    low, high, batch = (_curve(index, run, np.stack([steps, each])) for each in values)
+    measured = [line for line in run.metrics if number(line, "noise_scale_low") is not None]
+    ends = [(number(line, "noise_scale_low"), number(line, "noise_scale_high")) for line in measured]
+    steps = columns(measured, "step")
+    # Without an upper end, the band has a gap.
+    bounds = np.array([each if each[1] is not None else (np.nan, np.nan) for each in ends], float).reshape(-1, 2)
+    low, high = (_curve(index, run, np.vstack([steps, each])) for each in bounds.T)
+    batch = _curve(index, run, columns(run.metrics, "step", "global_batch_size", "noise_scale")[:2])
     low.line.width = 0
     high.line.width = 0
     high.fill = "tonexty"

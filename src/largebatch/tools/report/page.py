@@ -10,13 +10,14 @@ from string import Template
 import numpy as np
 
 from largebatch import __version__
+from largebatch.batch.noise_scale import in_words
 from largebatch.errors import UserError
 from largebatch.plan.expected import compare
 from largebatch.storage.files import replace_file
 from largebatch.system.failures import Kind
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.report.curves import curves_html
-from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns
+from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns, number
 
 GENERATOR = b'<meta name="generator" content="largebatch report '
 """In the pages of all versions."""
@@ -87,9 +88,11 @@ def _results(run: ReportedRun) -> dict[str, str]:
         weights = np.diff(seconds, prepend=0.0).clip(0.0)
         if weights.any():
             results[f"{name}, mean"] = f"{np.average(values, weights=weights):,.3f}"
-    for scale, error, size in columns(run.metrics, "noise_scale", "noise_scale_error", "global_batch_size").T[-1:]:
-        interval = f"{scale:,.4g} ± {1.96 * error:,.2g} samples (95 %)"
-        results["gradient noise scale, last"] = f"{interval}, at a global batch of {size:,.0f}"
+    names = ("noise_scale", "noise_scale_low", "global_batch_size")
+    for line in [line for line in run.metrics if None not in (number(line, name) for name in names)][-1:]:
+        scale, low, size = (line[name] for name in names)
+        found = in_words({"samples": scale, "low": low, "high": number(line, "noise_scale_high")})
+        results["gradient noise scale, last"] = f"{found}, at a global batch of {size:,.0f}"
     for title, points in run.curves.items():
         if title == "loss" or title.startswith(EVALUATION):
             choices = {"last": -1, "lowest": points[1].argmin(), "highest": points[1].argmax()}

@@ -1,10 +1,13 @@
 """The part of a report about a sweep: its table, and the metric against the learning rate or the batch size."""
 
+import json
+import math
 from html import escape
 
 from plotly.express import line
 
 from largebatch.tools.report.curves import as_text
+from largebatch.tools.reported_runs import number
 from largebatch.tools.sweep.points import BATCH, RATE
 from largebatch.tools.sweep.results import Group, Results
 
@@ -17,14 +20,17 @@ def sweep_html(results: Results, target: float | None) -> str:
     if axis is None:
         return table
     # Points that were added to a sweep are its last.
-    groups.sort(key=lambda group: float("inf") if isinstance(group.settings[axis], list) else group.settings[axis])
+    groups.sort(key=lambda group: number(group.settings, axis) or math.inf)
+    places = [number(group.settings, axis) for group in groups]
+    # A batch that grows is no number.
+    is_numeric = None not in places
     figure = line(
-        x=[group.settings[axis] for group in groups],
+        x=places if is_numeric else [json.dumps(group.settings.get(axis)) for group in groups],
         y=[results.sign * group.cell.mean for group in groups],
         error_y=[group.cell.std for group in groups],
         color=[_others(group, axis) for group in groups],
         labels={"x": axis, "y": f"{as_text(results.sweep.metric)}, mean ± standard deviation over seeds", "color": ""},
-        log_x=True,
+        log_x=is_numeric,
         markers=True,
         template="plotly_white",
     )

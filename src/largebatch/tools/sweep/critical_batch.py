@@ -78,9 +78,25 @@ def run(options: argparse.Namespace) -> int:
     print(f"\n{results.table()}")
     if waiting:
         return code
-    batch, text = largest_within({group.settings[BATCH]: group.losses for group in results.groups}, options.tolerance)
-    print(f"\nafter step {options.at:,}: {text}")
-    finding = {"samples": batch, "standard_error": None, "at_step": options.at, "tolerance": options.tolerance}
+    losses = {group.settings[BATCH]: group.losses for group in results.groups}
+    batch, compared = largest_within(losses, options.tolerance)
+    own = min(losses)
+    print(f"\nafter step {options.at:,}, beside the run's own {own:,}, with a tolerance of {options.tolerance:g}:")
+    for size, each in compared.items():
+        print(f"  batch {size:,}: {each}")
+    if math.inf in losses[own].values():
+        print("no critical batch: a run diverged at the run's own; write an earlier or later --at")
+    elif batch is None:
+        print("the critical batch is undecided")
+    elif batch == max(losses):
+        print(f"the critical batch is at least {batch:,}, the largest that was tried")
+    else:
+        print(f"the critical batch is {batch:,}")
+    sizes = [
+        {"batch": size, "verdict": each.verdict, "difference": _finite(each.difference), "margin": _finite(each.margin)}
+        for size, each in compared.items()
+    ]
+    finding = {"samples": batch, "at_step": options.at, "tolerance": options.tolerance, "sizes": sizes}
     RunFolder(folder).write_critical_batch(finding)
     if batch:
         sections = branch_sections(recorded, plan.timeline, options.at, batch)
@@ -144,3 +160,7 @@ def _in_samples(value: Any, timeline: Timeline) -> Any:
             return {"samples": timeline.at(value["steps"]).samples_before}
         return {name: _in_samples(each, timeline) for name, each in value.items()}
     return [_in_samples(each, timeline) for each in value] if isinstance(value, list) else value
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
 from largebatch.tools.reported_runs import ReportedRun, columns, number, read_runs
 from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep
-from largebatch.tools.sweep.verdicts import Cell, verdict
+from largebatch.tools.sweep.verdicts import Cell, is_clearly_lower
 from largebatch.words import aligned
 
 
@@ -91,16 +92,20 @@ class Results:
         best = self._best(group.settings)
         if best is None or RATE not in group.settings or not group.losses:
             return ""
-        found = [f"best ± {best.cell.standard_error:.2g}" if len(best.cell.values) > 1 else "best"]
+        found = [f"best, standard error {best.cell.standard_error:.2g}" if len(best.cell.values) > 1 else "best"]
         rates = [each.settings[RATE] for each in self.groups]
         if best.settings[RATE] in (min(rates), max(rates)) and all(each.losses for each in self.groups):
             found[0] += " (at an end of the listed rates: extend the list)"
         first = self.groups[0].settings.get(BATCH)
         reference = self._best({**group.settings, BATCH: first}) if group.settings.get(BATCH) != first else None
         if reference and reference.settings[RATE] == group.settings[RATE]:
-            is_worse = group.cell.diverged or verdict(best.cell, group.cell) == "holds"
-            otherwise = "the rule holds" if group is best else "the rule: cannot be told"
-            found.append("the rule does not hold" if is_worse else otherwise)
+            others = len(self._stable(group.settings)) - 1
+            if group is best:
+                found.append("as the rule predicts")
+            elif group.cell.diverged or is_clearly_lower(best.cell, group.cell, others):
+                found.append("the rule does not hold")
+            else:
+                found.append("the rule: cannot be told")
         return ", ".join(found if group is best else found[1:])
 
     def _best(self, settings: dict[str, Any]) -> Group | None:
@@ -108,9 +113,21 @@ class Results:
 
         A rate at which a seed diverges is not a good one, whatever the others reach.
         """
+        return min(self._stable(settings), key=lambda group: group.cell.mean, default=None)
+
+    def _stable(self, settings: dict[str, Any]) -> list[Group]:
         rivals = [group for group in self.groups if {**group.settings, RATE: None} == {**settings, RATE: None}]
-        stable = [group for group in rivals if group.cell.values and not group.cell.diverged]
-        return min(stable, key=lambda group: group.cell.mean, default=None)
+        return [group for group in rivals if group.cell.values and not group.cell.diverged]
+
+    def until(self, target: float) -> Iterator[tuple[int, ReportedRun, Cell, int]]:
+        """Each batch size with a run of its best learning rate, the samples until its seeds reached the target, and the
+        number of those that did not."""
+        for group in self.groups:
+            # A batch that grows is no size.
+            if isinstance(group.settings.get(BATCH), int) and group is self._best(group.settings):
+                reached = self._training_until(target, group, "samples")
+                missing = len(group.runs) - len(reached.values)
+                yield group.settings[BATCH], next(iter(group.runs.values())), reached, missing
 
     def _training_until(self, target: float, group: Group, axis: str) -> Cell:
         """The samples, tokens or minutes until the first evaluation that reaches the target, of runs that do."""

@@ -2,18 +2,15 @@
 
 import math
 import statistics
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from largebatch.words import counted
 
-# Standard errors of a difference, from which on it is called one.
-CLEAR = 2.0
-CONFIDENCE = 0.95  # of a critical batch
+CONFIDENCE = 0.95  # one-sided
 MAX_SEEDS = 1000
-
-Verdict = Literal["holds", "does not hold", "cannot be told"]
 
 
 @dataclass(frozen=True)
@@ -39,47 +36,80 @@ class Cell:
         return self.std / math.sqrt(len(self.values))
 
 
-def verdict(lower: Cell, higher: Cell) -> Verdict:
-    """Whether the first is lower than the second: by more than twice the standard error of the difference of means."""
-    error = math.hypot(lower.standard_error, higher.standard_error)
-    difference = higher.mean - lower.mean
-    if min(len(lower.values), len(higher.values)) < 2 or abs(difference) <= CLEAR * error:
-        return "cannot be told"
-    return "holds" if difference > 0 else "does not hold"
+def is_clearly_lower(lower: Cell, higher: Cell, num_chosen_from: int) -> bool:
+    """Whether the mean of the first is below the second's, with 95 % confidence: Welch's t, one-sided.
+
+    The first has the lowest mean of `num_chosen_from` cells, each of which might have had it: by Bonferroni's rule, the
+    probability of an error is divided among them.
+    """
+    if min(len(lower.values), len(higher.values)) < 2:
+        return False
+    from scipy.stats import ttest_ind
+
+    # Warnings tell of seeds with equal results.
+    with warnings.catch_warnings(action="ignore"):
+        found = ttest_ind(lower.values, higher.values, equal_var=False, alternative="less")
+    return bool(found.pvalue < (1 - CONFIDENCE) / num_chosen_from)
 
 
-def largest_within(losses: Mapping[int, Mapping[int, float]], tolerance: float) -> tuple[int | None, str]:
-    """The largest batch size whose loss is within the tolerance of the smallest one's, and the finding in words.
+class Compared(NamedTuple):
+    """The losses of a batch size, less those of the run's own, seed by seed."""
 
-    Both are of the same seeds, so their differences are compared: Student's t, 95 % one-sided, at each size. The first
-    size that is clearly worse ends the search, whatever the larger ones reach.
+    verdict: Literal["within", "beyond", "undecided"]  # the tolerance
+    difference: float  # the mean; infinite if a run diverged, not a number without pairs of seeds
+    margin: float  # on each side, of Student's t: 95 % confidence, one-sided; not a number if it is not known
+    missing_seeds: int  # that would decide, at the spread so far
+
+    def __str__(self) -> str:
+        if math.isinf(self.difference):
+            return f"{self.verdict}: a run diverged"
+        found = f"the difference is {self.difference:+.4g} ± {self.margin:.2g} (95 %, one-sided)"
+        known = [] if math.isnan(self.margin) else [found]
+        more = [counted(self.missing_seeds, "more seed")] if self.missing_seeds else []
+        return f"{self.verdict}: {'; '.join(more + known)}"
+
+
+def compare(losses: Mapping[int, float], reference: Mapping[int, float], tolerance: float) -> Compared:
+    """Whether the difference of two losses, each by seed, is within the tolerance or clearly beyond it."""
+    import numpy as np
+    from scipy.stats import t
+
+    if math.inf in losses.values():
+        return Compared("beyond", math.inf, math.nan, 0)
+    pairs = [loss - reference[seed] for seed, loss in losses.items() if seed in reference]
+    count = len(pairs)
+    if count < 2:
+        return Compared("undecided", statistics.fmean(pairs) if pairs else math.nan, math.nan, 2 - count)
+    mean = statistics.fmean(pairs)
+    seeds = np.arange(count, MAX_SEEDS)
+    margins = t.ppf(CONFIDENCE, seeds - 1) * statistics.stdev(pairs) / np.sqrt(seeds)
+    margin = float(margins[0])
+    if mean - margin > tolerance:
+        return Compared("beyond", mean, margin, 0)
+    if mean + margin <= tolerance:
+        return Compared("within", mean, margin, 0)
+    return Compared("undecided", mean, margin, int(np.count_nonzero(margins > abs(mean - tolerance))))
+
+
+def largest_within(
+    losses: Mapping[int, Mapping[int, float]], tolerance: float
+) -> tuple[int | None, dict[int, Compared]]:
+    """The largest batch size before the first whose loss is beyond the tolerance of the smallest one's, or None if that
+    is undecided; and what was found of each. If a run diverged at the smallest, nothing is found.
 
     Args:
         losses: The loss of each seed at each batch size; infinite for a run that diverged.
         tolerance: Largest difference.
     """
-    import numpy as np
-    from scipy.stats import t
-
-    largest, *others = sorted(losses)
-    reference = losses[largest]
-    if math.inf in reference.values():
-        return None, f"no critical batch: a run diverged at the run's own {largest:,}; write an earlier or later --at"
-    for size in others:
-        if math.inf in losses[size].values():
-            return largest, f"the critical batch is {largest:,}: at {size:,}, a run diverged"
-        pairs = [loss - reference[seed] for seed, loss in losses[size].items() if seed in reference]
-        count = len(pairs)
-        if count < 2:
-            return None, f"undecided at batch {size:,}: {counted(2 - count, 'more seed')}, at least"
-        mean = statistics.fmean(pairs)
-        seeds = np.arange(count, MAX_SEEDS)
-        errors = t.ppf(CONFIDENCE, seeds - 1) * statistics.stdev(pairs) / np.sqrt(seeds)
-        found = f"the difference is {mean:+.4g} ± {errors[0]:.2g} at {size:,}"
-        if mean - errors[0] > tolerance:
-            return largest, f"the critical batch is {largest:,}; {found}"
-        if mean + errors[0] > tolerance:
-            more = int(np.count_nonzero(errors > abs(mean - tolerance)))
-            return None, f"undecided: {counted(more, 'more seed')}; {found}"
+    own, *others = sorted(losses)
+    if math.inf in losses[own].values():
+        return None, {}
+    found = {size: compare(losses[size], losses[own], tolerance) for size in others}
+    largest = own
+    for size, compared in found.items():
+        if compared.verdict == "undecided":
+            return None, found
+        if compared.verdict == "beyond":
+            break
         largest = size
-    return largest, f"the critical batch is at least {largest:,}, the largest that was tried"
+    return largest, found

@@ -1,0 +1,65 @@
+"""The commits of the repositories on the hub that a config names, at which a run reads them from its start to its end.
+
+They are kept by name: "user/model", or "datasets/user/data@v2".
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+from largebatch.config.data import Data, Mixable
+from largebatch.config.models import Model
+from largebatch.config.recipe import RecipeConfig
+from largebatch.config.sections import Section
+from largebatch.system.repositories import RepositoryKind, commit_of, find
+
+Config = TypeVar("Config", bound=RecipeConfig)
+AnySection = TypeVar("AnySection", bound=Section)
+
+NOUNS: dict[RepositoryKind, str] = {"dataset": "a data set", "model": "a model"}
+
+
+def find_commits(config: RecipeConfig, known: Mapping[str, str]) -> dict[str, str]:
+    """The commit of each repository that a config names, those that are `known` as they are.
+
+    Raises:
+        UserError: One cannot be found.
+    """
+    found: dict[str, str] = {}
+    for where, section in _sections(config):
+        for field, kind in section.hub_fields.items():
+            name = getattr(section, field)
+            key = _key(name, kind)
+            place = find(name, f"{where}.{field}", NOUNS[kind])
+            if place.revision is not None and key not in found:
+                found[key] = known.get(key) or commit_of(place, kind, f"{where}.{field}")
+    return found
+
+
+def at_commits(config: Config, commits: Mapping[str, str]) -> Config:
+    """The config, with each name of a repository as ID@COMMIT."""
+    data = _named(config.data, config.data, commits)
+    if isinstance(data, Mixable) and data.sources:
+        pairs = zip(data.sources, data.sections(), strict=True)
+        data = data.model_copy(update={"sources": [_named(source, section, commits) for source, section in pairs]})
+    return config.model_copy(update={"data": data, "model": _named(config.model, config.model, commits)})
+
+
+def _sections(config: RecipeConfig) -> Iterator[tuple[str, Data | Model]]:
+    sources = config.data.sections() if isinstance(config.data, Mixable) else []
+    yield from (("data", section) for section in sources or [config.data])
+    yield "model", config.model
+
+
+def _named(section: AnySection, kinds: Data | Model, commits: Mapping[str, str]) -> AnySection:
+    """A section, or a source of a mixture, which has some of the fields of its `kinds`."""
+    given = {field: (getattr(section, field, None), kind) for field, kind in kinds.hub_fields.items()}
+    named = {
+        field: f"{name.partition('@')[0]}@{commits[_key(name, kind)]}"
+        for field, (name, kind) in given.items()
+        if name and _key(name, kind) in commits
+    }
+    return section.model_copy(update=named)
+
+
+def _key(name: str, kind: RepositoryKind) -> str:
+    return f"datasets/{name}" if kind == "dataset" else name
