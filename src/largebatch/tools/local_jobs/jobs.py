@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import dropwhile
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from largebatch.system.endings import MAX_MESSAGE_CHARS
 from largebatch.system.parent_process import end_with_parent
 
 _context = multiprocessing.get_context("forkserver")
@@ -61,7 +63,7 @@ class JobFailed(AssertionError):
     def in_one_line(self, folder: Path | None = None) -> str:
         """Why the job failed: the message for the user if there is one.
 
-        Otherwise, the last line of the first traceback, with the last file and line in the task's `folder` that it
+        Otherwise, the exception of the first traceback, with the last file and line in the task's `folder` that it
         names.
         """
         for _, _, output in self.reports:
@@ -71,7 +73,10 @@ class JobFailed(AssertionError):
         rank, reason, _ = self.reports[0]
         places = re.findall(r'File "(.+)", line (\d+)', reason)
         inside = [f"{file}:{line}" for file, line in places if folder and Path(file).is_relative_to(folder)]
-        return f"rank {rank}: {reason.strip().splitlines()[-1]}" + (f" ({inside[-1]})" if inside else "")
+        # The places of a traceback are indented, the exception after them is not.
+        last = reason.rpartition("Traceback (most recent call last):\n")[2]
+        said = " ".join(" ".join(dropwhile(lambda line: line.startswith(" "), last.splitlines())).split())
+        return f"rank {rank}: {said[:MAX_MESSAGE_CHARS]}" + (f" ({inside[-1]})" if inside else "")
 
 
 def preload_tasks(folders: Iterable[Path], *modules: str) -> None:
