@@ -144,7 +144,7 @@ class Timeline:
         if self.num_train_samples == NO_EPOCHS:
             raise ValueError(
                 "is given in epochs, but a mixture has none, because its sources end at different times; use steps, "
-                "samples or tokens"
+                'samples or tokens, or data.weights "by_size"'
             )
         _, left = self._left_in_epoch(batch.start, batch.global_batch_size)
         whole = batch.start + left
