@@ -1,6 +1,7 @@
 """Rules for recipes, Accelerate and DeepSpeed configs, and for batch scripts with the recipe and strategy they name."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ import yaml
 
 from largebatch.backend.deepspeed_config import deepspeed_config_problems
 from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES, UNLESS_FSDP
-from largebatch.config import load_config
+from largebatch.config import load_config, task_of
 from largebatch.errors import ConfigError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.task_folders import folder_of
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
+from largebatch.tools.slurm.task_imports import missing_imports
 from largebatch.words import printable
 
 IMPORT_OF_TORCH = re.compile(r"^(?:import torch\b.*|from torch[\w.]* import\b.*)", re.MULTILINE)
@@ -109,6 +111,10 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
             yield Finding(file, "deepspeed-setting", problem)
     else:
         try:
+            # Before config.py is run, which may have such an import.
+            for each in sorted(task_of(path, task).glob("*.py")):
+                for problem in missing_imports(each):
+                    yield Finding(os.path.relpath(each), "import", problem)
             load_config(path, overrides, task=task)
         except ConfigError as error:
             for problem in error.problems:

@@ -77,7 +77,7 @@ def verify(options: argparse.Namespace) -> bool:
 def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]:
     """The recipe with what makes it small and its schedule short, and the overrides for that."""
     load = partial(load_config, options.config, task=options.task)
-    # A smaller batch on the recipe's own data may be too few steps for its warmup, and fits the tiny data's micro-batch.
+    # Without a smaller batch, which may be too few steps for the warmup, and fits the micro-batch of tiny data.
     others = [each for each in options.overrides if not each.startswith("--batch")]
     large: RecipeConfig = load([LONG, *others] if options.tiny_data else options.overrides)
     tiny_data = tiny_data_overrides(large) if options.tiny_data else []
