@@ -4,12 +4,14 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
+from largebatch.storage.run_folder import RunFolder
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.options import RECIPES
 
@@ -109,6 +111,15 @@ class BatchScript:
             return None
         counts = range(int(nodes[1]), int(nodes[2] or nodes[1]) + 1)
         return (counts, int(processes)) if len(counts) <= MAX_NODE_COUNTS else None
+
+    @property
+    def completed_steps(self) -> int:
+        """The steps of the latest checkpoint in the run's folder; batch sizes until there need not divide any more."""
+        run = RunFolder(Path(self.environment.get("RUN_DIR") or f"runs/{self.path.stem}"))
+        # A run may have been deleted, or never begun.
+        with suppress(OSError):
+            return run.checkpoint_step()
+        return 0
 
     def log(self, job_id: str = "%j") -> str:
         """The log's file: that of `--output`, or Slurm's default, with the job's name and (an array's first) number."""

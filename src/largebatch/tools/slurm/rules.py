@@ -76,7 +76,7 @@ def _plan(script: BatchScript) -> Iterator[str]:
     node_counts, processes = script.layout
     for nodes in node_counts:
         try:
-            resolve(script.config, nodes * processes)
+            resolve(script.config, nodes * processes, completed_steps=script.completed_steps)
         except ConfigError as error:
             yield f"nodes x processes per node = {nodes} x {processes}: {error.problems[0]}"
             return
