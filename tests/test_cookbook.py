@@ -193,7 +193,8 @@ def test_noise_belongs_to_a_sample(recipe):
 
 def test_of_two_players_one_raises_what_the_other_lowers(recipe):
     torch.manual_seed(0)
-    before, after = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+    before = torch.nn.Linear(3, 4)
+    after = torch.nn.Linear(4, 1)
     inputs = torch.randn(5, 3)
     plain = torch.autograd.grad(after(before(inputs)).square().sum(), [before.weight, after.weight])
     reversed_values = import_from(recipe.parent, "model").Reversed.apply(before(inputs))

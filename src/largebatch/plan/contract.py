@@ -181,7 +181,8 @@ def resolve(
         completed_steps: Steps that these processes need not take, because a checkpoint has them.
 
     Raises:
-        ConfigError: A global batch that is still to come does not divide over these processes, or the model cannot be compiled on them.
+        ConfigError: A global batch that is still to come does not divide over these processes, or the model cannot be
+            compiled on them.
     """
     data = config.data
     rate = config.learning_rate
