@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from largebatch import __version__
-from largebatch.errors import UserError, reason_of
+from largebatch.errors import StorageError, UserError, is_transient, reason_of
 from largebatch.tools.options import EXIT_CODES
 from largebatch.words import printable
 
@@ -61,9 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:
         # Such as a folder of somebody else, a name that is too long, or a full disk.
-        message = f"error: {reason_of(error)}; check that the path is right and that you may use it"
-        print(printable(message), file=sys.stderr)
-        return UserError.exit_code
+        passes = is_transient(error)
+        remedy = "the same command tries again" if passes else "check that the path is right and that you may use it"
+        print(printable(f"error: {reason_of(error)}; {remedy}"), file=sys.stderr)
+        return (StorageError if passes else UserError).exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
