@@ -15,6 +15,7 @@ from fsspec.utils import infer_compression
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
+from largebatch.data.forked import forked_by_datasets
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
@@ -70,7 +71,8 @@ def open_splits(
             builder = _with_exact_text(builder, uses)
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
-        builder.download_and_prepare(num_proc=preparation.num_workers)
+        with forked_by_datasets():
+            builder.download_and_prepare(num_proc=preparation.num_workers)
         train, evaluation = (builder.as_dataset(split) for split in splits)
     except DataError:
         raise
