@@ -6,6 +6,8 @@ import json
 import pytest
 
 from largebatch.__main__ import COMMANDS, main
+from largebatch.errors import UserError
+from largebatch.tools import checkpoints
 from paths import ROOT
 from run_folders import started, write_lines
 
@@ -87,3 +89,31 @@ def test_nothing_unpickles_files():
                 if unpickles or allowed or (of_a_hub and words.get("trust_remote_code") != "False"):
                     found.add(f"{file.relative_to(ROOT)}:{call.lineno} {name}")
     assert found == set()
+
+
+# What a terminal obeys: a color, an operating system command, the 8-bit form of escapes, a return to the line's start.
+OBEYED = "\x1b[31m \x1b]0;title\x07 \x9b31m \r\x7f\x00 \udc9b"
+SHOWN = r"\x1b[31m \x1b]0;title\x07 \x9b31m \r\x7f\x00 \udc9b"
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"), [(None, 0), (UserError(OBEYED), 2), (OSError(2, OBEYED), 2), (OSError(28, OBEYED), 74)]
+)
+def test_nothing_that_a_command_prints_is_obeyed_by_the_terminal(raised, code, monkeypatch, capsys):
+    """In its output, its errors and those of its command line."""
+
+    def run(_):
+        print(OBEYED, "Ünï 🙂")
+        if raised is not None:
+            raise raised
+        return 0
+
+    monkeypatch.setattr(checkpoints, "run", run)
+    assert main(["checkpoints", "run"]) == code
+    printed = capsys.readouterr()
+    assert printed.out == f"{SHOWN} Ünï 🙂\n"
+    assert not set(printed.err) & set(OBEYED) - set(SHOWN)
+    assert (r"\x1b[31m \x1b]0;title" in printed.err) == (raised is not None)
+    with pytest.raises(SystemExit):
+        main(["checkpoints", OBEYED, OBEYED])
+    assert SHOWN in capsys.readouterr().err

@@ -72,9 +72,7 @@ def test_a_process_that_is_killed_for_memory(place, config, tmp_path, monkeypatc
         return original(*arguments)
 
     monkeypatch.setattr(*killed, end)
-    with pytest.raises(
-        DataError, match=r"data was killed, perhaps for lack of memory; write fewer --workers"
-    ):
+    with pytest.raises(DataError, match=r"data was killed, perhaps for lack of memory; write fewer --workers"):
         open_with(config, BY_THE_COMMAND)
 
 

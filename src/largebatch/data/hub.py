@@ -19,7 +19,7 @@ from largebatch.data.forked import forked_by_datasets
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
-from largebatch.words import counted, printable
+from largebatch.words import counted
 
 if TYPE_CHECKING:
     import datasets
@@ -125,12 +125,12 @@ def _name_unread(
             if file.suffix.lower() not in builder.EXTENSIONS and file.stem != "metadata" and file.is_file()
         )
         for suffix, count in others.items():
-            print(f"{counted(count, 'file')} that nothing reads: {printable(suffix) or 'without an ending'}")
+            print(f"{counted(count, 'file')} that nothing reads: {suffix or 'without an ending'}")
     if uses is None:
         return
     columns = builder.first_columns() if isinstance(builder, TextRows) else train.column_names
     if unread := [name for name in columns if name not in uses]:
-        print(f"{counted(len(unread), 'column')} of the data that nothing reads: {printable(', '.join(unread))}")
+        print(f"{counted(len(unread), 'column')} of the data that nothing reads: {', '.join(unread)}")
 
 
 def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:

@@ -48,6 +48,7 @@ from largebatch.run.step import Step
 from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
 from largebatch.system.failures import building_the_model
+from largebatch.words import printable
 
 Config = TypeVar("Config", bound=RecipeConfig)
 M = TypeVar("M", bound=nn.Module)
@@ -392,7 +393,7 @@ class Run(Generic[Config]):
 
     def _print(self, text: str) -> None:
         if self.backend.is_main_process:
-            print(text, flush=True)
+            print(printable(text), flush=True)
 
     def _agree_on_the_plan(self) -> None:
         """Refuse machines with a different copy of the recipe, which would silently train something else."""
