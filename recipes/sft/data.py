@@ -16,6 +16,7 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
+from largebatch.data.forked import forked_by_datasets
 from largebatch.data.hub import Use, Uses, open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
@@ -239,18 +240,19 @@ def tokenize(
             preparation.check(data, dataset.data.nbytes)
     number = datasets.Value("int32")
     text = datasets.Value("string")
-    return dataset.map(
-        encoder,
-        batched=True,
-        remove_columns=dataset.column_names,
-        features=datasets.Features(
-            input_ids=datasets.List(number), predicted=datasets.List(number), num_tokens=number, problem=text
-        ),
-        num_proc=num_workers or None,
-        cache_file_name=None if cache is None else str(cache),
-        new_fingerprint=fingerprint,
-        desc="tokenizing",
-    )
+    with forked_by_datasets():
+        return dataset.map(
+            encoder,
+            batched=True,
+            remove_columns=dataset.column_names,
+            features=datasets.Features(
+                input_ids=datasets.List(number), predicted=datasets.List(number), num_tokens=number, problem=text
+            ),
+            num_proc=num_workers or None,
+            cache_file_name=None if cache is None else str(cache),
+            new_fingerprint=fingerprint,
+            desc="tokenizing",
+        )
 
 
 def _is_whole(cache: Path) -> bool:

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import store_frozen_in_bf16
+from largebatch.model.pretrained import folder_to_load
 from largebatch.model.token_losses import return_token_losses
 from largebatch.system.repositories import Place, find
 
@@ -61,6 +62,8 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
         if "drop" in name and isinstance(value, float) and value > 0:
             setattr(text, name, 0.0)
     text.use_cache = False
+    # It would name another file of weights than those that are looked for.
+    vars(config).pop("transformers_weights", None)
     return config
 
 
@@ -77,18 +80,18 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     missing = []
     dtype = torch.get_default_dtype()
     is_without_weights = nn.LayerNorm(1).weight.is_meta
-    place = _place(model)
+    folder = None if model.path is None or is_without_weights else folder_to_load(model.path, "model.path")
     try:
-        if place is None or is_without_weights:
+        if folder is None:
             loaded = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         else:
             loaded, info = AutoModelForCausalLM.from_pretrained(
-                place.name,
-                revision=place.revision,
+                folder,
                 config=config,
                 dtype=dtype,
                 output_loading_info=True,
                 trust_remote_code=False,
+                use_safetensors=True,
             )
             missing = sorted(info["missing_keys"])
     except Exception as error:

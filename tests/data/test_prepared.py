@@ -286,7 +286,7 @@ def is_alive(pid):
 def test_a_process_that_is_killed_is_told(section):
     tokenizer = Slow(fatal=documents_of("train")[70])
     data = data_of(section)
-    with pytest.raises(DataError, match=r"ended with exit code -9, perhaps for lack of memory; use fewer processes"):
+    with pytest.raises(DataError, match=r"ended with exit code -9, perhaps for lack of memory; write fewer --workers"):
         prepare(data, BY_TWO, tokenizer)
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")

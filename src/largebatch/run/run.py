@@ -49,6 +49,7 @@ from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
 from largebatch.storage.catalog import entry_at
 from largebatch.system.failures import building_the_model
+from largebatch.words import printable
 
 Config = TypeVar("Config", bound=RecipeConfig)
 M = TypeVar("M", bound=nn.Module)
@@ -395,7 +396,7 @@ class Run(Generic[Config]):
 
     def _print(self, text: str) -> None:
         if self.backend.is_main_process:
-            print(text, flush=True)
+            print(printable(text), flush=True)
 
     def _completed_steps(self, resume: str) -> int:
         """The step of the checkpoint that the run would resume from, if batch sizes change until there."""

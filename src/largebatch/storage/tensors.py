@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from largebatch.storage.files import FileRecord, write_file
 from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, reading
+from largebatch.system.regular_file import open_to_read
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -123,7 +124,7 @@ class TensorFiles(ExitStack):
         if file not in self._opened:
             path = self._folder / file
             with reading(file):
-                opened = self.enter_context(path.open("rb"))
+                opened = self.enter_context(open_to_read(path, follow_links=True))
                 with safe_open(path, framework="pt"):
                     # It has checked the header: shapes, dtypes, and that the tensors fill the file.
                     pass

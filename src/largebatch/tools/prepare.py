@@ -107,7 +107,7 @@ def _prepare(
         return 0
     except UserError as error:
         # Other sources can still be prepared.
-        print(f"error: {where}{error}", file=sys.stderr)
+        print(printable(f"error: {where}{error}"), file=sys.stderr)
         return error.exit_code
     counts = found[source] = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
     if options.check:
@@ -157,7 +157,7 @@ def _shown(sample: Batch, tokenizer: str) -> str:
             tokens.append((True, label))
     decode = load_tokenizer(tokenizer).decode
     texts = [(marked, decode([token for _, token in run])) for marked, run in groupby(tokens, key=itemgetter(0))]
-    return printable("".join(f"[[{text}]]" if marked else text for marked, text in texts))
+    return "".join(f"[[{text}]]" if marked else text for marked, text in texts)
 
 
 def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:

@@ -47,6 +47,7 @@ class Outcome(NamedTuple):
     failure: str | None  # the traceback or exit code
     value: Any  # the result, without a failure
     moment: float  # when it ended
+    exit_code: int = 1
 
 
 class JobFailed(AssertionError):
@@ -54,10 +55,12 @@ class JobFailed(AssertionError):
 
     Args:
         reports: The rank, the traceback or exit code, and the output of each process that failed, in order of failure.
+        exit_code: That of the first.
     """
 
-    def __init__(self, reports: Sequence[tuple[int, str, str]]):
+    def __init__(self, reports: Sequence[tuple[int, str, str]], exit_code: int = 1):
         self.reports = list(reports)
+        self.exit_code = exit_code
         super().__init__("\n".join(f"--- rank {rank}: {reason}\n{output}" for rank, reason, output in reports))
 
     def in_one_line(self, folder: Path | None = None) -> str:
@@ -162,7 +165,9 @@ def run_job(
     )
     failures |= {rank: silence for rank in range(world_size) if rank not in outcomes}
     if failures:
-        raise JobFailed([(rank, failure, texts[rank]) for rank, failure in failures.items()])
+        first = outcomes.get(next(iter(failures)))
+        reports = [(rank, failure, texts[rank]) for rank, failure in failures.items()]
+        raise JobFailed(reports, first.exit_code if first else 1)
     return [outcomes[rank].value for rank in range(world_size)]
 
 
@@ -201,15 +206,19 @@ def _work(
     # As in a process of its own: the server's state would give every job the same numbers.
     np.random.seed()
     failure = value = None
+    exit_code = 1
     try:
         value = function(*arguments)
     except SystemExit as left:
-        failure = f"exit code {left.code}" if left.code else None
+        # What a user error says is in the output, too, unless the disk is full.
+        failure = f"exit code {left.code}: {left.__context__}" if left.code else None
+        exit_code = left.code if isinstance(left.code, int) else 1
     except BaseException:
         failure = traceback.format_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     with suppress(BrokenPipeError):
-        pipe.send(Outcome(failure, value, time.time()))
+        pipe.send(Outcome(failure, value, time.time(), exit_code))
     # Skip the interpreter's shutdown: threads of the engines may still wait for processes that failed.
     os._exit(0)

@@ -19,7 +19,6 @@ from largebatch.plan.strategies import STRATEGIES
 from largebatch.task_folders import folder_of
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
 from largebatch.tools.slurm.task_imports import missing_imports
-from largebatch.words import printable
 
 IMPORT_OF_TORCH = re.compile(r"^(?:import torch\b.*|from torch[\w.]* import\b.*)", re.MULTILINE)
 
@@ -33,7 +32,7 @@ class Finding:
     message: str  # what was found, why it is wrong, and what to write instead
 
     def __str__(self) -> str:
-        return printable(f"{self.file}: {self.message} [{self.rule}]")
+        return f"{self.file}: {self.message} [{self.rule}]"
 
 
 def script_findings(script: BatchScript) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import ConfigError, UserError
+from largebatch.errors import ConfigError, StorageError, UserError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
@@ -123,7 +123,10 @@ def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path,
                 )
                 print(f"{point.name}: finished", flush=True)
             except JobFailed as error:
-                print(f"{point.name}: {error.in_one_line(task)}; its output is in {logs}", flush=True)
+                said = f"{point.name}: {error.in_one_line(task)}; its output is in {logs}"
+                if error.exit_code == StorageError.exit_code:
+                    raise StorageError(said) from None
+                print(said, flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
         try:
