@@ -13,6 +13,7 @@ from largebatch.words import did_you_mean
 WIDTH = 100
 RECIPES = Path("recipes")  # the folder of the tasks' folders, from the top of a project
 MAX_AMOUNT = 10**15  # of all that is counted or measured, so that products of some are still numbers
+MAX_LISTED = 100
 EXIT_CODES = "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used."
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -98,8 +99,11 @@ def words(text: str) -> list[str]:
 
 
 def positive_ints(text: str) -> list[int]:
-    """Return the positive whole numbers between commas."""
-    return [positive_int(word) for word in words(text)]
+    """Return the positive whole numbers between commas, at most `MAX_LISTED`."""
+    found = words(text)
+    if len(found) > MAX_LISTED:
+        raise argparse.ArgumentTypeError(f"the list has {len(found):,} numbers; write at most {MAX_LISTED}")
+    return [positive_int(word) for word in found]
 
 
 def positive_float(text: str) -> float:

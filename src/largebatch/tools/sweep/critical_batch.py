@@ -11,14 +11,14 @@ from largebatch.batch import Length, Timeline
 from largebatch.config import RecipeConfig, load_config, override_words, task_of
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
-from largebatch.storage.layout import read_manifest
+from largebatch.storage.layout import MANIFEST, CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import GIT
 from largebatch.tools.options import Commands, add_command, positive_float, positive_int, positive_ints
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
 from largebatch.tools.slurm.submit import split_words
 from largebatch.tools.sweep import add_options
-from largebatch.tools.sweep.points import BATCH, Point, Sweep
+from largebatch.tools.sweep.points import BATCH, Point, Sweep, check_number
 
 
 def add_parser(commands: Commands) -> None:
@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
 
     run_dir: Path = options.run_dir.absolute()
     run = RunFolder(run_dir)
-    recipe = next((Path(line["recipe"]) for line in reversed(run.history()) if line.get("recipe")), Path("none"))
+    starts = reversed(run.history())
+    recipe = next((Path(line["recipe"]) for line in starts if isinstance(line.get("recipe"), str)), Path("none"))
     if not recipe.is_file():
         raise UserError(f"{run_dir}: not a run's folder, or its recipe, {recipe}, is not here; go where it was started")
     checkpoints = {entry.step: entry.path for entry in run.checkpoints() if entry.problem is None}
@@ -62,8 +63,13 @@ def run(options: argparse.Namespace) -> int:
         recipe = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch").recipe or recipe
     options.config = recipe
     task = task_of(recipe)
-    recorded = read_manifest(checkpoints[options.at]).config
-    del recorded["task"]
+    try:
+        recorded = read_manifest(checkpoints[options.at]).config
+    except CheckpointError as error:
+        raise UserError(f"--at {options.at}: {error}; choose another checkpoint") from error
+    recorded.pop("task", None)
+    if "batch" not in recorded:
+        raise UserError(f"--at {options.at}: the config in its {MANIFEST} has no batch; choose another checkpoint")
     plan = resolve(load_config(recipe, override_words(recorded), task=task), 1)
     points = _branch_points(options, task, recorded, plan)
     checkpoint = str(checkpoints[options.at].absolute())
@@ -114,7 +120,8 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
         plan: Its plan.
 
     Raises:
-        UserError: The window is longer than the rest of the run, or its schedule cannot be written in samples.
+        UserError: The window is longer than the rest of the run, its schedule cannot be written in samples, or there
+            are too many points.
     """
     recipe = options.config
     step = options.at
@@ -123,8 +130,11 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     start = plan.timeline.at(step)
     total = plan.timeline.at(plan.total_steps).samples_before
     sizes = [multiple * start.global_batch_size for multiple in sorted({1, *options.batches})]
+    check_number(len(sizes) * options.seeds)
     common = math.lcm(*sizes)
-    last_sample = start.samples_before + math.ceil((options.window or 50 * max(sizes)) / common) * common
+    window = options.window or 50 * max(sizes)
+    # Rounded up; the common multiple may be too large for a fraction.
+    last_sample = start.samples_before - (-window // common) * common
     if last_sample > total:
         left = f"only {total - start.samples_before:,} samples are left after step {step:,}, not"
         raise UserError(f"--window: {left} {last_sample - start.samples_before:,}; write fewer, or an earlier --at")
