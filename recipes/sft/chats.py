@@ -55,7 +55,8 @@ class ChatEncoder:
             try:
                 conversation = with_system(row[2], conversation_of(row[0], self.layout))
                 tokens, bounds = self._encode(conversation, tools_of(row[1]))
-            except (UnusableConversation, IndivisibleText) as reason:
+            # What can just be read may be nested too deeply to be written.
+            except (UnusableConversation, IndivisibleText, RecursionError) as reason:
                 tokens = []
                 bounds = []
                 problem = f"unusable messages: {reason}"
@@ -180,7 +181,7 @@ def tools_of(value: Any) -> Tools:
 def _from_json(what: str, value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) and value else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnusableConversation(f"{what}, {_short(value)}, are not JSON: {error}") from error
 
 

@@ -159,6 +159,17 @@ def test_conversations_as_sharegpt_has_them(tmp_path):
         ({"messages": [ASK, SAY | {"train_detail": [{"end_offset": 2}]}]}, "message 1 has train_detail [{"),
         ({"messages": [ASK, SAY | {"tool_calls": "f"}]}, 'message 1 has the tool_calls "f"; write a list of functions'),
         ({"messages": [ASK, SAY], "tools": "[{"}, 'tools, "[{", are not JSON: '),
+        ({"messages": [ASK, SAY], "tools": "[" * 10**5}, ", are not JSON: maximum recursion depth exceeded"),
+        ({"messages": "[" * 10**5}, "write a list of messages"),
+        (
+            {"messages": [ASK, {"role": "function_call", "content": "[" * 10**5}]},
+            'the content of message 1, "[[[',
+        ),
+        (
+            {"messages": [ASK, CALL | {"tool_calls": [{"name": "f", "arguments": "[" * 10**5}]}]},
+            'the arguments of message 1, "[[[',
+        ),
+        ({"messages": [ASK, SAY], "tools": '{"f": ' + "[" * 960 + "]" * 960 + "}"}, "tools"),
         ({"messages": [ASK, SAY], "tools": {"f": 1}}, 'tools are {"f": 1}; write a list of JSON schemas'),
         ({"messages": [SAY, ASK, SAY]}, "it begins with the assistant, and nothing before it can be answered"),
         ({"messages": [ASK, CALL]}, "the chat template fails: "),
