@@ -166,6 +166,7 @@ class PairEncoder:
         ]
 
     def _together(self, texts: list[tuple[str, str]]) -> list[Encoded]:
+        assert isinstance(self.tokenizer, PretrainedTokenizer)
         end = [] if self.template else [self.tokenizer.end_of_text]
         encoded = []
         for prompt, answer in texts:
@@ -198,7 +199,7 @@ class PairEncoder:
 def encoder_of(data: HubPairs, tokenizer: Tokenizer) -> PairEncoder | ChatEncoder:
     """The encoder for the section's format."""
     if data.format == "messages":
-        return ChatEncoder(data.messages, tokenizer)
+        return ChatEncoder(data.messages, tokenizer, data.block_size)
     return PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
 
 

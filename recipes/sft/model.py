@@ -2,6 +2,9 @@
 
 import copy
 import importlib.util
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +20,8 @@ from .config import AutoCausalLM, Config, Lora
 
 # Settings that `from_pretrained` takes for every architecture.
 NOT_OF_THE_ARCHITECTURE = ("model_type", "attn_implementation")
+MAX_LAYERS = 1000
+MAX_LABELS = 10**6
 
 
 def build_model(config: Config) -> PreTrainedModel:
@@ -45,9 +50,14 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     place = _place(model)
     try:
         if place:
+            settings, _ = PretrainedConfig.get_config_dict(place.name, revision=place.revision)
+            _check_sizes(settings)
             config = AutoConfig.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)
         else:
+            _check_sizes(model.config or {})
             config = AutoConfig.for_model(**(model.config or {}))
+        text = config.get_text_config()
+        settings = text.to_dict()
     # `transformers` raises exceptions of many kinds for configurations that cannot be reached or read.
     except Exception as error:
         raise _unusable(model, error) from error
@@ -56,8 +66,7 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     unknown = [name for name in given if not hasattr(type(config)(), name)]
     if unknown:
         raise UserError(f"model.config: {config.model_type} has no setting {unknown[0]}; correct it, or remove it")
-    text = config.get_text_config()
-    for name, value in text.to_dict().items():
+    for name, value in settings.items():
         # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has its own names.
         if "drop" in name and isinstance(value, float) and value > 0:
             setattr(text, name, 0.0)
@@ -65,6 +74,16 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     # It would name another file of weights than those that are looked for.
     vars(config).pop("transformers_weights", None)
     return config
+
+
+def _check_sizes(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for a number of things that `transformers` would make one by one, almost without end."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            _check_sizes(value)
+        limit = MAX_LABELS if name == "num_labels" else MAX_LAYERS if "layer" in name else math.inf
+        if isinstance(value, int) and value > limit:
+            raise ValueError(f"{name} is too large; the most is {limit:,}")
 
 
 def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:

@@ -93,6 +93,26 @@ def test_models_that_cannot_be_built(fields, message):
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is too large; the most is 1,000"),
+        ({"n_layer": 10**400}, "n_layer is too large; the most is 1,000"),
+        ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers is too large"),
+        ({"num_labels": 10**8}, "num_labels is too large; the most is 1,000,000"),
+        ({"text_config": {"text_config": {}}}, "'dict' object has no attribute"),
+        ({"text_config": 5}, "'int' object has no attribute"),
+    ],
+)
+def test_damaged_configurations_are_refused_at_once(damage, message, tmp_path):
+    config = GPT2 | damage
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for fields, what in (({"config": config}, "model.config: "), ({"path": str(tmp_path)}, "model.path: ")):
+        with pytest.raises(UserError, match=message) as caught:
+            load_causal_lm(section(**fields))
+        assert str(caught.value).startswith(what)
+
+
 def test_the_reason_behind_a_first_line_is_told():
     with pytest.raises(UserError, match=r"^model\.config: transformers cannot build it: .*expected int, got str"):
         load_causal_lm(section(config=GPT2 | {"vocab_size": "300"}))

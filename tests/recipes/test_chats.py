@@ -1,6 +1,7 @@
 """Conversations: tokens and what is predicted of them, equal to TRL's; what is refused, and how that is said."""
 
 import json
+import time
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ import tasks
 from chat_templates import FOLDER, MAX_TOKENS, TEMPLATES, chat_tokenizer, conversations, template
 from jobs import run_job, train
 from largebatch.__main__ import main
-from largebatch.data.tokenizer import PretrainedTokenizer
+from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, encode_parts
 from largebatch.errors import ConfigError, DataError
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS
@@ -50,10 +51,10 @@ def chat_config(tmp_path, rows, name="chatml", marked=True, **data):
     return load_with(ADDITION, section | data, *ROOM)
 
 
-def encoder(tmp_path, chat_template, **layout):
+def encoder(tmp_path, chat_template, block_size=1000, **layout):
     chat_tokenizer(chat_template).save_pretrained(tmp_path)
-    module = tasks.module("sft", "chats")
-    return module.ChatEncoder(tasks.module("sft", "config").Messages(**layout), PretrainedTokenizer(str(tmp_path)))
+    messages = tasks.module("sft", "config").Messages(**layout)
+    return tasks.module("sft", "chats").ChatEncoder(messages, PretrainedTokenizer(str(tmp_path)), block_size)
 
 
 def samples_of(config) -> list[tuple[list[int], list[int]]]:
@@ -158,6 +159,17 @@ def test_conversations_as_sharegpt_has_them(tmp_path):
         ({"messages": [ASK, SAY | {"train_detail": [{"end_offset": 2}]}]}, "message 1 has train_detail [{"),
         ({"messages": [ASK, SAY | {"tool_calls": "f"}]}, 'message 1 has the tool_calls "f"; write a list of functions'),
         ({"messages": [ASK, SAY], "tools": "[{"}, 'tools, "[{", are not JSON: '),
+        ({"messages": [ASK, SAY], "tools": "[" * 10**5}, ", are not JSON: maximum recursion depth exceeded"),
+        ({"messages": "[" * 10**5}, "write a list of messages"),
+        (
+            {"messages": [ASK, {"role": "function_call", "content": "[" * 10**5}]},
+            'the content of message 1, "[[[',
+        ),
+        (
+            {"messages": [ASK, CALL | {"tool_calls": [{"name": "f", "arguments": "[" * 10**5}]}]},
+            'the arguments of message 1, "[[[',
+        ),
+        ({"messages": [ASK, SAY], "tools": '{"f": ' + "[" * 960 + "]" * 960 + "}"}, "tools"),
         ({"messages": [ASK, SAY], "tools": {"f": 1}}, 'tools are {"f": 1}; write a list of JSON schemas'),
         ({"messages": [SAY, ASK, SAY]}, "it begins with the assistant, and nothing before it can be answered"),
         ({"messages": [ASK, CALL]}, "the chat template fails: "),
@@ -171,6 +183,41 @@ def test_what_is_wrong_with_a_row_is_said(row, reason, tmp_path):
     assert encoded["problem"][1].startswith("unusable messages: ")
     assert reason in encoded["problem"][1]
     assert encoded["input_ids"][1] == []
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "block_size", "num_messages", "num_spans"),
+    [(MARKED, 10**6, 3000, 1500), (UNMARKED, 1000, 3000, 0)],
+    ids=["that fits", "that does not"],
+)
+def test_the_time_of_a_conversation_grows_with_its_length(chat_template, block_size, num_messages, num_spans, tmp_path):
+    encode = encoder(tmp_path, chat_template, block_size)
+    start = time.process_time()
+    encoded = encode({"messages": [[ASK, SAY] * (num_messages // 2)]})
+    assert time.process_time() - start < 10
+    assert encoded["problem"] == [""]
+    assert encoded["num_tokens"] == [8 * num_messages]
+    assert len(encoded["predicted"][0]) == 2 * num_spans
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tokens_before_a_place_are_those_of_the_text_before_it(name, tmp_path):
+    bos, eos, chosen = TEMPLATES[name]
+    chat_tokenizer(template(name), bos, eos).save_pretrained(tmp_path)
+    tokenizer = PretrainedTokenizer(str(tmp_path))
+    text, _ = (
+        tasks.module("sft", "chat_template")
+        .ChatTemplate(tokenizer.tokenizer)
+        .write(conversations()[chosen[0]]["messages"])
+    )
+    (*tokens, _) = tokenizer.encode([text])[0]
+    for place in range(len(text) + 1):
+        (*part, _) = tokenizer.encode([text[:place]])[0]
+        if part == tokens[: len(part)]:
+            assert encode_parts(tokenizer, text, [place]) == (tokens, [len(part)])
+        else:
+            with pytest.raises(IndivisibleText):
+                encode_parts(tokenizer, text, [place])
 
 
 def test_unusable_rows_are_refused_or_skipped(tmp_path):

@@ -176,7 +176,7 @@ def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
 
 def _part(text: str) -> tuple[int, int]:
     """The part, from 0, and the number of parts."""
-    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if match and int(match[1]) <= int(match[2]) > 0:
         # 3/3 is another name of 0/3, so that numbers may start at 0 or at 1.
         return int(match[1]) % int(match[2]), int(match[2])

@@ -20,6 +20,8 @@ from largebatch.tools.sweep.points import Sweep
 from largebatch.tools.sweep.verdicts import largest_within
 from paths import ROOT
 from resuming import Interruption, assert_same_weights, run_interrupted
+from run_folders import started, write_lines
+from saving import FakeRun, mark
 
 QUADRATIC = ROOT / "tests/noisy_quadratic/quadratic.json"
 STEP = 128  # the branches begin after this step, and train on so many samples
@@ -186,3 +188,45 @@ def test_code_beside_a_recipe_that_only_a_run_names_is_not_run(link, tmp_path, m
 def test_what_is_no_run(capsys):
     assert main(["critical-batch", "runs/none", "--at=3"]) == 2
     assert "runs/none: not a run's folder, or its recipe, none, is not here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", [5, [1], True, {}, "", "\0", "\ud800"])
+def test_a_history_that_names_no_recipe(recipe, tmp_path, capsys):
+    (tmp_path / "history.jsonl").write_text(json.dumps({"event": "started", "step": 0, "recipe": recipe}))
+    assert main(["critical-batch", str(tmp_path), "--at=3"]) == 2
+    assert "not a run's folder, or its recipe, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "words", "message"),
+    [
+        ({"plan": 5}, (), "--at 128: its manifest.json is not readable: plan"),
+        ({"step": "many"}, (), "--at 128: its manifest.json is not readable: step"),
+        ({"files": ["../x"]}, (), "--at 128: it names a file '../x'"),
+        ({"config": {}}, (), "--at 128: the config in its manifest.json has no batch"),
+        ({"config": {"batch": 5}}, (), "batch"),
+        ({}, ("--window", "9" * 400), "is not a positive whole number"),
+        ({}, ("--window", "9" * 15), "--window: only 1,088 samples are left"),
+        (
+            {},
+            ("--batches", ",".join(str(10**15 - each) for each in range(99))),
+            "--window: only 1,088 samples are left",
+        ),
+        ({}, ("--batches", ",".join(map(str, range(1, 102)))), "the list has 101 numbers; write at most 100"),
+        ({}, ("--seeds", "100000"), "the sweep would have 400,000 points, at most 1,000"),
+    ],
+)
+def test_damaged_checkpoints_and_impossible_numbers(damage, words, message, tmp_path, capsys):
+    write_lines(tmp_path / "history.jsonl", [started(0, recipe=str(QUADRATIC))])
+    checkpoint = FakeRun(tmp_path).save(STEP)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["config"] = as_json(load_config(QUADRATIC))
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | damage))
+    mark(checkpoint)
+    try:
+        code = main(["critical-batch", str(tmp_path), f"--at={STEP}", "--folder", str(tmp_path / "branches"), *words])
+    except SystemExit as left:
+        code = left.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "branches").exists()

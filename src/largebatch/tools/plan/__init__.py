@@ -72,7 +72,7 @@ def add_gpus(parser: argparse.ArgumentParser, group: argparse._ActionsContainer)
 
 def network(text: str) -> Network:
     """Return the network of so many Gbit/s per GPU or node, such as "400G/gpu"."""
-    speed = re.fullmatch(r"(\d+(?:\.\d+)?)g/(gpu|node)", text.strip().lower())
+    speed = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)g/(gpu|node)", text.strip().lower())
     if not speed or not float(speed[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a network bandwidth: write 400G/gpu or 3200G/node")
     return Network(float(speed[1]) * 1e9 / 8, speed[2])

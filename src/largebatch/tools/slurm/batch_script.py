@@ -30,7 +30,7 @@ OPTION_IN_SCRIPT = re.compile(r"^#SBATCH\s+--([a-z-]+)(?:[= ]\s*(\S+))?", re.MUL
 NODES = re.compile(r"([1-9][0-9]{0,5})(?:-([1-9][0-9]{0,5}))?")
 PROCESSES = re.compile(r"[0-9]{1,6}")
 MAX_NODE_COUNTS = 512  # each of them gets a plan
-GPUS = re.compile(r"(?:gpus-per-node=|gres=gpu:)(?:[\w.+-]+:)?(\d+)")
+GPUS = re.compile(r"(?:gpus-per-node=|gres=gpu:)(?:[\w.+-]+:)?([0-9]{1,6})")
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class BatchScript:
 
     def log(self, job_id: str = "%j") -> str:
         """The log's file: that of `--output`, or Slurm's default, with the job's name and (an array's first) number."""
-        path = self.options.get("output", "slurm-%j.out")
-        path = path.replace("%x", self.options.get("job-name", self.path.name)).replace("%j", job_id)
+        values = {"%%": "%", "%x": self.options.get("job-name", self.path.name), "%j": job_id}
         if array := self.options.get("array"):
-            path = path.replace("%a", re.split("[,%-]", array)[0])
+            values["%a"] = re.split("[,%-]", array)[0]
+        path = re.sub("%.", lambda found: values.get(found[0], found[0]), self.options.get("output", "slurm-%j.out"))
         return str(Path(self.options.get("chdir", ""), path))
 
 

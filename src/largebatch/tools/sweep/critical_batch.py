@@ -11,7 +11,7 @@ from largebatch.batch import Length, Timeline
 from largebatch.config import RecipeConfig, load_config, override_words, task_of
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
-from largebatch.storage.layout import read_manifest
+from largebatch.storage.layout import MANIFEST, CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import GIT
 from largebatch.task_folders import recipes_in
@@ -26,7 +26,7 @@ from largebatch.tools.options import (
 )
 from largebatch.tools.slurm.submit import split_words
 from largebatch.tools.sweep import add_options
-from largebatch.tools.sweep.points import BATCH, Point, Sweep
+from largebatch.tools.sweep.points import BATCH, Point, Sweep, check_number
 
 
 def add_parser(commands: Commands) -> None:
@@ -67,8 +67,13 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"--at {options.at}: checkpoints are of the steps {known}; checkpoint.keep_every keeps more")
     options.config = recipe
     task = task_of(recipe)
-    recorded = read_manifest(checkpoints[options.at]).config
-    del recorded["task"]
+    try:
+        recorded = read_manifest(checkpoints[options.at]).config
+    except CheckpointError as error:
+        raise UserError(f"--at {options.at}: {error}; choose another checkpoint") from error
+    recorded.pop("task", None)
+    if "batch" not in recorded:
+        raise UserError(f"--at {options.at}: the config in its {MANIFEST} has no batch; choose another checkpoint")
     plan = resolve(load_config(recipe, override_words(recorded), task=task), 1)
     points = _branch_points(options, task, recorded, plan)
     checkpoint = str(checkpoints[options.at].absolute())
@@ -111,8 +116,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _recorded_recipe(run: RunFolder) -> Path:
     """The recipe that a run names, whose task is one of this project; UserError for any other: a run is not trusted."""
-    named = next((line["recipe"] for line in reversed(run.history()) if line.get("recipe")), "none")
-    recipe = Path(str(named))
+    starts = reversed(run.history())
+    recipe = next((Path(line["recipe"]) for line in starts if isinstance(line.get("recipe"), str)), Path("none"))
     if any((folder / GIT).is_file() for folder in recipe.parents):
         # The run of a job names the copy of the recipe in its snapshot.
         recipe = next((own for own in recipes_in(RECIPES) if own.name == recipe.name), recipe)
@@ -137,7 +142,8 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
         plan: Its plan.
 
     Raises:
-        UserError: The window is longer than the rest of the run, or its schedule cannot be written in samples.
+        UserError: The window is longer than the rest of the run, its schedule cannot be written in samples, or there
+            are too many points.
     """
     recipe = options.config
     step = options.at
@@ -146,8 +152,11 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     start = plan.timeline.at(step)
     total = plan.timeline.at(plan.total_steps).samples_before
     sizes = [multiple * start.global_batch_size for multiple in sorted({1, *options.batches})]
+    check_number(len(sizes) * options.seeds)
     common = math.lcm(*sizes)
-    last_sample = start.samples_before + math.ceil((options.window or 50 * max(sizes)) / common) * common
+    window = options.window or 50 * max(sizes)
+    # Rounded up; the common multiple may be too large for a fraction.
+    last_sample = start.samples_before - (-window // common) * common
     if last_sample > total:
         left = f"only {total - start.samples_before:,} samples are left after step {step:,}, not"
         raise UserError(f"--window: {left} {last_sample - start.samples_before:,}; write fewer, or an earlier --at")
