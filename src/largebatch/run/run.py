@@ -48,6 +48,7 @@ from largebatch.run.step import Step
 from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
 from largebatch.system.failures import building_the_model
+from largebatch.words import printable
 
 Config = TypeVar("Config", bound=RecipeConfig)
 M = TypeVar("M", bound=nn.Module)
@@ -161,7 +162,7 @@ class Run(Generic[Config]):
             if available > len(source):
                 self._print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used")
             if remark := getattr(source, "remark", None):
-                self._print(f"  {'Data':<14}{remark}")
+                self._print(printable(f"  {'Data':<14}{remark}"))
         return sources
 
     def build(self, build_model: Callable[[Config], M]) -> M:

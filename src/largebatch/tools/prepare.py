@@ -100,14 +100,14 @@ def _prepare(
         config = at_commits(config, commits)
         opened = _open(config, preparation)
     except NotPrepared as missing:
-        print(f"{where}{missing}")
+        print(printable(f"{where}{missing}"))
         return int(missing.job_would_refuse)
     except OtherPartsMissing:
         print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
         return 0
     except UserError as error:
         # Other sources can still be prepared.
-        print(f"error: {where}{error}", file=sys.stderr)
+        print(printable(f"error: {where}{error}"), file=sys.stderr)
         return error.exit_code
     counts = found[source] = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
     if options.check:
