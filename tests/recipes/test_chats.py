@@ -239,7 +239,7 @@ def test_a_template_that_loops_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks.module("sft", "chat_template"), "MAX_SECONDS", 0.1)
     before = signal.getsignal(signal.SIGVTALRM)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(DataError, match=r"takes more than 0\.1 s for a conversation; correct its loops; it was found in"):
+    with pytest.raises(DataError, match=r"takes more than 0\.1 s for a conversation; correct its loops"):
         encoder(tmp_path, loops)({"messages": [TWO_TURNS]})
     assert signal.getsignal(signal.SIGVTALRM) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
