@@ -1,6 +1,7 @@
 """Conversations: tokens and what is predicted of them, equal to TRL's; what is refused, and how that is said."""
 
 import json
+import signal
 import time
 from functools import partial
 
@@ -218,6 +219,30 @@ def test_tokens_before_a_place_are_those_of_the_text_before_it(name, tmp_path):
         else:
             with pytest.raises(IndivisibleText):
                 encode_parts(tokenizer, text, [place])
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "reason"),
+    [
+        ("{{ raise_exception('x ' * 1500000) }}", f"the chat template fails: {'x ' * 149}… (TemplateError)"),
+        ("{{ raise_exception('\x1b[31m\x9b') }}", r"the chat template fails: \x1b[31m\x9b (TemplateError)"),
+        ("{{ 'x' * 10000001 }}", "the chat template writes more than 10,000,000 characters"),
+    ],
+    ids=["long reason", "terminal escapes", "flood"],
+)
+def test_templates_that_flood(chat_template, reason, tmp_path):
+    encoded = encoder(tmp_path, chat_template)({"messages": [TWO_TURNS]})
+    assert encoded["problem"] == [f"unusable messages: {reason}"]
+
+
+def test_a_template_that_loops_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks.module("sft", "chat_template"), "MAX_SECONDS", 0.1)
+    before = signal.getsignal(signal.SIGVTALRM)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(DataError, match=r"takes more than 0\.1 s for a conversation; correct its loops"):
+        encoder(tmp_path, loops)({"messages": [TWO_TURNS]})
+    assert signal.getsignal(signal.SIGVTALRM) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
 
 def test_unusable_rows_are_refused_or_skipped(tmp_path):

@@ -165,7 +165,7 @@ class Run(Generic[Config]):
             if available > len(source):
                 self._print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used")
             if remark := getattr(source, "remark", None):
-                self._print(f"  {'Data':<14}{remark}")
+                self._print(printable(f"  {'Data':<14}{remark}"))
         return sources
 
     def build(self, build_model: Callable[[Config], M]) -> M:

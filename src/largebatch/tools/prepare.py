@@ -100,7 +100,7 @@ def _prepare(
         config = at_commits(config, commits)
         opened = _open(config, preparation)
     except NotPrepared as missing:
-        print(f"{where}{missing}")
+        print(printable(f"{where}{missing}"))
         return int(missing.job_would_refuse)
     except OtherPartsMissing:
         print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
