@@ -91,7 +91,8 @@ SOMETIMES = """class Sometimes(nn.Module):
 NOT_KEPT = "training depends on something that checkpoints do not have, such as an average in train.py"
 BY_MICRO_BATCH = "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch"
 BY_PROCESS = "several processes differ where one does not, from the first loss on: data or noise depends on the process"
-IN_GRADIENTS = "the first loss agrees, but not its gradient"
+IN_GRADIENTS = "the first loss agrees on several processes, but not its gradient"
+BY_COUNT = "where a process has another number of micro-batches in a step, the first loss differs"
 REPORTED_LOSS = "gradients and weights agree, only the reported loss does not"
 IN_EVALUATION = "only evaluations differ: their values are means over the micro-batch"
 BESIDE_UPDATE = "after step.backward; run.update clips, steps and clears gradients"
@@ -304,6 +305,19 @@ OF_TASKS = (
             ),
         ],
         words=ONE_AND_TWO,
+    ),
+    Planted(
+        "a curriculum that counts micro-batches",
+        BY_COUNT,
+        [
+            (
+                "train.py",
+                BACKWARD,
+                f"{BACKWARD.replace('losses(batch)', 'losses(batch) * (1 + seen)')}\n            seen += 1",
+            ),
+            ("train.py", "    for step in run", "    seen = 0\n    for step in run"),
+        ],
+        words=("--strategies=ddp", "--world-sizes=1,2", "--no-resume"),
     ),
     Planted(
         "a part of the loss without its gradient",

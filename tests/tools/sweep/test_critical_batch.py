@@ -173,7 +173,7 @@ def test_code_beside_a_recipe_that_only_a_run_names_is_not_run(link, tmp_path, m
     step.mkdir(parents=True)
     monkeypatch.setattr(RunFolder, "checkpoints", lambda _: [Entry(step, 3)])
     manifest = "largebatch.tools.sweep.critical_batch.read_manifest"
-    monkeypatch.setattr(manifest, lambda _: SimpleNamespace(config={"task": "x"}))
+    monkeypatch.setattr(manifest, lambda _: SimpleNamespace(config={"task": "x", "batch": {}}))
     for recipe in (task / "r.json", tmp_path / "pointing.json"):
         (run / "history.jsonl").write_text(json.dumps({"event": "started", "step": 0, "recipe": str(recipe)}) + "\n")
         assert main(["critical-batch", "run", "--at=3"]) == 2
@@ -224,7 +224,8 @@ def test_damaged_checkpoints_and_impossible_numbers(damage, words, message, tmp_
     (checkpoint / "manifest.json").write_text(json.dumps(manifest | damage))
     mark(checkpoint)
     try:
-        code = main(["critical-batch", str(tmp_path), f"--at={STEP}", "--folder", str(tmp_path / "branches"), *words])
+        place = ["--folder", str(tmp_path / "branches"), f"--recipe={QUADRATIC}"]
+        code = main(["critical-batch", str(tmp_path), f"--at={STEP}", *place, *words])
     except SystemExit as left:
         code = left.code
     assert code == 2

@@ -21,11 +21,11 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     strategies = ("ddp", "fsdp", "zero1")
     combinations = [Combination(name, size, micro) for name in strategies for size in (1, 2) for micro in (4, 8)]
 
-    def cause(differs, problem="", beyond=ALL_OF_IT):
+    def cause(differs, problem="", beyond=ALL_OF_IT, more=()):
         differing = {"verdict": "differs", "problem": problem, "beyond": frozenset(beyond)}
         rows = [Row(each, **differing) if differs(each) else Row(each, "agrees") for each in combinations]
         reference = Row(Combination("single", 1, 8), "reference")
-        return likely_cause([reference, *rows], SimpleNamespace(config=config))
+        return likely_cause([reference, *rows, *more], SimpleNamespace(config=config))
 
     assert "a mean over the micro-batch instead of a sum" in cause(lambda each: each.micro_batch_size == 4)
     # On one process, ZeRO steps all parameters as one, and FSDP whole ones.
@@ -35,9 +35,17 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     assert "depends on the process" in cause(lambda each: each.world_size == 2)
     # A mask of dropout with a state of its own is also another one at another micro-batch size.
     assert "depends on the process" in cause(lambda each: (each.world_size, each.micro_batch_size) != (1, 8))
+    # One process with twice as many micro-batches differs like two with half of them, and two with as many do not.
+    assert cause(lambda each: each.world_size * each.micro_batch_size != 8).startswith(
+        "where a process has another number of micro-batches in a step, the first loss differs"
+    )
+    gradients = ALL_OF_IT - {"loss", "first_loss"}
+    assert "a hook changes that of each" in cause(lambda each: each.micro_batch_size == 4, beyond=gradients)
     for none in (lambda _: True, lambda _: False, lambda each: each.strategy == "ddp"):
         assert cause(none) is None
     assert cause(lambda each: each.world_size == 2, verification.UNSEEDED) is None
+    # What has failed has a sentence of its own, and what is left may have any cause.
+    assert cause(lambda each: each.micro_batch_size == 4, more=[Row(Combination("ddp", 4, 8), "failed")]) is None
     combinations = [Combination("ddp", 2, 8)]
     assert "depends on the process" in cause(lambda _: True)
     # What cannot be told apart is all named.
@@ -50,7 +58,7 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     ("beyond", "symptom", "said"),
     [
         (ALL_OF_IT, Symptom.LOSS, "data or noise depends on the process"),
-        (ALL_OF_IT - {"loss", "first_loss"}, Symptom.GRADIENT, "the first loss agrees, but not its gradient"),
+        (ALL_OF_IT - {"loss", "first_loss"}, Symptom.GRADIENT, "but not its gradient: what `dist.all_gather`"),
         (WEIGHTS, Symptom.UPDATE, "but not its update"),
         ({"loss", "parameters", "evaluation"}, Symptom.LATER, "the first step and its update agree, later ones do not"),
         ({"loss", "first_loss"}, Symptom.REPORTED_LOSS, "gradients and weights agree, only the reported loss does not"),

@@ -38,6 +38,11 @@ def _always(_: Combination, __: int) -> bool:
     return True
 
 
+def _other_number_of_micro_batches(each: Combination, usual: int) -> bool:
+    """Whether a process has another number of micro-batches in a step than the reference."""
+    return each.micro_batch_size * each.world_size != usual
+
+
 def _other_micro_batch(each: Combination, usual: int) -> bool:
     return each.micro_batch_size != usual
 
@@ -63,6 +68,12 @@ _CAUSES: Sequence[tuple[Symptom, Callable[[Combination, int], bool], str]] = (
     ),
     (
         Symptom.LOSS,
+        _other_number_of_micro_batches,
+        "where a process has another number of micro-batches in a step, the first loss differs: it is divided by that "
+        "number, or something counts micro-batches or calls of `fetch`; count by `epoch` and `step.index`",
+    ),
+    (
+        Symptom.LOSS,
         _several_processes,
         "several processes differ where one does not, from the first loss on: data or noise depends on the process "
         "(draw both in `fetch`, from `derive_seed(seed, name, epoch, index)`, not in train.py; dropout from torch's "
@@ -70,9 +81,15 @@ _CAUSES: Sequence[tuple[Symptom, Callable[[Combination, int], bool], str]] = (
     ),
     (
         Symptom.GRADIENT,
+        _several_processes,
+        "the first loss agrees on several processes, but not its gradient: what `dist.all_gather` and "
+        "`dist.all_reduce` return has none, or a branch, a `detach` or a hook depends on the rank",
+    ),
+    (
+        Symptom.GRADIENT,
         _always,
-        "the first loss agrees, but not its gradient: a part of the loss does not reach it as it should (what "
-        "`dist.all_gather` and `dist.all_reduce` return has no gradient), or a hook changes gradients",
+        "the first loss agrees, but not its gradient: a hook changes that of each micro-batch, or a part of the loss "
+        "does not reach it as it should",
     ),
     (
         Symptom.UPDATE,
@@ -90,7 +107,7 @@ _CAUSES: Sequence[tuple[Symptom, Callable[[Combination, int], bool], str]] = (
         Symptom.LATER,
         _always,
         "the first step and its update agree, later ones do not: something that is kept from step to step (a buffer "
-        "that `forward` updates, an average or a generator in train.py) depends on the process or the micro-batch",
+        "that `forward` updates, a cache of the source, an average in train.py) depends on the process or micro-batch",
     ),
     (
         Symptom.REPORTED_LOSS,
@@ -126,15 +143,16 @@ def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
         row for row in rows if row.verdict in ("reference", "agrees", "differs") and not row.combination.resumes
     ]
     differing = [row for row in compared if row.verdict == "differs"]
-    if not differing or UNSEEDED in (row.problem for row in differing):
+    # What has failed says why, and the rest may not tell one cause from another.
+    if not differing or any(row.problem == UNSEEDED or row.verdict == "failed" for row in rows):
         return None
     config = verification.config
     if config.precision == "bf16" and verification.agrees_in_fp32(differing[0].combination):
         return ONLY_IN_BF16
     usual = config.batch.micro_batch_size
-    # What depends on the process may also show at other micro-batch sizes of one process.
+    # What depends on the process, the last cause of a symptom, may also show at other micro-batch sizes of one process.
     at_the_usual = [row for row in compared if row.combination.micro_batch_size == usual]
-    return "; or ".join(_fitting(compared, usual) or _fitting(at_the_usual, usual)) or None
+    return "; or ".join(_fitting(compared, usual) or _fitting(at_the_usual, usual)[-1:]) or None
 
 
 def _fitting(rows: Sequence[Row], usual: int) -> list[str]:
@@ -143,8 +161,6 @@ def _fitting(rows: Sequence[Row], usual: int) -> list[str]:
     earliest = next((each for each in Symptom if each in symptoms), None)
     # What differs only later, or in an evaluation alone, may be a consequence of the same cause.
     differ = [each == earliest for each in symptoms]
-    return [
-        cause
-        for symptom, applies, cause in _CAUSES
-        if symptom == earliest and (applies is _always or differ == [applies(row.combination, usual) for row in rows])
-    ]
+    causes = [(applies, cause) for symptom, applies, cause in _CAUSES if symptom == earliest]
+    fitting = [cause for applies, cause in causes if differ == [applies(row.combination, usual) for row in rows]]
+    return fitting or [cause for applies, cause in causes if applies is _always]
