@@ -185,7 +185,8 @@ def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkey
     folder = folder_of(data)
     finished = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
     assert finished
-    assert not list(folder.glob(".*"))
+    # Of two processes, the one that had room is ended in the middle of a file, which goes later.
+    assert how is BY_TWO or not list(folder.glob(".*"))
     full.is_full = False
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")
