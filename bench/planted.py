@@ -107,12 +107,12 @@ OF_OPTIMIZERS = (
     ),
     Planted(
         "an optimizer ignores the learning rate",
-        "moves weights, or makes them NaN, at a learning rate of 0",
+        "twice the rate does not make steps twice as long",
         [("softsign.py", STEP, STEP.replace('group["lr"]', "1e-3"))],
     ),
     Planted(
         "an optimizer squares the learning rate",
-        "twice the rate makes 4 times the step",
+        "twice the rate does not make steps twice as long",
         [("softsign.py", STEP, STEP.replace('group["lr"]', 'group["lr"] ** 2'))],
     ),
     Planted(
@@ -133,7 +133,7 @@ OF_OPTIMIZERS = (
     ),
     Planted(
         "an optimizer keeps gradients in self",
-        f"{NOT_KEPT} (keep it with run.keep(name, state)) or an attribute of the optimizer",
+        "has state outside of `optimizer.state`",
         [
             ("softsign.py", STEP, STEP.replace("direction /", "damping * direction /")),
             (
@@ -313,7 +313,7 @@ OF_TASKS = (
             (
                 "train.py",
                 BACKWARD,
-                f"{BACKWARD.replace('losses(batch)', 'losses(batch) * (1 + seen)')}\n            seen += 1",
+                f"{BACKWARD.replace('losses(batch)', '(losses(batch) * (1 + seen))')}\n            seen += 1",
             ),
             ("train.py", "    for step in run", "    seen = 0\n    for step in run"),
         ],
