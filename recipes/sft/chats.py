@@ -125,7 +125,11 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
         raise UnusableConversation(
             f"{where} is {_short(value)}; write an object with {layout.role} and {layout.content}"
         )
-    named = value.get(layout.role)
+    # As ShareGPT has "from" and "value".
+    if layout.role not in value:
+        keys = f"{', '.join(value)}; name its keys in data.messages.role and data.messages.content"
+        raise UnusableConversation(f"{where} has no {layout.role}, only {keys}")
+    named = value[layout.role]
     content = value.get(layout.content)
     role = layout.roles.get(named, named) if isinstance(named, str) else named
     if role not in get_args(Role):
@@ -138,6 +142,9 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
         calls = _calls(where, _from_json(f"the {layout.content} of {where}", content))
         functions = [{"type": "function", "function": call.get("function", call)} for call in calls]
         return message | {"role": "assistant", "tool_calls": functions}
+    if "function_call" in message:
+        called = 'is an earlier form of calls; write "tool_calls": [{"type": "function", "function": …}] instead'
+        raise UnusableConversation(f"{where} has function_call, which {called}")
     if "tool_calls" in message:
         message["tool_calls"] = _calls(where, message["tool_calls"])
     is_needed = not (role == "assistant" and message.get("tool_calls"))

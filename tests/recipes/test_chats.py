@@ -147,7 +147,17 @@ def test_conversations_as_sharegpt_has_them(tmp_path):
             {"messages": [ASK, SAY | {"role": "bot"}]},
             'message 1 has the role "bot"; write one of system, developer, user',
         ),
-        ({"messages": [{"content": "Hello"}, SAY]}, "message 0 has the role null; write one of"),
+        ({"messages": [{"content": "Hello"}, SAY]}, "message 0 has no role, only content; name its keys in data.me"),
+        ({"messages": [{"from": "human", "value": "Hello"}]}, "message 0 has no role, only from, value; name its keys"),
+        (
+            {
+                "messages": [
+                    ASK,
+                    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+                ]
+            },
+            'message 1 has function_call, which is an earlier form of calls; write "tool_calls"',
+        ),
         ({"messages": [ASK, SAY | {"content": None}]}, "message 1 has the content null; write text"),
         ({"messages": [ASK, SAY | {"content": " "}]}, 'message 1 has the content " "; write text'),
         ({"messages": [ASK | {"content": ["Hello"]}, SAY]}, 'message 0 has the content ["Hello"]; write text'),
