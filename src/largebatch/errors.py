@@ -18,6 +18,7 @@ PERMANENT_ERRNOS = {
     errno.EPERM,
     errno.EROFS,
     errno.ENOTDIR,
+    errno.EEXIST,
     errno.EISDIR,
     errno.ENAMETOOLONG,
     errno.ELOOP,

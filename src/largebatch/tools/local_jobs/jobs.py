@@ -48,6 +48,7 @@ class Outcome(NamedTuple):
     value: Any  # the result, without a failure
     moment: float  # when it ended
     exit_code: int = 1
+    said: str = ""  # the message of the error that made it exit
 
 
 class JobFailed(AssertionError):
@@ -160,6 +161,10 @@ def run_job(
         texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
     ended = sorted(outcomes.items(), key=lambda item: item[1].moment)
     failures = {rank: outcome.failure for rank, outcome in ended if outcome.failure}
+    for rank, outcome in ended:
+        # The output has it, unless the disk is full.
+        if outcome.failure and outcome.said not in texts[rank]:
+            failures[rank] = f"{outcome.failure}: {outcome.said}"
     silence = (
         f"stopped after rank {next(iter(failures))} had failed" if failures else f"no result within {timeout:.0f} s"
     )
@@ -206,12 +211,13 @@ def _work(
     # As in a process of its own: the server's state would give every job the same numbers.
     np.random.seed()
     failure = value = None
+    said = ""
     exit_code = 1
     try:
         value = function(*arguments)
     except SystemExit as left:
-        # What a user error says is in the output, too, unless the disk is full.
-        failure = f"exit code {left.code}: {left.__context__}" if left.code else None
+        failure = f"exit code {left.code}" if left.code else None
+        said = str(left.__context__ or "")
         exit_code = left.code if isinstance(left.code, int) else 1
     except BaseException:
         failure = traceback.format_exc()
@@ -219,6 +225,6 @@ def _work(
         with suppress(OSError):
             stream.flush()
     with suppress(BrokenPipeError):
-        pipe.send(Outcome(failure, value, time.time(), exit_code))
+        pipe.send(Outcome(failure, value, time.time(), exit_code, said))
     # Skip the interpreter's shutdown: threads of the engines may still wait for processes that failed.
     os._exit(0)
