@@ -36,4 +36,5 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
         "num_eval_samples": 1,
     }
     words = ["prepare", "recipes/sft/sft_addition.json", f"--data={json.dumps(data)}", "--workers=1", "--show=1"]
-    return Case(words, folder, environment={"HF_HOME": str(folder / "home")})
+    words += ['--batch={"global_batch_size": 1, "micro_batch_size": 1}', "--learning_rate.warmup=null"]
+    return Case(words, folder)

@@ -31,5 +31,11 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
     (model / "config.json").write_text(json.dumps(CONFIG))
     (model / "generation_config.json").write_text('{"eos_token_id": 0}')
     damage(random, model)
-    words = ["plan", "recipes/sft/sft_addition.json", '--model={"path": "model"}', "--world-sizes", "2"]
+    words = [
+        "plan",
+        "recipes/sft/sft_addition.json",
+        '--model={"architecture": "auto", "path": "model"}',
+        "--world-sizes",
+        "2",
+    ]
     return Case(words, folder)

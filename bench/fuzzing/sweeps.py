@@ -1,14 +1,17 @@
 """Sweeps: their words, what is in their folder, and the checkpoint that `critical-batch` branches from."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from fuzzing.cases import Case, Sound
-from fuzzing.mutations import TEXTS, damage
+from fuzzing.mutations import TEXTS, change_json, damage
 from largebatch.__main__ import main as largebatch
+from largebatch.config import as_json, load_config
 from largebatch.tools.sweep import start
+from saving import mark
 
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
 SWEEP = ["sweep", RECIPE, "--learning_rate.base_lr=1e-3,2e-3", "--seeds", "2", "--folder", "sweep"]
@@ -33,6 +36,12 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
     """A command with unusual words, or on a damaged folder."""
     shutil.copytree(sound.project, folder, dirs_exist_ok=True)
     run = shutil.copytree(sound.checkpoints, folder / "run")
+    manifest = run / "checkpoints/step_00000009/manifest.json"
+    about = json.loads(manifest.read_text()) | {"config": as_json(load_config(folder / RECIPE))}
+    manifest.write_text(json.dumps(about))
+    if random.random() < 0.5:
+        change_json(random, manifest)
+    mark(manifest.parent)
     kind = random.randrange(4)
     if kind == 0:
         return Case([str(random.random()), *random.choice((SWEEP, ["report", "sweep"]))], folder, sweep_twice)

@@ -44,4 +44,4 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
     words += ["--data.num_train_samples=6", "--data.num_eval_samples=6", "--workers=1"]
     recipe = "recipes/image_classification/resnet_cifar10.json"
     batch = '--batch={"global_batch_size": 2, "micro_batch_size": 2}'
-    return Case(["prepare", recipe, batch, *words], folder, environment={"HF_HOME": str(folder / "home")})
+    return Case(["prepare", recipe, batch, *words], folder)
