@@ -207,7 +207,10 @@ def _as_text(name: str, value: Any) -> Any:
     """A column's value for a template; empty text if there is none."""
     if value is None:
         return ""
-    if isinstance(value, str | int | float | Decimal) and not isinstance(value, bool):
+    # Python would write the zero of a column with ten decimals as 0E-10.
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
     raise DataError(
         f"data: the column {name!r} has {str(value)[:60]!r}, a {type(value).__name__}, neither text nor a number; "

@@ -114,12 +114,15 @@ def test_other_numbers_of_parquet_and_sparks_layout(tmp_path):
             "single": pyarrow.array([0.1, 2], pyarrow.float32()),
             "nan": pyarrow.array([math.nan, 1.5]),
             "amount": pyarrow.array(amounts, pyarrow.decimal128(10, 2)),
+            "rate": pyarrow.array([Decimal("0E-9"), Decimal("1E-9")], pyarrow.decimal128(12, 9)),
         }
         parquet.write_table(pyarrow.table(columns), folder / f"part-{number}.parquet")
     files = dict.fromkeys(["train", "eval"], str(folder / "*.parquet"))
     data = {"source": "datasets", "path": "parquet", "data_files": files, "tokenizer": "bytes", "block_size": 64}
-    data |= {"prompt": "{single}|{nan}", "answer": "{amount}", "num_train_samples": 4, "num_eval_samples": 4}
+    data |= {"prompt": "{single}|{nan}|{rate}|", "answer": "{amount}", "num_train_samples": 4, "num_eval_samples": 4}
     train, _ = open_with(load_with(ADDITION, data), BY_THE_COMMAND)
     found = train.fetch(np.arange(4), 0)["input_ids"].tolist()
     texts = [bytes(tokens).decode().rstrip("\0") for tokens in found]
-    assert texts == ["0.10000000149011612|nan0.50", "2.0|1.510.00", "0.10000000149011612|nan0.50", "2.0|1.511.00"]
+    first = "0.10000000149011612|nan|0.000000000|0.50"
+    second = "2.0|1.5|0.000000001|"
+    assert texts == [first, f"{second}10.00", first, f"{second}11.00"]
