@@ -19,14 +19,36 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzzing import checkpoints, overrides, recipes, run_folders, variables
+from fuzzing import (
+    advice,
+    chats,
+    checkpoints,
+    model_folders,
+    overrides,
+    recipes,
+    run_folders,
+    sweeps,
+    tars,
+    variables,
+)
 from fuzzing.cases import HELD, Case, Outcome, Sound, run_case
 from largebatch.__main__ import COMMANDS, build_parser
 from record import RESULTS, take_facts, write_verdicts
 
 TARGETS: dict[str, Callable[[Random, Sound, Path], Case]] = {
     module.__name__.removeprefix("fuzzing."): module.case
-    for module in (recipes, overrides, variables, run_folders, checkpoints)
+    for module in (
+        recipes,
+        overrides,
+        variables,
+        run_folders,
+        checkpoints,
+        advice,
+        sweeps,
+        chats,
+        tars,
+        model_folders,
+    )
 }
 
 

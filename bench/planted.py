@@ -74,9 +74,28 @@ MASK = """class Mask(nn.Module):
 
 
 """
+ALL_REDUCE = "torch.distributed.is_initialized() and torch.distributed.all_reduce(loss.detach())"
+IMPORT_TORCH = ("train.py", "from torch.nn.functional", "import torch\nfrom torch.nn.functional")
+IS_LATER = '(__import__("os").environ.get("RANK", "0") == "1")'
+SOMETIMES = """class Sometimes(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, values):
+        return self.layer(values) * self.scale if values.flatten()[0] > 0 else self.layer(values)
+
+
+"""
 NOT_KEPT = "training depends on something that checkpoints do not have, such as an average in train.py"
-BY_MICRO_BATCH = "only other micro-batch sizes differ: the loss, or the values of an evaluation, are means"
-BY_PROCESS = "several processes differ where one does not: data, augmentation or dropout depends on the process"
+BY_MICRO_BATCH = "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch"
+BY_PROCESS = "several processes differ where one does not, from the first loss on: data or noise depends on the process"
+IN_GRADIENTS = "the first loss agrees on several processes, but not its gradient"
+BY_COUNT = "where a process has another number of micro-batches in a step, the first loss differs"
+REPORTED_LOSS = "gradients and weights agree, only the reported loss does not"
+IN_EVALUATION = "only evaluations differ: their values are means over the micro-batch"
+BESIDE_UPDATE = "after step.backward; run.update clips, steps and clears gradients"
 OF_A_PIECE = "the optimizer takes a norm, a mean or a maximum of such a piece for that of a parameter"
 UNSEEDED = "random numbers that do not follow from the recipe's seed"
 
@@ -88,12 +107,12 @@ OF_OPTIMIZERS = (
     ),
     Planted(
         "an optimizer ignores the learning rate",
-        "moves weights, or makes them NaN, at a learning rate of 0",
+        "twice the rate does not make steps twice as long",
         [("softsign.py", STEP, STEP.replace('group["lr"]', "1e-3"))],
     ),
     Planted(
         "an optimizer squares the learning rate",
-        "twice the rate makes 4 times the step",
+        "twice the rate does not make steps twice as long",
         [("softsign.py", STEP, STEP.replace('group["lr"]', 'group["lr"] ** 2'))],
     ),
     Planted(
@@ -114,7 +133,7 @@ OF_OPTIMIZERS = (
     ),
     Planted(
         "an optimizer keeps gradients in self",
-        f"{NOT_KEPT} (keep it with run.keep(name, state)) or an attribute of the optimizer",
+        "has state outside of `optimizer.state`",
         [
             ("softsign.py", STEP, STEP.replace("direction /", "damping * direction /")),
             (
@@ -153,7 +172,7 @@ OF_TASKS = (
     ),
     Planted(
         "an evaluation is a mean over the batch",
-        BY_MICRO_BATCH,
+        IN_EVALUATION,
         [
             (
                 "train.py",
@@ -248,6 +267,122 @@ OF_TASKS = (
             ("train.py", 'batch["weights"].to(run.dtype)', 'batch["weights"].to(logits.dtype)'),
         ],
         words=("--strategies=ddp", "--world-sizes=2", "--no-resume", "--precision=bf16"),
+    ),
+    Planted(
+        "noise drawn in train.py",
+        "torch.rand in train.py: draw them in `fetch`, from `derive_seed`",
+        [
+            IMPORT_TORCH,
+            ("train.py", 'model(batch["map"].to(run.dtype))', 'model(batch["map"] + torch.randn_like(batch["map"]))'),
+        ],
+    ),
+    Planted(
+        "noise drawn in an evaluation",
+        IN_EVALUATION,
+        [
+            IMPORT_TORCH,
+            (
+                "train.py",
+                "(losses(batch).sum(dim=(1, 2)), batch",
+                "(losses(batch).sum(dim=(1, 2)) + torch.rand(1), batch",
+            ),
+        ],
+    ),
+    Planted(
+        "samples normalized over the micro-batch",
+        "samples that share a micro-batch change each other (statistics over it",
+        [("train.py", 'model(batch["map"].to(run.dtype))', 'model(batch["map"] - batch["map"].mean())')],
+    ),
+    Planted(
+        "a loss that is summed over processes",
+        REPORTED_LOSS,
+        [
+            IMPORT_TORCH,
+            (
+                "train.py",
+                BACKWARD,
+                f"loss = losses(batch).sum()\n            {ALL_REDUCE}\n            step.backward(loss)",
+            ),
+        ],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "a curriculum that counts micro-batches",
+        BY_COUNT,
+        [
+            (
+                "train.py",
+                BACKWARD,
+                f"{BACKWARD.replace('losses(batch)', '(losses(batch) * (1 + seen))')}\n            seen += 1",
+            ),
+            ("train.py", "    for step in run", "    seen = 0\n    for step in run"),
+        ],
+        words=("--strategies=ddp", "--world-sizes=1,2", "--no-resume"),
+    ),
+    Planted(
+        "a part of the loss without its gradient",
+        IN_GRADIENTS,
+        [
+            (
+                "train.py",
+                BACKWARD,
+                "loss = losses(batch).sum()\n            "
+                f"step.backward(loss - 0.5 * (loss - loss.detach()) * {IS_LATER})",
+            )
+        ],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "clipping in train.py",
+        BESIDE_UPDATE,
+        [
+            IMPORT_TORCH,
+            ("train.py", UPDATE, f"        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n{UPDATE}"),
+        ],
+    ),
+    Planted(
+        "gradients cleared in each micro-batch",
+        BESIDE_UPDATE,
+        [("train.py", BACKWARD, f"model.zero_grad()\n            {BACKWARD}")],
+    ),
+    Planted(
+        "optimizer.step in train.py",
+        BESIDE_UPDATE,
+        [("train.py", "model, _ =", "model, own ="), ("train.py", UPDATE, f"        own.step()\n{UPDATE}")],
+    ),
+    Planted(
+        "a scheduler in train.py",
+        "remove the scheduler from train.py",
+        [
+            IMPORT_TORCH,
+            (
+                "train.py",
+                "model, _ = run.prepare(model, build_optimizer(model, run.plan))",
+                "own = build_optimizer(model, run.plan)\n    model, _ = run.prepare(model, own)\n"
+                "    scheduler = torch.optim.lr_scheduler.ExponentialLR(own, 0.9)",
+            ),
+            ("train.py", UPDATE, f"{UPDATE}        scheduler.step()\n"),
+        ],
+    ),
+    Planted(
+        "an optimizer clamps gradients in place",
+        "changes gradients in its step",
+        [("softsign.py", STEP, f"parameter.grad.clamp_(-1e-3, 1e-3)\n                {STEP}")],
+    ),
+    Planted(
+        "a layer that one process leaves out",
+        "your module has parameters that were not used in producing loss",
+        [
+            ("model.py", MODEL_END, f"layers[-1] = Sometimes(layers[-1])\n    {MODEL_END}"),
+            ("model.py", "def build_model", f"{SOMETIMES}def build_model"),
+        ],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "a call that one process leaves out",
+        "processes must make the same calls",
+        [IMPORT_TORCH, ("train.py", BACKWARD, f"{IS_LATER} and torch.distributed.barrier()\n            {BACKWARD}")],
+        words=ONE_AND_TWO,
     ),
     Planted(
         "a parameter without a gradient",

@@ -177,3 +177,27 @@ def test_own_optimizers_step_as_the_page_says(recipe):
     own = import_from(recipe.parent, "scaled")
     expected = mine * (1 - 0.01 * 0.1) - 0.01 * 0.5 * mine.norm() / gradient.norm() * gradient
     assert torch.allclose(stepped(own, "Scaled", [gradient], trust=0.5), expected, rtol=1e-6)
+
+
+def test_noise_belongs_to_a_sample(recipe):
+    source = import_from(recipe.parent, "data").Noisy(load_config(recipe), 8, "train")
+    together = source.fetch(np.arange(8), 1)
+    alone = source.fetch(np.array([5]), 1)
+    for name in ("time", "noise", "tokens"):
+        assert torch.equal(alone[name], together[name][5:6])
+    assert not torch.equal(source.fetch(np.arange(8), 2)["noise"], together["noise"])
+    evaluated = [source.fetch(np.arange(8), None)["noise"] for _ in range(2)]
+    assert torch.equal(*evaluated)
+    assert len({each.numpy().tobytes() for each in (*together["noise"], *evaluated[0])}) == 16
+
+
+def test_of_two_players_one_raises_what_the_other_lowers(recipe):
+    torch.manual_seed(0)
+    before = torch.nn.Linear(3, 4)
+    after = torch.nn.Linear(4, 1)
+    inputs = torch.randn(5, 3)
+    plain = torch.autograd.grad(after(before(inputs)).square().sum(), [before.weight, after.weight])
+    reversed_values = import_from(recipe.parent, "model").Reversed.apply(before(inputs))
+    mine = torch.autograd.grad(after(reversed_values).square().sum(), [before.weight, after.weight])
+    assert torch.allclose(mine[0], -plain[0])
+    assert torch.allclose(mine[1], plain[1])

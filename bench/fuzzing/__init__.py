@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 
 from record import ROOT
 
@@ -9,5 +10,8 @@ from record import ROOT
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["HF_HUB_OFFLINE"] = "1"
+# What cases prepare is not kept.
+_home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+os.environ["HF_HOME"] = _home.name
 # A run folder and a checkpoint as the tests write them, without training.
 sys.path.insert(0, str(ROOT / "tests"))

@@ -5,8 +5,11 @@ marks, it is what the template writes up to and including it, minus what it writ
 """
 
 import re
+import signal
+import threading
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -28,12 +31,39 @@ NO_TEXT = ("role", "content", "tool_calls", "tool_call_id", *WEIGHTS)
 """Keys of messages that hold no text besides what is compared elsewhere."""
 
 
+MAX_SECONDS = 10  # of the processor, in which a template writes one conversation
+MAX_CHARACTERS = 10**7
+
+
 class UnusableConversation(Exception):
     """A conversation cannot be used; the message says why."""
 
 
 class InexactTemplate(Exception):
     """It is not clear what a template's assistant writes; the message says why, and what to write instead."""
+
+
+class _TooLongError(Exception):
+    """A template has taken more than `MAX_SECONDS`."""
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise _TooLongError in the block after `MAX_SECONDS`; only the main thread, in which templates run, can do so."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise _TooLongError
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 class ChatTemplate:
@@ -56,15 +86,21 @@ class ChatTemplate:
     def write(self, conversation: Conversation, **options: Any) -> tuple[str, list[Span]]:
         """The text, and the parts of it that are marked."""
         try:
-            texts, marks = render_jinja_template(
-                [conversation],
-                chat_template=self.template,
-                return_assistant_tokens_mask=self.has_marks,
-                **{"tools": self.tools, **self.special_tokens, **options},
-            )
+            with _time_limit():
+                texts, marks = render_jinja_template(
+                    [conversation],
+                    chat_template=self.template,
+                    return_assistant_tokens_mask=self.has_marks,
+                    **{"tools": self.tools, **self.special_tokens, **options},
+                )
+        except _TooLongError as error:
+            what = f"the chat template takes more than {MAX_SECONDS} s for a conversation; correct its loops"
+            raise InexactTemplate(what) from error
         # A template is a program, which raises exceptions of many kinds.
         except Exception as error:
             raise UnusableConversation(f"the chat template fails: {reason_of(error)}") from error
+        if len(texts[0]) > MAX_CHARACTERS:
+            raise UnusableConversation(f"the chat template writes more than {MAX_CHARACTERS:,} characters")
         return texts[0], marks[0] if self.has_marks else []
 
     def turns(self, conversation: Conversation, numbers: list[int]) -> tuple[str, list[Span]]:

@@ -20,6 +20,7 @@ class ChatEncoder:
     Args:
         layout: Where the messages are in a row, and which of them are predicted.
         tokenizer: The model's tokenizer.
+        block_size: The most tokens that a row may predict from.
 
     Raises:
         DataError: The tokenizer has no chat template.
@@ -27,10 +28,11 @@ class ChatEncoder:
 
     noun = "conversation"
 
-    def __init__(self, layout: Messages, tokenizer: Tokenizer):
+    def __init__(self, layout: Messages, tokenizer: Tokenizer, block_size: int):
         assert isinstance(tokenizer, PretrainedTokenizer)
         self.layout = layout
         self.tokenizer = tokenizer
+        self.block_size = block_size
         named = {"column": layout.column, "tools": layout.tools, "system": layout.system}
         self.uses: Uses = {
             given or name: Use(f"messages.{name}", "any" if given else "optional") for name, given in named.items()
@@ -53,7 +55,8 @@ class ChatEncoder:
             try:
                 conversation = with_system(row[2], conversation_of(row[0], self.layout))
                 tokens, bounds = self._encode(conversation, tools_of(row[1]))
-            except (UnusableConversation, IndivisibleText) as reason:
+            # What can just be read may be nested too deeply to be written.
+            except (UnusableConversation, IndivisibleText, RecursionError) as reason:
                 tokens = []
                 bounds = []
                 problem = f"unusable messages: {reason}"
@@ -66,7 +69,10 @@ class ChatEncoder:
         return encoded
 
     def _encode(self, conversation: Conversation, tools: Tools) -> tuple[list[int], list[int]]:
-        """A conversation's tokens, and the start and end of each span of them that is predicted."""
+        """A conversation's tokens, and the start and end of each span of them that is predicted.
+
+        Of one that is too long, no spans are sought: their time grows with the square of its length.
+        """
         numbers = [number for number, message in enumerate(conversation) if message["role"] == "assistant"]
         if not numbers:
             raise UnusableConversation('it has no message with the role "assistant", so nothing is predicted')
@@ -79,6 +85,10 @@ class ChatEncoder:
                 chosen = "messages.train_on chooses all turns of the assistant, or the last"
                 raise UnusableConversation(f"{found}predicted: {chosen}, not single ones; remove {key}")
         template = ChatTemplate(self.tokenizer.tokenizer, tools)
+        whole, _ = template.write(conversation)
+        (tokens,) = (each[:-1] for each in self.tokenizer.encode([whole]))
+        if len(tokens) - 1 > self.block_size:
+            return tokens, []
         text, spans = template.turns(conversation, numbers)
         if lost := set(template.left_out(conversation, text)).difference(self.layout.may_omit):
             raise UnusableConversation(
@@ -115,7 +125,11 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
         raise UnusableConversation(
             f"{where} is {_short(value)}; write an object with {layout.role} and {layout.content}"
         )
-    named = value.get(layout.role)
+    # As ShareGPT has "from" and "value".
+    if layout.role not in value:
+        keys = f"{', '.join(value)}; name its keys in data.messages.role and data.messages.content"
+        raise UnusableConversation(f"{where} has no {layout.role}, only {keys}")
+    named = value[layout.role]
     content = value.get(layout.content)
     role = layout.roles.get(named, named) if isinstance(named, str) else named
     if role not in get_args(Role):
@@ -128,6 +142,9 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
         calls = _calls(where, _from_json(f"the {layout.content} of {where}", content))
         functions = [{"type": "function", "function": call.get("function", call)} for call in calls]
         return message | {"role": "assistant", "tool_calls": functions}
+    if "function_call" in message:
+        called = 'is an earlier form of calls; write "tool_calls": [{"type": "function", "function": …}] instead'
+        raise UnusableConversation(f"{where} has function_call, which {called}")
     if "tool_calls" in message:
         message["tool_calls"] = _calls(where, message["tool_calls"])
     is_needed = not (role == "assistant" and message.get("tool_calls"))
@@ -171,7 +188,7 @@ def tools_of(value: Any) -> Tools:
 def _from_json(what: str, value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) and value else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnusableConversation(f"{what}, {_short(value)}, are not JSON: {error}") from error
 
 

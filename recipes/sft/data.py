@@ -16,6 +16,7 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
+from largebatch.data.forked import forked_by_datasets
 from largebatch.data.hub import Use, Uses, open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
@@ -165,6 +166,7 @@ class PairEncoder:
         ]
 
     def _together(self, texts: list[tuple[str, str]]) -> list[Encoded]:
+        assert isinstance(self.tokenizer, PretrainedTokenizer)
         end = [] if self.template else [self.tokenizer.end_of_text]
         encoded = []
         for prompt, answer in texts:
@@ -197,7 +199,7 @@ class PairEncoder:
 def encoder_of(data: HubPairs, tokenizer: Tokenizer) -> PairEncoder | ChatEncoder:
     """The encoder for the section's format."""
     if data.format == "messages":
-        return ChatEncoder(data.messages, tokenizer)
+        return ChatEncoder(data.messages, tokenizer, data.block_size)
     return PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
 
 
@@ -205,7 +207,10 @@ def _as_text(name: str, value: Any) -> Any:
     """A column's value for a template; empty text if there is none."""
     if value is None:
         return ""
-    if isinstance(value, str | int | float | Decimal) and not isinstance(value, bool):
+    # Python would write the zero of a column with ten decimals as 0E-10.
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
     raise DataError(
         f"data: the column {name!r} has {str(value)[:60]!r}, a {type(value).__name__}, neither text nor a number; "
@@ -239,18 +244,19 @@ def tokenize(
             preparation.check(data, dataset.data.nbytes)
     number = datasets.Value("int32")
     text = datasets.Value("string")
-    return dataset.map(
-        encoder,
-        batched=True,
-        remove_columns=dataset.column_names,
-        features=datasets.Features(
-            input_ids=datasets.List(number), predicted=datasets.List(number), num_tokens=number, problem=text
-        ),
-        num_proc=num_workers or None,
-        cache_file_name=None if cache is None else str(cache),
-        new_fingerprint=fingerprint,
-        desc="tokenizing",
-    )
+    with forked_by_datasets():
+        return dataset.map(
+            encoder,
+            batched=True,
+            remove_columns=dataset.column_names,
+            features=datasets.Features(
+                input_ids=datasets.List(number), predicted=datasets.List(number), num_tokens=number, problem=text
+            ),
+            num_proc=num_workers or None,
+            cache_file_name=None if cache is None else str(cache),
+            new_fingerprint=fingerprint,
+            desc="tokenizing",
+        )
 
 
 def _is_whole(cache: Path) -> bool:

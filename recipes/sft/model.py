@@ -2,6 +2,9 @@
 
 import copy
 import importlib.util
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import store_frozen_in_bf16
+from largebatch.model.pretrained import folder_to_load
 from largebatch.model.token_losses import return_token_losses
 from largebatch.system.repositories import Place, find
 
@@ -16,6 +20,8 @@ from .config import AutoCausalLM, Config, Lora
 
 # Settings that `from_pretrained` takes for every architecture.
 NOT_OF_THE_ARCHITECTURE = ("model_type", "attn_implementation")
+MAX_LAYERS = 1000
+MAX_LABELS = 10**6
 
 
 def build_model(config: Config) -> PreTrainedModel:
@@ -44,9 +50,14 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     place = _place(model)
     try:
         if place:
+            settings, _ = PretrainedConfig.get_config_dict(place.name, revision=place.revision)
+            _check_sizes(settings)
             config = AutoConfig.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)
         else:
+            _check_sizes(model.config or {})
             config = AutoConfig.for_model(**(model.config or {}))
+        text = config.get_text_config()
+        settings = text.to_dict()
     # `transformers` raises exceptions of many kinds for configurations that cannot be reached or read.
     except Exception as error:
         raise _unusable(model, error) from error
@@ -55,13 +66,24 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     unknown = [name for name in given if not hasattr(type(config)(), name)]
     if unknown:
         raise UserError(f"model.config: {config.model_type} has no setting {unknown[0]}; correct it, or remove it")
-    text = config.get_text_config()
-    for name, value in text.to_dict().items():
+    for name, value in settings.items():
         # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has its own names.
         if "drop" in name and isinstance(value, float) and value > 0:
             setattr(text, name, 0.0)
     text.use_cache = False
+    # It would name another file of weights than those that are looked for.
+    vars(config).pop("transformers_weights", None)
     return config
+
+
+def _check_sizes(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for a number of things that `transformers` would make one by one, almost without end."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            _check_sizes(value)
+        limit = MAX_LABELS if name == "num_labels" else MAX_LAYERS if "layer" in name else math.inf
+        if isinstance(value, int) and value > limit:
+            raise ValueError(f"{name} is too large; the most is {limit:,}")
 
 
 def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
@@ -77,18 +99,18 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     missing = []
     dtype = torch.get_default_dtype()
     is_without_weights = nn.LayerNorm(1).weight.is_meta
-    place = _place(model)
+    folder = None if model.path is None or is_without_weights else folder_to_load(model.path, "model.path")
     try:
-        if place is None or is_without_weights:
+        if folder is None:
             loaded = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         else:
             loaded, info = AutoModelForCausalLM.from_pretrained(
-                place.name,
-                revision=place.revision,
+                folder,
                 config=config,
                 dtype=dtype,
                 output_loading_info=True,
                 trust_remote_code=False,
+                use_safetensors=True,
             )
             missing = sorted(info["missing_keys"])
     except Exception as error:

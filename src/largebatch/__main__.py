@@ -1,18 +1,18 @@
 """The `largebatch` command line, also `python -m largebatch`: the parser of all commands, and how they end."""
 
 import argparse
-import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from typing import NoReturn
 
 from largebatch import __version__
-from largebatch.errors import UserError, reason_of
+from largebatch.errors import StorageError, UserError, is_transient, reason_of
 from largebatch.tools.options import EXIT_CODES
-from largebatch.words import printable
+from largebatch.words import PrintableOutput, printable
 
 COMMANDS = {
     "plan": ("plan", "explain the plan of a recipe for a number of processes"),
@@ -40,9 +40,12 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 a check failed, 2 the input cannot be used."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # File names may have bytes that are not text.
-        sys.stdout.reconfigure(errors="surrogateescape")
+    # What is printed quotes recipes, runs and files of other people.
+    with redirect_stdout(PrintableOutput(sys.stdout)):
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     parser = build_parser(next((word for word in arguments if not word.startswith("-")), ""))
     try:
         options, unknown = parser.parse_known_args(arguments)
@@ -61,9 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:
         # Such as a folder of somebody else, a name that is too long, or a full disk.
-        message = f"error: {reason_of(error)}; check that the path is right and that you may use it"
-        print(printable(message), file=sys.stderr)
-        return UserError.exit_code
+        passes = is_transient(error)
+        remedy = "the same command tries again" if passes else "check that the path is right and that you may use it"
+        print(printable(f"error: {reason_of(error)}; {remedy}"), file=sys.stderr)
+        return (StorageError if passes else UserError).exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

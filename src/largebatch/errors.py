@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from largebatch.words import bulleted, counted
+from largebatch.words import bulleted, counted, printable
 
 # Failures of the file system that last until somebody changes something. Any other may pass: the disk has room again,
 # the server is back.
@@ -18,6 +18,7 @@ PERMANENT_ERRNOS = {
     errno.EPERM,
     errno.EROFS,
     errno.ENOTDIR,
+    errno.EEXIST,
     errno.EISDIR,
     errno.ENAMETOOLONG,
     errno.ELOOP,
@@ -32,7 +33,9 @@ MAX_REASON_CHARACTERS = 300  # of another library's message; some of them contai
 
 def reason_of(error: BaseException) -> str:
     """The message of another library's exception in one line, and its type."""
-    return f"{textwrap.shorten(str(error), MAX_REASON_CHARACTERS, placeholder=' …')} ({type(error).__name__})"
+    # The time of `shorten` grows with the square of the length.
+    text = textwrap.shorten(str(error)[: 10 * MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS, placeholder=" …")
+    return printable(f"{text} ({type(error).__name__})")
 
 
 class UserError(ValueError):

@@ -3,6 +3,7 @@
 import difflib
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
 
 WIDTH = 110
 
@@ -10,6 +11,19 @@ WIDTH = 110
 def printable(text: str) -> str:
     """A text with all characters that a terminal would obey, such as colors, as escapes that it shows."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+class PrintableOutput:
+    """A stream of text to which everything is written as `printable` shows it."""
+
+    def __init__(self, stream: IO[str]):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def counted(number: float, one: str, many: str | None = None, form: str = ",") -> str:

@@ -1,10 +1,13 @@
 """Recipes with several sources: what is refused, with the field and what to write, and what the plan says."""
 
 import json
+from collections import Counter
 
+import numpy as np
 import pytest
 
 from largebatch.config import load_config
+from largebatch.data.order import TrainingOrder
 from largebatch.errors import ConfigError
 from largebatch.plan import explain, resolve
 from paths import BERT, PYDOC, ROOT
@@ -53,6 +56,29 @@ def test_a_wrong_sum_hides_no_other_problem():
         assert told.count(text) == times
 
 
+WEIGHTLESS = [{name: value for name, value in each.items() if name != "weight"} for each in (FIRST, SECOND)]
+
+
+def test_sources_by_size_are_read_as_if_they_were_one():
+    words = ('--train.duration={"epochs": 3}', "--batch.global_batch_size=96", "--batch.drop_last=false")
+    plan = resolve(load(WEIGHTLESS, words, weights="by_size"), 2)
+    # 700 samples are 7 batches of 96 and one of 28.
+    assert plan.total_steps == 24
+    assert [plan.batch_at(step).size for step in (6, 7, 8)] == [96, 28, 96]
+    assert plan.mixture.counts_after(plan.schedule.end) == (1800, 300)
+    counts = [np.array(plan.mixture.counts_after(plan.batch_at(step).samples_before)) for step in range(24)]
+    assert min(np.diff(counts, axis=0).min(axis=0)) >= 4
+    reads = [Counter() for _ in range(3)]
+    order = TrainingOrder(plan.timeline, 8, 1, plan.seed, plan.mixture)
+    for step in range(24):
+        slots = ((step, number) for number in range(-(-plan.batch_at(step).size // 8)))
+        reads[step // 8].update(index for batch in order.micro_batches(slots, 0) for index in batch.indices.tolist())
+    # Each sample of both sources once in each epoch, under one number of its own.
+    assert [sorted(read.values()) for read in reads] == [[1] * 700] * 3
+    text = explain(plan, "mixture")
+    assert "code: 14.3 % of each batch, 300 samples: 3 passes over its 100" in text
+
+
 def test_a_source_has_the_section_and_its_own_fields():
     config = load([FIRST | {"train_split": "train[:1%]", "config_name": "en"}, SECOND])
     web, code = config.data.sections()
@@ -95,6 +121,19 @@ def test_other_tasks_have_them(recipe, shared):
         (
             {"sources": [{"name": "web", "weight": 1}, SECOND]},
             "sources[0].num_train_samples (web): missing; number of training samples",
+        ),
+        ({"sources": [WEIGHTLESS[0], SECOND]}, 'sources[0].weight: missing; write one, or "weights": "by_size"'),
+        (
+            {"sources": [WEIGHTLESS[0], SECOND], "weights": "by_size"},
+            'sources[1].weight: has no effect with weights "by_size"; remove either',
+        ),
+        (
+            {
+                "sources": WEIGHTLESS,
+                "weights": "by_size",
+                "weight_phases": [{"from": {"steps": 6}, "weights": {"web": 1, "code": 3}}],
+            },
+            'weight_phases: changes weights that are "by_size"; remove either',
         ),
         # Which is not rounded to none.
         ({"sources": [FIRST | {"weight": 1e-10}, SECOND]}, 'weight 1e-10 gives "web" less than one sample'),

@@ -185,7 +185,8 @@ def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkey
     folder = folder_of(data)
     finished = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
     assert finished
-    assert not list(folder.glob(".*"))
+    # Of two processes, the one that had room is ended in the middle of a file, which goes later.
+    assert how is BY_TWO or not list(folder.glob(".*"))
     full.is_full = False
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")
@@ -286,7 +287,7 @@ def is_alive(pid):
 def test_a_process_that_is_killed_is_told(section):
     tokenizer = Slow(fatal=documents_of("train")[70])
     data = data_of(section)
-    with pytest.raises(DataError, match=r"ended with exit code -9, perhaps for lack of memory; use fewer processes"):
+    with pytest.raises(DataError, match=r"ended with exit code -9, perhaps for lack of memory; write fewer --workers"):
         prepare(data, BY_TWO, tokenizer)
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")

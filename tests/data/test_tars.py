@@ -135,6 +135,50 @@ def planted(path, member, place, content):
     path.write_bytes(data)
 
 
+def header(kind, size, name="x"):
+    """A member's header as GNU tar writes it."""
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def in_blocks(content):
+    return content + b"\0" * (-len(content) % 512)
+
+
+def pax(**fields):
+    """A header of extended fields, in the form that pax writes."""
+    lines = b""
+    for name, value in fields.items():
+        line = f" {name.replace('_', '.')}={value}\n".encode()
+        lines += str(len(line) + len(str(len(line) + 2))).encode() + line
+    return header(tarfile.XHDTYPE, len(lines)) + in_blocks(lines)
+
+
+SPARSE = {"GNU_sparse_major": 1, "GNU_sparse_minor": 0, "GNU_sparse_name": "0.png", "GNU_sparse_realsize": 2**40}
+HOSTILE = {
+    "a long name of 2**62 bytes": header(tarfile.GNUTYPE_LONGNAME, 2**62),
+    "a long link of 2**62 bytes": header(tarfile.GNUTYPE_LONGLINK, 2**62),
+    "extended fields of 2**62 bytes": header(tarfile.XHDTYPE, 2**62),
+    "global fields of 2**62 bytes": header(tarfile.XGLTYPE, 2**62),
+    "a map of 2**62 holes": pax(**SPARSE) + header(tarfile.REGTYPE, 512) + in_blocks(b"%d\n" % 2**62),
+    "a map in fields of 2**62 holes": pax(GNU_sparse_numblocks=2**62, GNU_sparse_map="0," * 4000 + "0")
+    + header(tarfile.REGTYPE, 0),
+    "a hole at a word": pax(GNU_sparse_map="x,y") + header(tarfile.REGTYPE, 0),
+    "2,000 extended headers": pax(comment="x") * 2000 + header(tarfile.REGTYPE, 0),
+    "2,000 long names": (header(tarfile.GNUTYPE_LONGNAME, 2) + in_blocks(b"x\0")) * 2000 + header(tarfile.REGTYPE, 0),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_headers_that_ask_for_anything_are_a_sentence(what, shards):
+    file = shards / "train-0.tar"
+    file.write_bytes(HOSTILE[what] + file.read_bytes())
+    with pytest.raises(DataError, match=r"train-0\.tar cannot be read: .*; write tars without compression"):
+        opened(config_of(shards))
+
+
 def test_damage_is_no_end_and_no_label(shards):
     """Each would otherwise lose samples, never end, or be a traceback."""
     file = shards / "train-0.tar"
@@ -153,6 +197,10 @@ def test_damage_is_no_end_and_no_label(shards):
     file.write_bytes(whole[:start])
     refused(f"it has neither a header nor the mark of its end at byte {start:,}")
     file.write_bytes(whole + (shards / "train-1.tar").read_bytes())
+    refused(r"it goes on after its end at byte [\d,]+, as tars do that were joined; write them apart")
+    with file.open("wb") as longer:
+        longer.write(whole)
+        longer.truncate(2**25)
     refused(r"it goes on after its end at byte [\d,]+, as tars do that were joined; write them apart")
     planted(file, 2, 124, size_field(-512))
     refused("the header of 'n0/000.png' is damaged, of a sparse file, or of one cut off")

@@ -12,7 +12,7 @@ import tasks
 from largebatch.config import load_config
 from largebatch.errors import UserError
 from largebatch.estimate import recipe_model as recipe_model_module
-from largebatch.estimate.recipe_model import activation_bytes, recipe_model
+from largebatch.estimate.recipe_model import NotEstimated, activation_bytes, recipe_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 
@@ -142,7 +142,8 @@ def test_masks_of_documents_are_kept_in_each_layer_unless_a_kernel_needs_none():
 
 def test_a_task_without_an_example_batch_is_not_estimated():
     config = load_config(DIGITS)
-    assert activation_bytes(recipe_model(config)[0], config, None) is None
+    with pytest.raises(NotEstimated, match="has no example_batch"):
+        activation_bytes(recipe_model(config)[0], config, None)
 
 
 def test_a_model_that_looks_at_numbers_is_not_estimated():
@@ -150,4 +151,5 @@ def test_a_model_that_looks_at_numbers_is_not_estimated():
         return {"pixel_values": torch.zeros(config.batch.micro_batch_size)}
 
     config = load_config(DIGITS)
-    assert activation_bytes(recipe_model(config)[0], config, nothing_that_fits) is None
+    with pytest.raises(NotEstimated, match="the model does not run on shapes alone: tuple index out of range"):
+        activation_bytes(recipe_model(config)[0], config, nothing_that_fits)

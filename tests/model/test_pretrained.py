@@ -1,6 +1,7 @@
 """Starting weights from files: the ones that `from_pretrained` reads, or a refusal that says what is wrong."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -174,6 +175,22 @@ def lose_a_file(folder, index):
     (folder / next(iter(index["weight_map"].values()))).unlink()
 
 
+def pipe_for_a_file(folder, index):
+    lose_a_file(folder, index)
+    os.mkfifo(folder / next(iter(index["weight_map"].values())))
+
+
+def link_to_zeros_for_a_file(folder, index):
+    lose_a_file(folder, index)
+    (folder / next(iter(index["weight_map"].values()))).symlink_to("/dev/zero")
+
+
+def put_a_file_outside(folder, index):
+    name = next(iter(index["weight_map"].values()))
+    (folder / name).rename(folder.parent / name)
+    index["weight_map"] = {key: file.replace(name, f"../{name}") for key, file in index["weight_map"].items()}
+
+
 def name_a_tensor_of_another_file(_, index):
     names = sorted(index["weight_map"])
     index["weight_map"][names[0]] = index["weight_map"][names[-1]]
@@ -186,6 +203,10 @@ def name_a_tensor_of_another_file(_, index):
         (name_a_tensor_of_another_file, "cannot be read: it has no tensor lm_head.weight"),
         (lambda _, index: index.pop("weight_map"), "has no weight_map"),
         (lambda _, index: index["weight_map"].pop(NORM), f"it has no {NORM}"),
+        (put_a_file_outside, r"names '\.\./model-.*\.safetensors'; write the name of a file in this folder, without"),
+        (lambda _, index: index["weight_map"].update({NORM: "/dev/zero"}), r"names '/dev/zero'; write the name of a"),
+        (pipe_for_a_file, r"safetensors cannot be read: .*Not a regular file"),
+        (link_to_zeros_for_a_file, r"safetensors cannot be read: .*Not a regular file"),
     ],
 )
 def test_wrong_indices_are_refused(plant, message, tmp_path):

@@ -110,8 +110,11 @@ def test_resumed_bit_for_bit(strategy, tmp_path):
     assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
     (evaluation,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
     assert evaluation["loss"] == pytest.approx(evaluate_saved(tmp_path / "run")["loss"], rel=1e-5)
-    _, about = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model", output_loading_info=True)
+    model, about = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model", output_loading_info=True)
     assert not any(about.values())
+    # Which training does not keep.
+    assert model.config.use_cache
+    assert model.generation_config.use_cache in (True, None)
 
 
 def train_llama(run_dir, disk_is_full):

@@ -58,6 +58,8 @@ class Own(torch.optim.Optimizer):
                 if self.bug == "decays matrices" and parameter.dim() < 2:
                     decay = 0.0
                 state = self.state[parameter]
+                if self.bug == "changes gradients":
+                    parameter.grad.clamp_(-0.5, 0.5)
                 if self.bug == "crash":
                     raise KeyError("no such thing")
                 if not state:
@@ -139,6 +141,7 @@ RATE = "does not follow the learning rate of its groups: twice the rate does not
         ("counts", "has state outside of `optimizer.state`, which a resumed run would not have" + REST),
         ("more", "the optimizer's state 'more' for a parameter of shape (4, 3) is int, but its entry declares none"),
         ("rows", 'fails in a step of a matrix or, if it `needs` only "elements", of flat pieces: too many indices'),
+        ("changes gradients", "changes gradients in its step, which DeepSpeed uses after it; change a copy" + REST),
         ("crash", "flat pieces: 'no such thing' (KeyError)"),
         ("refuses", f"\"own\" cannot be built by {OWN}(groups, lr=0.0, bug='refuses'): beta must be above 0 (ValueErr"),
     ],

@@ -8,7 +8,7 @@ from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.plan import notes_on, resolve
 from largebatch.task_folders import recipes_in
-from paths import ROOT
+from paths import PYDOC, ROOT
 
 GPT2 = ROOT / "recipes/causal_lm/gpt2_124m.json"
 RESNET = ROOT / "recipes/image_classification/resnet50_imagenet_32k.json"
@@ -125,8 +125,11 @@ def test_shipped_recipes_get_none():
 def test_plan_prints_them_and_succeeds(capsys):
     assert main(["plan", str(GPT2), "--world-size=8", "--evaluation.every=null", "--critical-batch=512"]) == 0
     printed = capsys.readouterr().out
-    assert f"  Notes         {NO_EVALUATION}\n" in printed
-    assert "                beyond the critical batch, the same loss takes 5 times" in printed
+    assert "  Notes         beyond the critical batch, the same loss takes 5 times" in printed
+    assert f"                {NO_EVALUATION}\n" in printed
+    # What was asked is answered of a demonstration, too.
+    assert main(["plan", str(PYDOC), "--world-size=1", "--critical-batch=8"]) == 0
+    assert "  Notes         beyond the critical batch, the same loss takes " in capsys.readouterr().out
     assert main(["plan", str(GPT2), "--world-size=8"]) == 0
     assert "Notes" not in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):

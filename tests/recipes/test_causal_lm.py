@@ -1,9 +1,13 @@
 """Models from a folder or a configuration: the dtype of their weights, their dropout, and adapters."""
 
 import json
+import os
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import tasks
 from largebatch.config import load_config
@@ -89,6 +93,26 @@ def test_models_that_cannot_be_built(fields, message):
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is too large; the most is 1,000"),
+        ({"n_layer": 10**400}, "n_layer is too large; the most is 1,000"),
+        ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers is too large"),
+        ({"num_labels": 10**8}, "num_labels is too large; the most is 1,000,000"),
+        ({"text_config": {"text_config": {}}}, "'dict' object has no attribute"),
+        ({"text_config": 5}, "'int' object has no attribute"),
+    ],
+)
+def test_damaged_configurations_are_refused_at_once(damage, message, tmp_path):
+    config = GPT2 | damage
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for fields, what in (({"config": config}, "model.config: "), ({"path": str(tmp_path)}, "model.path: ")):
+        with pytest.raises(UserError, match=message) as caught:
+            load_causal_lm(section(**fields))
+        assert str(caught.value).startswith(what)
+
+
 def test_the_reason_behind_a_first_line_is_told():
     with pytest.raises(UserError, match=r"^model\.config: transformers cannot build it: .*expected int, got str"):
         load_causal_lm(section(config=GPT2 | {"vocab_size": "300"}))
@@ -146,6 +170,61 @@ def test_dropout_of_adapters_is_declared():
     words = ['--model.lora={"rank": 2, "alpha": 4.0, "dropout": 0.1}']
     assert load_config(ADDITION, words).model.uses_dropout
     assert not load_config(ADDITION, [words[0].replace("0.1", "0.0")]).model.uses_dropout
+
+
+def save_as_pickle(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def save_as_pickle_that_is_named(folder):
+    save_as_pickle(folder)
+    (folder / "pytorch_model.bin").rename(folder / "adapter_model.bin")
+    name_in_config(folder, "adapter_model.bin")
+
+
+def name_in_config(folder, file):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_weights": file}))
+
+
+def write_index(folder, file):
+    names = [*load_file(folder / "model.safetensors")]
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, file)}
+    (folder / "model.safetensors").rename(folder.parent / "x.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def make_pipe(folder):
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def make_pipe_of_index(folder):
+    write_index(folder, "part.safetensors")
+    os.mkfifo(folder / "part.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("plant", "message"),
+    [
+        (save_as_pickle, r"neither model\.safetensors nor .*may hold code; convert .*save_pretrained\(NEW_FOLDER\)$"),
+        (save_as_pickle_that_is_named, r"neither model\.safetensors nor .*may hold code; convert"),
+        (partial(write_index, file="../x.safetensors"), r"names '\.\./x\.safetensors'; write the name of a file in"),
+        (make_pipe, r"model\.safetensors cannot be read: .*Not a regular file"),
+        (make_pipe_of_index, r"part\.safetensors cannot be read: .*Not a regular file"),
+    ],
+)
+def test_weights_are_tensors_in_files_of_the_folder(plant, message, folder):
+    """Neither pickles, which `transformers` would load, nor files elsewhere, nor pipes, which would be waited for."""
+    plant(Path(folder))
+    with pytest.raises(UserError, match=rf"^model\.path: {folder}: .*{message}"):
+        load_causal_lm(section(path=folder))
+
+
+def test_a_file_of_weights_that_the_configuration_names_is_not_read(folder):
+    name_in_config(Path(folder), "other.safetensors")
+    assert load_causal_lm(section(path=folder)).config.to_dict().get("transformers_weights") is None
 
 
 def test_code_in_a_folder_is_not_run_and_nobody_is_asked(folder, tmp_path, monkeypatch):

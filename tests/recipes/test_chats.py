@@ -1,6 +1,8 @@
 """Conversations: tokens and what is predicted of them, equal to TRL's; what is refused, and how that is said."""
 
 import json
+import signal
+import time
 from functools import partial
 
 import numpy as np
@@ -10,7 +12,7 @@ import tasks
 from chat_templates import FOLDER, MAX_TOKENS, TEMPLATES, chat_tokenizer, conversations, template
 from jobs import run_job, train
 from largebatch.__main__ import main
-from largebatch.data.tokenizer import PretrainedTokenizer
+from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, encode_parts
 from largebatch.errors import ConfigError, DataError
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS
@@ -50,10 +52,10 @@ def chat_config(tmp_path, rows, name="chatml", marked=True, **data):
     return load_with(ADDITION, section | data, *ROOM)
 
 
-def encoder(tmp_path, chat_template, **layout):
+def encoder(tmp_path, chat_template, block_size=1000, **layout):
     chat_tokenizer(chat_template).save_pretrained(tmp_path)
-    module = tasks.module("sft", "chats")
-    return module.ChatEncoder(tasks.module("sft", "config").Messages(**layout), PretrainedTokenizer(str(tmp_path)))
+    messages = tasks.module("sft", "config").Messages(**layout)
+    return tasks.module("sft", "chats").ChatEncoder(messages, PretrainedTokenizer(str(tmp_path)), block_size)
 
 
 def samples_of(config) -> list[tuple[list[int], list[int]]]:
@@ -145,7 +147,17 @@ def test_conversations_as_sharegpt_has_them(tmp_path):
             {"messages": [ASK, SAY | {"role": "bot"}]},
             'message 1 has the role "bot"; write one of system, developer, user',
         ),
-        ({"messages": [{"content": "Hello"}, SAY]}, "message 0 has the role null; write one of"),
+        ({"messages": [{"content": "Hello"}, SAY]}, "message 0 has no role, only content; name its keys in data.me"),
+        ({"messages": [{"from": "human", "value": "Hello"}]}, "message 0 has no role, only from, value; name its keys"),
+        (
+            {
+                "messages": [
+                    ASK,
+                    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+                ]
+            },
+            'message 1 has function_call, which is an earlier form of calls; write "tool_calls"',
+        ),
         ({"messages": [ASK, SAY | {"content": None}]}, "message 1 has the content null; write text"),
         ({"messages": [ASK, SAY | {"content": " "}]}, 'message 1 has the content " "; write text'),
         ({"messages": [ASK | {"content": ["Hello"]}, SAY]}, 'message 0 has the content ["Hello"]; write text'),
@@ -158,6 +170,17 @@ def test_conversations_as_sharegpt_has_them(tmp_path):
         ({"messages": [ASK, SAY | {"train_detail": [{"end_offset": 2}]}]}, "message 1 has train_detail [{"),
         ({"messages": [ASK, SAY | {"tool_calls": "f"}]}, 'message 1 has the tool_calls "f"; write a list of functions'),
         ({"messages": [ASK, SAY], "tools": "[{"}, 'tools, "[{", are not JSON: '),
+        ({"messages": [ASK, SAY], "tools": "[" * 10**5}, ", are not JSON: maximum recursion depth exceeded"),
+        ({"messages": "[" * 10**5}, "write a list of messages"),
+        (
+            {"messages": [ASK, {"role": "function_call", "content": "[" * 10**5}]},
+            'the content of message 1, "[[[',
+        ),
+        (
+            {"messages": [ASK, CALL | {"tool_calls": [{"name": "f", "arguments": "[" * 10**5}]}]},
+            'the arguments of message 1, "[[[',
+        ),
+        ({"messages": [ASK, SAY], "tools": '{"f": ' + "[" * 960 + "]" * 960 + "}"}, "tools"),
         ({"messages": [ASK, SAY], "tools": {"f": 1}}, 'tools are {"f": 1}; write a list of JSON schemas'),
         ({"messages": [SAY, ASK, SAY]}, "it begins with the assistant, and nothing before it can be answered"),
         ({"messages": [ASK, CALL]}, "the chat template fails: "),
@@ -171,6 +194,65 @@ def test_what_is_wrong_with_a_row_is_said(row, reason, tmp_path):
     assert encoded["problem"][1].startswith("unusable messages: ")
     assert reason in encoded["problem"][1]
     assert encoded["input_ids"][1] == []
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "block_size", "num_messages", "num_spans"),
+    [(MARKED, 10**6, 3000, 1500), (UNMARKED, 1000, 3000, 0)],
+    ids=["that fits", "that does not"],
+)
+def test_the_time_of_a_conversation_grows_with_its_length(chat_template, block_size, num_messages, num_spans, tmp_path):
+    encode = encoder(tmp_path, chat_template, block_size)
+    start = time.process_time()
+    encoded = encode({"messages": [[ASK, SAY] * (num_messages // 2)]})
+    assert time.process_time() - start < 10
+    assert encoded["problem"] == [""]
+    assert encoded["num_tokens"] == [8 * num_messages]
+    assert len(encoded["predicted"][0]) == 2 * num_spans
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tokens_before_a_place_are_those_of_the_text_before_it(name, tmp_path):
+    bos, eos, chosen = TEMPLATES[name]
+    chat_tokenizer(template(name), bos, eos).save_pretrained(tmp_path)
+    tokenizer = PretrainedTokenizer(str(tmp_path))
+    text, _ = (
+        tasks.module("sft", "chat_template")
+        .ChatTemplate(tokenizer.tokenizer)
+        .write(conversations()[chosen[0]]["messages"])
+    )
+    (*tokens, _) = tokenizer.encode([text])[0]
+    for place in range(len(text) + 1):
+        (*part, _) = tokenizer.encode([text[:place]])[0]
+        if part == tokens[: len(part)]:
+            assert encode_parts(tokenizer, text, [place]) == (tokens, [len(part)])
+        else:
+            with pytest.raises(IndivisibleText):
+                encode_parts(tokenizer, text, [place])
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "reason"),
+    [
+        ("{{ raise_exception('x ' * 1500000) }}", f"the chat template fails: {'x ' * 149}… (TemplateError)"),
+        ("{{ raise_exception('\x1b[31m\x9b') }}", r"the chat template fails: \x1b[31m\x9b (TemplateError)"),
+        ("{{ 'x' * 10000001 }}", "the chat template writes more than 10,000,000 characters"),
+    ],
+    ids=["long reason", "terminal escapes", "flood"],
+)
+def test_templates_that_flood(chat_template, reason, tmp_path):
+    encoded = encoder(tmp_path, chat_template)({"messages": [TWO_TURNS]})
+    assert encoded["problem"] == [f"unusable messages: {reason}"]
+
+
+def test_a_template_that_loops_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks.module("sft", "chat_template"), "MAX_SECONDS", 0.1)
+    before = signal.getsignal(signal.SIGVTALRM)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(DataError, match=r"takes more than 0\.1 s for a conversation; correct its loops"):
+        encoder(tmp_path, loops)({"messages": [TWO_TURNS]})
+    assert signal.getsignal(signal.SIGVTALRM) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
 
 def test_unusable_rows_are_refused_or_skipped(tmp_path):

@@ -1,6 +1,9 @@
 """Pairs of prompts and answers: their tokens are prepared once, and a job that may not make them says so."""
 
 import math
+import os
+import shutil
+import signal
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -12,6 +15,7 @@ import pytest
 from pyarrow import parquet
 
 import tasks
+from largebatch.data import text_rows
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.errors import DataError
 from paths import ADDITION
@@ -49,6 +53,27 @@ def test_tokens_that_are_not_there_are_not_made_where_that_is_not_allowed(config
     assert all(batches[0][name].equal(batches[1][name]) for name in ("input_ids", "labels"))
     predicted = batches[0]["labels"][7]
     assert bytes(predicted[predicted >= 0].tolist()) == b"8\0"
+
+
+@pytest.mark.parametrize("place", ["rows", "encoder"])
+def test_a_process_that_is_killed_for_memory(place, config, tmp_path, monkeypatch):
+    """Of those that read rows, and of those that tokenize them."""
+    files = [str(shutil.copy(config.data.data_files.train, tmp_path / name)) for name in ("1.jsonl", "2.jsonl")]
+    both = config.data.data_files.model_copy(update={"train": files})
+    config = config.model_copy(update={"data": config.data.model_copy(update={"data_files": both})})
+    parent = os.getpid()
+    encoder = tasks.module("sft", "data").PairEncoder
+    killed = (encoder, "__call__") if place == "encoder" else (text_rows, "rows_of")
+    original = getattr(*killed)
+
+    def end(*arguments):
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments)
+
+    monkeypatch.setattr(*killed, end)
+    with pytest.raises(DataError, match=r"data was killed, perhaps for lack of memory; write fewer --workers"):
+        open_with(config, BY_THE_COMMAND)
 
 
 def test_columns_of_parquet_are_as_python_writes_them(tmp_path):
@@ -89,12 +114,15 @@ def test_other_numbers_of_parquet_and_sparks_layout(tmp_path):
             "single": pyarrow.array([0.1, 2], pyarrow.float32()),
             "nan": pyarrow.array([math.nan, 1.5]),
             "amount": pyarrow.array(amounts, pyarrow.decimal128(10, 2)),
+            "rate": pyarrow.array([Decimal("0E-9"), Decimal("1E-9")], pyarrow.decimal128(12, 9)),
         }
         parquet.write_table(pyarrow.table(columns), folder / f"part-{number}.parquet")
     files = dict.fromkeys(["train", "eval"], str(folder / "*.parquet"))
     data = {"source": "datasets", "path": "parquet", "data_files": files, "tokenizer": "bytes", "block_size": 64}
-    data |= {"prompt": "{single}|{nan}", "answer": "{amount}", "num_train_samples": 4, "num_eval_samples": 4}
+    data |= {"prompt": "{single}|{nan}|{rate}|", "answer": "{amount}", "num_train_samples": 4, "num_eval_samples": 4}
     train, _ = open_with(load_with(ADDITION, data), BY_THE_COMMAND)
     found = train.fetch(np.arange(4), 0)["input_ids"].tolist()
     texts = [bytes(tokens).decode().rstrip("\0") for tokens in found]
-    assert texts == ["0.10000000149011612|nan0.50", "2.0|1.510.00", "0.10000000149011612|nan0.50", "2.0|1.511.00"]
+    first = "0.10000000149011612|nan|0.000000000|0.50"
+    second = "2.0|1.5|0.000000001|"
+    assert texts == [first, f"{second}10.00", first, f"{second}11.00"]

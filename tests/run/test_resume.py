@@ -181,3 +181,20 @@ def test_running_statistics_on_another_number_of_processes(tmp_path):
     assert names
     for name in theirs:
         np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-11, atol=1e-13, err_msg=name)
+
+
+def test_batch_sizes_that_are_past_limit_no_number_of_processes(tmp_path):
+    """24 samples do not divide over 4 processes with 4 each, the 48 from step 9 on do."""
+
+    def go_on(run_dir, last, world_size):
+        return run_interrupted(
+            run_dir, (*TINY_GPT, "--optimizer.eps=1e-3", f"--train.stop_after_steps={last}"), world_size=world_size
+        )
+
+    assert go_on(tmp_path / "whole", 11, 2) is None
+    assert go_on(tmp_path / "run", 8, 2) is None
+    refused = go_on(tmp_path / "run", 11, 4)
+    assert "global_batch_size 24 is not a multiple of micro_batch_size x world_size = 4 x 4 = 16" in refused
+    assert go_on(tmp_path / "run", 9, 2) is None
+    assert go_on(tmp_path / "run", 11, 4) is None
+    assert_close_weights(tmp_path / "run", tmp_path / "whole")

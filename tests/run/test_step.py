@@ -18,7 +18,9 @@ CORRECT = {
     "prepare": lambda run, model, optimizer: run.prepare(model, optimizer),
     # Whether the loop leaves the micro-batches after this one.
     "backward": lambda step, losses: step.backward(losses.sum()),
+    "before_update": lambda _model, _optimizer: None,
     "update": lambda run, step: run.update(step),
+    "after_update": lambda _model, _optimizer: None,
 }
 
 
@@ -45,6 +47,14 @@ def two_updates(run, step):
     run.update(step)
 
 
+def clip(model, _optimizer):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def step_a_scheduler(_model, optimizer):
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step).step()
+
+
 # What each has in place of a part of `CORRECT`.
 MISTAKES = {
     "none": {},
@@ -60,6 +70,11 @@ MISTAKES = {
     "no backward": {"backward": lambda _step, _losses: None},
     "two backwards": {"backward": two_backwards},
     "left early": {"backward": lambda step, losses: [step.backward(losses.sum())]},
+    "own clipping": {"before_update": clip},
+    "own zero_grad": {"before_update": lambda _, optimizer: optimizer.zero_grad()},
+    "zero_grad of the model": {"before_update": lambda model, _: model.zero_grad()},
+    "own step": {"before_update": lambda _, optimizer: optimizer.step()},
+    "own scheduler": {"after_update": step_a_scheduler},
     "no update": {"update": lambda _run, _step: None},
     "two updates": {"update": two_updates},
 }
@@ -83,7 +98,7 @@ def loop_with(mistake: str, run_dir) -> str:
     parts["start"](run, train_set)
     model = tasks.build_model(PYDOC)(run.config)
     parts["model"](model)
-    optimizer = parts["optimizer"](build_optimizer(model, run.plan))
+    optimizer = own = parts["optimizer"](build_optimizer(model, run.plan))
     try:
         model, optimizer = parts["prepare"](run, model, optimizer)
         for step in run.steps(train_set):
@@ -91,8 +106,10 @@ def loop_with(mistake: str, run_dir) -> str:
                 logits = model(input_ids=batch["input_ids"]).logits.transpose(1, 2)
                 if parts["backward"](step, cross_entropy(logits, batch["labels"], reduction="none")):
                     break
+                parts["before_update"](model, own)
             parts["update"](run, step)
-            if step.index == 1:
+            parts["after_update"](model, own)
+            if step.index == 2:
                 return "no error"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -168,3 +185,24 @@ def modes_of(run_dir) -> list[tuple[bool, bool]]:
 def test_training_mode_holds_from_the_first_step_and_through_evaluation(strategy, tmp_path):
     results = run_job(modes_of, tmp_path / "run", strategy=strategy, world_size=1 if strategy == "single" else 2)
     assert results[0] == [(True, False), (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mistake"),
+    [
+        *(("ddp", mistake) for mistake in ("own clipping", "own zero_grad", "zero_grad of the model")),
+        ("fsdp", "own zero_grad"),
+        ("zero1", "own clipping"),
+        *((strategy, "own step") for strategy in ("ddp", "fsdp", "zero3")),
+        ("ddp", "own scheduler"),
+        ("zero1", "own scheduler"),
+    ],
+)
+def test_what_update_does_is_not_done_beside_it(strategy, mistake, tmp_path):
+    """Some strategies would train something else, and others the same."""
+    said = {
+        "own step": "the optimizer was stepped after step.backward; run.update clips, steps",
+        "own scheduler": "is 0, but run.update has set 5e-05; it follows the recipe's learning_rate",
+    }
+    for report in run_job(loop_with, mistake, tmp_path / "run", strategy=strategy):
+        assert said.get(mistake, "gradients or weights were changed after step.backward; run.update clips") in report

@@ -182,7 +182,7 @@ def test_what_is_refused(capsys, words, message):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("part", ["4/3", "1", "1/0", "-1/3", "a/b"])
+@pytest.mark.parametrize("part", ["4/3", "1", "1/0", "-1/3", "a/b", f"1/{'9' * 5000}"])
 def test_parts_that_do_not_exist(capsys, part):
     with pytest.raises(SystemExit):
         main(["prepare", "mine", f"--shard={part}"])

@@ -18,7 +18,8 @@ from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
 from largebatch.backend.processes import Processes
 from largebatch.backend.state import EngineState, fresh_state, materialize, parameters_without_memory, set_scalars
-from largebatch.errors import BackendMismatch
+from largebatch.backend.untouched import Untouched
+from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
 from largebatch.plan import RunPlan
@@ -77,13 +78,14 @@ class Backend(ABC):
         self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
         self.reduces: Policy = launch.entry.reduction_policies[0]  # when gradients are reduced; known after `prepare`
         self._step = 0  # the current optimizer step, counted from 0
-        self._learning_rate = 0.0  # the schedule's
+        self._learning_rate: float | None = None  # the schedule's; None until the first update
         self._frozen_groups: list[
             tuple[dict[str, Any], Any]
         ] = []  # frozen groups and their parameters, during an update
         self.kept = KeptStates()
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
         self._watch: GradientWatch
+        self.untouched: Untouched
 
     @staticmethod
     @abstractmethod
@@ -98,6 +100,7 @@ class Backend(ABC):
             self._compiled = CompiledRegions(model, self.device)
         prepared = self._wrap(model, optimizer)
         self._locate_layers()
+        self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
         if any(self.plan.frozen_steps):
             # Around every update, whoever makes it: DeepSpeed steps each group by itself.
             self._torch_optimizer.register_step_pre_hook(self._empty_frozen_groups)
@@ -184,6 +187,7 @@ class Backend(ABC):
     def begin_step(self, step: int) -> None:
         """Prepare for the passes and the update of a step, counted from 0."""
         self._step = step
+        self.untouched.forget()
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Prepare for the forward pass of micro-batch `micro_step`, counted from 0, of `accumulation`."""
@@ -283,19 +287,32 @@ class Backend(ABC):
         return self._watch.end()
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the schedule's learning rate, times each parameter group's own factor."""
+        """Set the schedule's learning rate, times each parameter group's own factor.
+
+        Raises:
+            UserError: Something else has changed it since it was last set.
+        """
+        if self._learning_rate is not None:
+            self._check_learning_rate(self._learning_rate)
         self._learning_rate = learning_rate
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_factor", 1.0)
 
     @property
     def learning_rate(self) -> float:
-        """The schedule's learning rate, as the optimizer has it; BackendMismatch if a parameter group does not."""
-        for group in self.optimizer.param_groups:
-            expected = self._learning_rate * group.get("lr_factor", 1.0)
-            if group["lr"] != expected:
-                raise BackendMismatch(f"a parameter group has the learning rate {group['lr']}, not {expected}")
+        """The schedule's learning rate, as the optimizer has it, from the first update on; UserError if it has not."""
+        assert self._learning_rate is not None
+        self._check_learning_rate(self._learning_rate)
         return self._learning_rate
+
+    def _check_learning_rate(self, learning_rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            expected = learning_rate * group.get("lr_factor", 1.0)
+            if group["lr"] != expected:
+                raise UserError(
+                    f"the learning rate of a parameter group is {group['lr']:g}, but run.update has set {expected:g}; "
+                    "it follows the recipe's learning_rate in each step: remove the scheduler from train.py"
+                )
 
     # --- state ----------------------------------------------------------------------------------------------------
 

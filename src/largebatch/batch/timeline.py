@@ -9,11 +9,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
 
 Unit = Literal["steps", "samples", "tokens", "epochs"]
 
 NO_EPOCHS = 2**62  # samples of a training set without epochs, such as a mixture
+
+# Of a timeline that is read from a file: with others, some moments would be sought without end.
+AtLeastOne = Annotated[int, Field(ge=1, lt=2**63)]
+AtLeastZero = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -47,20 +53,20 @@ class GlobalBatch(NamedTuple):
 class Phase:
     """Steps with one batch size, from `first_step` to the next phase."""
 
-    first_step: int
-    global_batch_size: int
-    epoch: int  # epoch of the first step
-    start: int  # position of the first step in its epoch
-    samples_before: int  # samples trained on before the phase
+    first_step: AtLeastZero
+    global_batch_size: AtLeastOne
+    epoch: AtLeastZero  # epoch of the first step
+    start: AtLeastZero  # position of the first step in its epoch
+    samples_before: AtLeastZero  # samples trained on before the phase
 
 
 @dataclass(frozen=True)
 class Timeline:
     """The global batches of a run."""
 
-    num_train_samples: int  # samples of the training set
+    num_train_samples: AtLeastOne  # samples of the training set
     keep_last: bool  # whether the ragged batch at the end of each epoch is trained on, or dropped
-    tokens_per_sample: int | None  # target tokens of each sample; None if samples have none or different numbers
+    tokens_per_sample: AtLeastOne | None  # target tokens of each sample; None if samples have none or different numbers
     phases: tuple[Phase, ...]  # the batch sizes; see `build`
 
     @classmethod
@@ -144,7 +150,7 @@ class Timeline:
         if self.num_train_samples == NO_EPOCHS:
             raise ValueError(
                 "is given in epochs, but a mixture has none, because its sources end at different times; use steps, "
-                "samples or tokens"
+                'samples or tokens, or data.weights "by_size"'
             )
         _, left = self._left_in_epoch(batch.start, batch.global_batch_size)
         whole = batch.start + left

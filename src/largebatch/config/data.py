@@ -144,7 +144,7 @@ class MixedSource(Section):
 
     name: Annotated[str, Field(pattern=r"^[\w.+-]+$")]
     """Name of the source, in the plan and in evaluations: letters, digits, and _ . + -."""
-    weight: NonNegativeFloat
+    weight: NonNegativeFloat | None = None
     """Share of the training samples, in proportion to the other weights; 0 for a source that only a later phase has."""
     max_epochs: PositiveFloat | None = None
     """How many times the source may be seen; a recipe that would train on it more often is refused."""
@@ -170,6 +170,9 @@ class Mixable(HubOrLocal):
     Each source inherits the fields of this section and may override them. It must have its own "num_train_samples" and
     "num_eval_samples", which add up to those of the section, and "config_name" takes the place of `name`. Each global
     batch has its exact share of each source, and each source goes through its own shuffled epochs."""
+    weights: Literal["by_size"] | None = None
+    """"by_size": the weight of each source is its number of training samples, and an epoch reads each sample of all
+    sources once, as if they were one. null: sources have weights, and there are no epochs."""
     weight_phases: list[WeightPhase] | None = None
     """Changes of the sources' weights later in training, such as for annealing, in order of time."""
 
@@ -201,7 +204,7 @@ class Mixable(HubOrLocal):
         for field in sorted(own.keys() & common):
             raise ConfigError(f".{field} ({source.name}): must be the same for all sources; write it outside of them")
         own |= {"name": own.pop("config_name")} if "config_name" in own and "name" in kind.model_fields else {}
-        of_a_mixture = {"sources", "weight_phases", "num_train_samples", "num_eval_samples"}
+        of_a_mixture = {"sources", "weights", "weight_phases", "num_train_samples", "num_eval_samples"}
         shared = (self.model_fields_set & kind.model_fields.keys()) - of_a_mixture
         try:
             return kind.model_validate({name: getattr(self, name) for name in shared} | own)
@@ -217,11 +220,13 @@ class Mixable(HubOrLocal):
 
     @property
     def samples_per_epoch(self) -> int:
-        return NO_EPOCHS if self.sources else self.num_train_samples
+        return NO_EPOCHS if self.sources and self.weights is None else self.num_train_samples
 
-    def weights(self) -> list[dict[str, float]]:
+    def phases_of_weights(self) -> list[dict[str, float]]:
         """The weight of each source, by its name, in each phase."""
-        first = {source.name: source.weight for source in self.sources or ()}
+        first = {source.name: source.weight or 0.0 for source in self.sources or ()}
+        if self.weights is not None:
+            first = {name: section.num_train_samples for name, section in zip(first, self.sections(), strict=True)}
         return [first, *(phase.weights for phase in self.weight_phases or ())]
 
     def mixture(self, timeline: Timeline) -> Mixture | None:
@@ -233,7 +238,7 @@ class Mixable(HubOrLocal):
         names = tuple(source.name for source in self.sources)
         phases = [
             MixturePhase(timeline.at(step).samples_before, whole_weights([weights[name] for name in names]))
-            for step, weights in zip(steps, self.weights(), strict=True)
+            for step, weights in zip(steps, self.phases_of_weights(), strict=True)
         ]
         sections = self.sections()
         sizes = tuple(section.num_train_samples for section in sections)
@@ -248,6 +253,13 @@ class Mixable(HubOrLocal):
             if self.weight_phases:
                 raise ValueError("weight_phases needs sources, whose weights it changes; write them, or remove it")
             return self
+        for number, source in enumerate(self.sources):
+            if source.weight is None and self.weights is None:
+                raise ValueError(f'sources[{number}].weight: missing; write one, or "weights": "by_size"')
+            if source.weight is not None and self.weights is not None:
+                raise ValueError(f'sources[{number}].weight: has no effect with weights "by_size"; remove either')
+        if self.weight_phases and self.weights is not None:
+            raise ValueError('weight_phases: changes weights that are "by_size"; remove either')
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
             raise ValueError(f"sources: duplicate name in {', '.join(names)}; give each source a name of its own")
@@ -255,7 +267,7 @@ class Mixable(HubOrLocal):
             if phase.weights.keys() != set(names):
                 given = f"weight_phases[{number}].weights: has {', '.join(phase.weights)}"
                 raise ValueError(f"{given}; write a weight for each of {', '.join(names)}, which may be 0")
-        if not all(any(weights.values()) for weights in self.weights()):
+        if not all(any(weights.values()) for weights in self.phases_of_weights()):
             raise ValueError("sources: all weights are 0; give each source to train on a weight above 0")
         self.sections()
         return self

@@ -229,7 +229,7 @@ class RecipeConfig(Section):
         if mixture is None or not isinstance(self.data, Mixable):
             return
         smallest = min(size for _, size in self.batch.sizes)
-        for phase, weights in zip(mixture.phases, self.data.weights(), strict=True):
+        for phase, weights in zip(mixture.phases, self.data.phases_of_weights(), strict=True):
             for name, weight in zip(mixture.names, phase.weights, strict=True):
                 others = sum(phase.weights) - weight
                 if 0 < weight * smallest < weight + others:

@@ -4,13 +4,16 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 
 from largebatch.errors import DataError, UserError
 from largebatch.system.parent_process import end_with_parent
 
 MAX_CHARACTERS = 10_000
+_DIED = "subprocesses has abruptly died"
+"""What `datasets` says, in a RuntimeError, of a process that was killed (`iflatmap_unordered` of its 5.2)."""
 
 
 def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[int]) -> None:
@@ -62,10 +65,7 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
                 error_class, message = failures.get()
                 raise error_class(message)
             if codes:
-                raise DataError(
-                    f"a process that prepared data ended with exit code {codes[0]}, perhaps for lack of memory; use "
-                    "fewer processes, or a machine with more memory, and run the same command again"
-                )
+                raise _died(f"ended with exit code {codes[0]}")
             if not running:
                 return
             wait(running)
@@ -74,3 +74,21 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
             if process.pid is not None:
                 process.kill()
                 process.join()
+
+
+@contextmanager
+def forked_by_datasets() -> Iterator[None]:
+    """Raise DataError, as `run_forked` does, if a process that `datasets` has started in the block is killed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _DIED not in str(error):
+            raise
+        raise _died("was killed") from error
+
+
+def _died(how: str) -> DataError:
+    return DataError(
+        f"a process that prepared data {how}, perhaps for lack of memory; write fewer --workers (in a job, "
+        "data.num_workers), or take a machine with more memory, and run the same command again"
+    )

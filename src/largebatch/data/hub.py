@@ -4,23 +4,27 @@ import errno
 import re
 import socket
 from collections import Counter
+from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from zipfile import ZipFile
 
+import fsspec
+from fsspec.utils import infer_compression
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
-from largebatch.data.preparation import Preparation, write_errors
+from largebatch.data.forked import forked_by_datasets
+from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
-from largebatch.words import counted, printable
+from largebatch.words import counted
 
 if TYPE_CHECKING:
     import datasets
 
 CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-COMPRESSED = (".bz2", ".gz", ".xz", ".zip", ".zst")
 COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
@@ -67,7 +71,8 @@ def open_splits(
             builder = _with_exact_text(builder, uses)
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
-        builder.download_and_prepare(num_proc=preparation.num_workers)
+        with forked_by_datasets():
+            builder.download_and_prepare(num_proc=preparation.num_workers)
         train, evaluation = (builder.as_dataset(split) for split in splits)
     except DataError:
         raise
@@ -120,12 +125,12 @@ def _name_unread(
             if file.suffix.lower() not in builder.EXTENSIONS and file.stem != "metadata" and file.is_file()
         )
         for suffix, count in others.items():
-            print(f"{counted(count, 'file')} that nothing reads: {printable(suffix) or 'without an ending'}")
+            print(f"{counted(count, 'file')} that nothing reads: {suffix or 'without an ending'}")
     if uses is None:
         return
     columns = builder.first_columns() if isinstance(builder, TextRows) else train.column_names
     if unread := [name for name in columns if name not in uses]:
-        print(f"{counted(len(unread), 'column')} of the data that nothing reads: {printable(', '.join(unread))}")
+        print(f"{counted(len(unread), 'column')} of the data that nothing reads: {', '.join(unread)}")
 
 
 def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:
@@ -177,15 +182,34 @@ def _size(builder: "datasets.DatasetBuilder") -> int:
     files = [file for split in (builder.config.data_files or {}).values() for file in split]
     local = [Path(file) for file in files if "://" not in file]
     if local or not files:
-        return sum(file.stat().st_size * (COMPRESSION if file.suffix in COMPRESSED else 1) for file in local)
+        sizes = [file.stat().st_size * (COMPRESSION if infer_compression(file.name) else 1) for file in local]
+        # Some hold far more, so what a job may prepare is counted.
+        return sum(sizes) if sum(sizes) > MAX_BYTES_IN_A_JOB else _held(local)
     from huggingface_hub import HfFileSystem
 
     # datasets/USER/NAME@COMMIT, whose files are listed with one request for each thousand.
     repository = re.match(r"hf://(datasets/[^@]*@[^/]*)/", files[0])
     if repository is None:
         return builder.info.download_size or 0
-    sizes: Any = HfFileSystem().find(repository[1], detail=True)
-    return sum(sizes.get(file.removeprefix("hf://"), {}).get("size", 0) for file in files)
+    found: Any = HfFileSystem().find(repository[1], detail=True)
+    return sum(found.get(file.removeprefix("hf://"), {}).get("size", 0) for file in files)
+
+
+def _held(files: Iterable[Path]) -> int:
+    """Bytes in files, which may be compressed; not much more than a job may prepare, even if they hold more."""
+    total = 0
+    for file in files:
+        compression = infer_compression(file.name)
+        if compression is None:
+            total += file.stat().st_size
+        elif compression == "zip":
+            with ZipFile(file) as archive:
+                total += sum(member.file_size for member in archive.infolist())
+        else:
+            with fsspec.open(file, "rb", compression=compression) as opened:
+                while total <= MAX_BYTES_IN_A_JOB and (block := opened.read(2**20)):
+                    total += len(block)
+    return total
 
 
 def column(dataset: "datasets.Dataset", name: str, field: str) -> str:

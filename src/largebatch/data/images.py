@@ -20,7 +20,6 @@ from largebatch.data.source import Batch
 from largebatch.data.tars import TarRows
 from largebatch.data.viewer import opaque
 from largebatch.errors import DataError, is_transient, reason_of
-from largebatch.words import printable
 
 if TYPE_CHECKING:
     import datasets
@@ -111,7 +110,7 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
     train, evaluation = open_splits(config, preparation)
     classes = getattr(train.features.get(config.label_column), "names", [])
     if classes and preparation.allowed == "everything":
-        shown = ", ".join(f"{number} {printable(name)}" for number, name in enumerate(classes[:MAX_CLASSES_SHOWN]))
+        shown = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:MAX_CLASSES_SHOWN]))
         print(f"classes: {shown}{', …' if len(classes) > MAX_CLASSES_SHOWN else ''}")
     return _rows_of(train, config, config.train_split), _rows_of(evaluation, config, config.eval_split)
 

@@ -1,7 +1,9 @@
 """Text to tokens: as bytes, or by a tokenizer of `transformers`."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
+from operator import itemgetter
 
 import xxhash
 from huggingface_hub.constants import HF_HOME
@@ -109,7 +111,7 @@ class IndivisibleText(Exception):
     """A text has other tokens than its parts; the message says where."""
 
 
-def encode_parts(tokenizer: Tokenizer, text: str, places: Sequence[int]) -> tuple[list[int], list[int]]:
+def encode_parts(tokenizer: PretrainedTokenizer, text: str, places: Sequence[int]) -> tuple[list[int], list[int]]:
     """A text's tokens, and how many of them come before each of these places in it.
 
     What the tokenizer adds to a text, such as a space at its start, is there once.
@@ -117,15 +119,32 @@ def encode_parts(tokenizer: Tokenizer, text: str, places: Sequence[int]) -> tupl
     Raises:
         IndivisibleText: The text before a place has other tokens alone, as a model would read it.
     """
-    tokens, *parts = (each[:-1] for each in tokenizer.encode([text, *(text[:place] for place in places)]))
-    for place, part in zip(places, parts, strict=True):
-        if tokens[: len(part)] != part:
+    encoded = tokenizer.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+    tokens: list[int] = encoded.ids
+    # Nothing before an added token changes what follows it, unless it looks at its neighbors. So the last one before a
+    # place is as good a start as the text's, from which the time would grow with the square of the number of places.
+    added = {
+        number: token.content
+        for number, token in tokenizer.tokenizer.added_tokens_decoder.items()
+        if not (token.lstrip or token.rstrip or token.single_word)
+    }
+    starts = [(0, 0, 0)]
+    for number, (token, (start, end)) in enumerate(zip(tokens, encoded.offsets, strict=True)):
+        # An unknown word has the number of an added token, too.
+        if text[start:end] == added.get(token):
+            starts.append((end, start, number))
+    chosen = [starts[bisect_right(starts, place, key=itemgetter(0)) - 1] for place in places]
+    parts = tokenizer.encode([text[start:place] for place, (_, start, _) in zip(places, chosen, strict=True)])
+    counts = []
+    for place, (*part, _), (_, _, before) in zip(places, parts, chosen, strict=True):
+        counts.append(before + len(part))
+        if tokens[before : counts[-1]] != part:
             sides = f"{text[max(place - 12, 0) : place]!r} and {text[place : place + 12]!r}"
             raise IndivisibleText(
                 f"{sides}, of which only one is predicted, have other tokens together than apart, so the model "
                 "would not read what it was trained on; remove spaces and newlines where they meet"
             )
-    return tokens, [len(part) for part in parts]
+    return tokens, counts
 
 
 def check_vocabulary(rows: int, num_tokens: int, whose: str) -> None:

@@ -26,6 +26,7 @@ class Workload:
     model: ModelShape
     activations: int | None = None  # estimated bytes; None without an estimate
     flops: tuple[int, int] | None = None  # operations of the forward and of the backward pass; None if unknown
+    not_estimated: str | None = None  # why activations are unknown
 
 
 def compare_strategies(
@@ -78,6 +79,7 @@ def compare_strategies(
         "recipe": title,
         "parameters": workload.model.elements,
         "estimated_activation_bytes": workload.activations,
+        "not_estimated": workload.not_estimated,
         "micro_batch_flops": workload.flops and sum(workload.flops),
         "gpu_memory_bytes": gpu_memory,
         "hardware": hardware and asdict(hardware),

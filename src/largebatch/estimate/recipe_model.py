@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from largebatch.config import RecipeConfig
 from largebatch.config.task_config import task_code_errors
-from largebatch.errors import UserError
+from largebatch.errors import UserError, reason_of
 from largebatch.estimate.cuda_kernels import cuda_kernels
 from largebatch.model.activation_checkpointing import KEPT_RESULTS, blocks_to_recompute, checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
@@ -58,8 +58,12 @@ def recipe_model(config: RecipeConfig) -> tuple[nn.Module, ExampleBatch | None]:
     return model, getattr(module, "example_batch", None)
 
 
-def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> int | None:
-    """Bytes that a process needs for a micro-batch; None if it is not known how the model is called.
+class NotEstimated(Exception):
+    """Why activations cannot be estimated."""
+
+
+def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> int:
+    """Bytes that a process needs for a micro-batch.
 
     These are what it keeps, and the logits of a chunk (`linear_token_losses`) with their gradient. With activation
     checkpointing, the inputs of the blocks are kept and, if it is "selective", the results of some operations; when the
@@ -69,9 +73,12 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         model: The recipe's model on the meta device; it gets tensors without memory.
         config: The recipe, which has the precision, the micro-batch and activation checkpointing.
         example_batch: The task's hook, which makes the keyword arguments of the model for a micro-batch.
+
+    Raises:
+        NotEstimated: There is no such hook, or the model does not run on shapes alone.
     """
     if example_batch is None:
-        return None
+        raise NotEstimated("model.py has no example_batch")
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         batch = _prepared(model, config, example_batch)
@@ -97,8 +104,8 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         except UserError:
             raise
         # A model may read numbers, which fake tensors do not have, and may then raise anything.
-        except Exception:
-            return None
+        except Exception as error:
+            raise NotEstimated(f"the model does not run on shapes alone: {reason_of(error)}") from error
 
 
 def micro_batch_flops(

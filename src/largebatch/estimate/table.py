@@ -22,11 +22,11 @@ NOTES = (
 def table(comparison: Json, config: RecipeConfig) -> str:
     """The comparison of a recipe as text."""
     activations = comparison["estimated_activation_bytes"]
-    kept = "unknown" if activations is None else f"{_size(activations)} GiB"
-    lines = [
+    kept = f"unknown ({comparison['not_estimated']})" if activations is None else f"{_size(activations)} GiB"
+    lines = wrapped(
         f"{comparison['recipe']}: {comparison['parameters']:,} parameters, {config.optimizer.name}, micro-batches of "
         f"{config.batch.micro_batch_size:,}, activations {kept}"
-    ]
+    )
     for column in comparison["world_sizes"]:
         lines += ["", *wrapped(_title(column)), *wrapped(_whole_run(column, config))]
         rows = {name: _cells(option, comparison) for name, option in column.get("strategies", {}).items()}

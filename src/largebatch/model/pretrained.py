@@ -12,8 +12,9 @@ from largebatch.errors import UserError, reason_of
 from largebatch.model.building import SeededWeights
 from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.model.transformers_internals import converted_names, without_ignored
-from largebatch.storage.layout import COPIED_FILES, CheckpointError, read_json
+from largebatch.storage.layout import COPIED_FILES, CheckpointError, read_json, reading
 from largebatch.storage.tensors import TensorFiles
+from largebatch.system.regular_file import open_to_read
 from largebatch.system.repositories import find
 from largebatch.words import bulleted
 
@@ -54,6 +55,18 @@ def find_folder(where: str, field: str = "model.initial_weights") -> Path:
         ) from error
 
 
+def folder_to_load(where: str, field: str) -> Path:
+    """As `find_folder`, for `from_pretrained`; UserError unless its weights are in regular files of that folder."""
+    folder = find_folder(where, field)
+    try:
+        for file in set((_weight_map(folder) or {"": WHOLE}).values()):
+            with reading(file):
+                open_to_read(folder / file, follow_links=True).close()
+    except CheckpointError as error:
+        raise UserError(f"{field}: {folder}: {error}") from error
+    return folder
+
+
 class PretrainedWeights:
     """The weights in a folder, one file or several with their index, for a model with parameters on the meta device.
 
@@ -75,7 +88,7 @@ class PretrainedWeights:
         self._field = "model.initial_weights" if adapters is None else "model.path"
         self._files = TensorFiles(folder)
         try:
-            stored = self._stored()
+            stored = _weight_map(folder) or dict.fromkeys(self._files.names(WHOLE), WHOLE)
             of_kind = _config_problems(folder, model) if adapters is None else _loading_problems(stored, model)
             problems = [*of_kind, *self._problems(stored, model)]
         except CheckpointError as error:
@@ -93,18 +106,6 @@ class PretrainedWeights:
             return self._files.read_range(file, stored_name, start, stop)
         except CheckpointError as error:
             raise UserError(f"{self._field}: {self._folder}: {error}") from error
-
-    def _stored(self) -> dict[str, str]:
-        """The file of each tensor."""
-        if not (self._folder / INDEX).exists():
-            if not (self._folder / WHOLE).exists():
-                raise CheckpointError(f"it has neither {WHOLE} nor {INDEX}")
-            return dict.fromkeys(self._files.names(WHOLE), WHOLE)
-        index = read_json(self._folder / INDEX, follow_links=True)
-        files = index.get("weight_map") if isinstance(index, dict) else None
-        if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-            raise CheckpointError(f"{INDEX} has no weight_map from names to files")
-        return files
 
     def _problems(self, stored: dict[str, str], model: nn.Module) -> Iterator[str]:
         """Differences between the stored tensors and the model's; records where each of the model's is stored."""
@@ -138,6 +139,24 @@ class PretrainedWeights:
             if lacking:
                 more = f" and {len(lacking) - MAX_NAMES} more" if len(lacking) > MAX_NAMES else ""
                 yield f"{what} {', '.join(lacking[:MAX_NAMES])}{more}"
+
+
+def _weight_map(folder: Path) -> dict[str, str] | None:
+    """The file of each tensor in a folder; None if all are in one."""
+    if not (folder / INDEX).exists():
+        if not (folder / WHOLE).exists():
+            raise CheckpointError(
+                f"it has neither {WHOLE} nor {INDEX}, and other files may hold code; convert weights that you trust: "
+                "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+            )
+        return None
+    index = read_json(folder / INDEX, follow_links=True)
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise CheckpointError(f"{INDEX} has no weight_map from names to files")
+    if paths := [file for file in files.values() if Path(file).name != file]:
+        raise CheckpointError(f"{INDEX} names {paths[0]!r}; write the name of a file in this folder, without a path")
+    return files
 
 
 def _loading_problems(stored: Iterable[str], model: nn.Module) -> Iterator[str]:

@@ -52,6 +52,12 @@ def _problems(plan: RunPlan, entry: OptimizerEntry) -> Iterator[str]:
     """What the optimizer does wrong, as phrases that complete "the optimizer …"."""
     trained = _build(plan, entry)
     moves = _moves(trained)
+    for group in trained.param_groups:
+        gradients = zip(group["params"], _with_pieces(GRADIENT), strict=False)
+        is_changed = not all(torch.equal(parameter.grad, given) for parameter, given in gradients)
+        # torch's own does so, too: SGD with Nesterov's momentum, of a list of tensors.
+        if is_changed and not entry.constructor.startswith("torch."):
+            yield "changes gradients in its step, which DeepSpeed uses after it; change a copy"
     for parameter in _parameters(trained):
         # Not empty, so that a state that is missing is an error.
         state = trained.state[parameter] or {"": None}

@@ -169,16 +169,20 @@ class RunPlan:
         return plan
 
 
-def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None = None) -> RunPlan:
+def resolve(
+    config: RecipeConfig, world_size: int, micro_batch_size: int | None = None, completed_steps: int = 0
+) -> RunPlan:
     """Decide the whole optimization of a run.
 
     Args:
         config: A validated recipe of any task.
         world_size: Data-parallel processes of the job.
         micro_batch_size: Samples per process per forward pass; None means the recipe's own.
+        completed_steps: Steps that these processes need not take, because a checkpoint has them.
 
     Raises:
-        ConfigError: A global batch does not divide over these processes, or the model cannot be compiled on them.
+        ConfigError: A global batch that is still to come does not divide over these processes, or the model cannot be
+            compiled on them.
     """
     data = config.data
     rate = config.learning_rate
@@ -186,11 +190,13 @@ def resolve(config: RecipeConfig, world_size: int, micro_batch_size: int | None 
     timeline = config.timeline
     micro_batch_size = micro_batch_size or config.batch.micro_batch_size
     sizes = [phase.global_batch_size for phase in timeline.phases]
-    accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in sizes)
+    total_steps = timeline.steps_in(config.train.duration.length)
+    ends = [*(phase.first_step for phase in timeline.phases[1:]), total_steps + 1]
+    to_come = [size for size, end in zip(sizes, ends, strict=True) if end > completed_steps]
+    accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in to_come)
     obstacle, remedy = _obstacle_to_compiling(config, world_size, accumulation) or (None, None)
     if obstacle is not None and config.compute.compile == "on":
         raise ConfigError(f'compute.compile: {obstacle}, which cannot be compiled; write "off", or {remedy}')
-    total_steps = timeline.steps_in(config.train.duration.length)
     scaled_batch_size = sizes[0] if isinstance(rate.decay, BatchGrowth) else None
     max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))
     k = sizes[0] / rate.reference_batch_size

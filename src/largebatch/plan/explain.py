@@ -59,6 +59,9 @@ def _batch(plan: RunPlan) -> list[str]:
 
 
 def _division(plan: RunPlan, global_batch_size: int) -> str:
+    if global_batch_size % (plan.micro_batch_size * plan.world_size):
+        processes = counted(plan.world_size, "process", "processes")
+        return f"{counted(global_batch_size, 'sample')} per optimizer step, taken before there were {processes}"
     accumulation = micro_steps(global_batch_size, plan.micro_batch_size, plan.world_size)
     return (
         f"{counted(global_batch_size, 'sample')} per optimizer step = {plan.micro_batch_size:,} per micro-batch "

@@ -21,13 +21,16 @@ BATCH_BY_HORIZON = 0.383
 
 
 def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None = None) -> Iterator[str]:
-    """One line each; none for a recipe that is a demonstration.
+    """One line each; for a recipe that is a demonstration, none but that of a critical batch that was given.
 
     Args:
         config: The recipe.
         plan: Its plan.
         critical_batch: The critical batch size of this training in samples, if it is known.
     """
+    if critical_batch is not None and plan.max_global_batch_size > critical_batch:
+        times = 1 + plan.max_global_batch_size / critical_batch
+        yield f"beyond the critical batch, the same loss takes {times:.3g} times the fewest samples (arXiv 1812.06162)"
     if config.demonstration:
         return
     timeline = plan.timeline
@@ -59,6 +62,3 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
         )
     if config.model.trains_adapters and plan.max_global_batch_size > MAX_BATCH_OF_ADAPTERS:
         yield f"a batch above {MAX_BATCH_OF_ADAPTERS} costs LoRA more than whole weights (doi 10.64434/tml.20250929)"
-    if critical_batch is not None and plan.max_global_batch_size > critical_batch:
-        times = 1 + plan.max_global_batch_size / critical_batch
-        yield f"beyond the critical batch, the same loss takes {times:.3g} times the fewest samples (arXiv 1812.06162)"

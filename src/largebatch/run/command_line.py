@@ -113,7 +113,9 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
                 ending.fail(error)
             where = f"[rank {rank}] " if alone else ""
             lines = [f"{where}{error.title}: {error}", *([AFTER_A_MESSAGE] if _has_a_launcher() else [])]
-            print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
+            # The disk of the log may be the one that is full.
+            with suppress(OSError):
+                print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
             _tell_the_launcher(f"{error.title}: {error}")
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.

@@ -125,6 +125,7 @@ class Loop:
     def update(self, step: Step) -> None:
         """See `Run.update`."""
         loss_sum = step.finish()
+        self.backend.untouched.check()
         if step.index == self.start.step:
             self.agree_on_compiling()
         if step.is_rehearsal:
@@ -145,7 +146,8 @@ class Loop:
             # reduced the gradient over the processes. It is the gradient of the global batch's mean loss.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
-            update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
+            with self.backend.untouched.updating():
+                update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
             self.record.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
             if step.noise_parts and update.applied and update.grad_norm is not None:

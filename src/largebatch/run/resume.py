@@ -1,6 +1,7 @@
 """Finds where a run begins, at step 0 or after a checkpoint, and whether it is still the same run."""
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,9 @@ from largebatch.storage.layout import MANIFEST, MARKER, CheckpointError, Manifes
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
 from largebatch.words import bulleted
+
+SECONDS_UNTIL_SEEN = 30.0
+SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @dataclass(frozen=True)
@@ -113,12 +117,22 @@ def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[
     """The first candidate that is complete and intact, with its manifest, and those before it, which are not.
 
     The processes share the work of verifying checksums.
+
+    Raises:
+        StorageError: A process does not see one that the main process sees, even after some seconds.
     """
     skipped: list[Entry] = []
     for entry in candidates:
         found = entry
         manifest = None
-        if entry.problem is None:
+        if backend.gather_objects(entry.problem is None)[0]:
+            found = _once_seen(entry.path)
+            sees = backend.gather_objects(found.problem is None or found.is_transient)
+            with backend.raise_on_all_ranks():
+                if sees[0] and not sees[backend.rank]:
+                    what = f"{entry.path}: {found.problem}, but the main process sees the whole checkpoint"
+                    raise StorageError(f"{what}; the same command tries again")
+        if found.problem is None:
             try:
                 verify_checksums(entry.path, backend.rank, backend.world_size)
                 manifest = read_manifest(entry.path)
@@ -130,6 +144,14 @@ def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[
         problem, is_transient = problems[0]
         skipped.append(replace(entry, problem=problem, is_transient=is_transient))
     return None, skipped
+
+
+def _once_seen(path: Path) -> Entry:
+    """The entry of a checkpoint, complete if it is so within some seconds: NFS remembers what was not there."""
+    deadline = time.monotonic() + SECONDS_UNTIL_SEEN
+    while (found := entry_at(path)).problem is not None and not found.is_transient and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return found
 
 
 def _split(

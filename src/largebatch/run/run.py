@@ -23,7 +23,7 @@ from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
-from largebatch.errors import UserError
+from largebatch.errors import UserError, file_errors
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.building import SeededWeights, build_without_weights, perturb_weights
@@ -47,7 +47,9 @@ from largebatch.run.resume import find_start
 from largebatch.run.step import Step
 from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
+from largebatch.storage.catalog import entry_at
 from largebatch.system.failures import building_the_model
+from largebatch.words import printable
 
 Config = TypeVar("Config", bound=RecipeConfig)
 M = TypeVar("M", bound=nn.Module)
@@ -70,7 +72,8 @@ class Run(Generic[Config]):
         end_with_the_launcher()
         self.folder = OwnFolder(options.run_dir)
         launch = read_launch(config=config)
-        self.plan = resolve(config, launch.world_size)
+        # As far as is known before the processes agree on a checkpoint.
+        self.plan = resolve(config, launch.world_size, completed_steps=self._completed_steps(options.resume))
         self.folder.check_usable()
         check_trackers(self.plan.logging.trackers)
         try_optimizer(self.plan)
@@ -101,6 +104,7 @@ class Run(Generic[Config]):
             )
             self.backend.end()
             raise SystemExit(0)
+        self.plan = resolve(config, launch.world_size, completed_steps=self._start.step)
         self.plan = self.backend.plan = replace(self.plan, commits=self._find_commits())
         self.config = at_commits(config, self.plan.commits)
         self._starting_weights: StartingWeights | None = None
@@ -161,7 +165,7 @@ class Run(Generic[Config]):
             if available > len(source):
                 self._print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used")
             if remark := getattr(source, "remark", None):
-                self._print(f"  {'Data':<14}{remark}")
+                self._print(printable(f"  {'Data':<14}{remark}"))
         return sources
 
     def build(self, build_model: Callable[[Config], M]) -> M:
@@ -392,7 +396,16 @@ class Run(Generic[Config]):
 
     def _print(self, text: str) -> None:
         if self.backend.is_main_process:
-            print(text, flush=True)
+            print(printable(text), flush=True)
+
+    def _completed_steps(self, resume: str) -> int:
+        """The step of the checkpoint that the run would resume from, if batch sizes change until there."""
+        if resume == "none" or len(self._given.batch.sizes) == 1:
+            return 0
+        if resume != "auto":
+            return max(0, entry_at(Path(resume)).step)
+        with file_errors(f"{self.folder.checkpoints_dir} cannot be read", "choose another run folder"):
+            return self.folder.checkpoint_step()
 
     def _agree_on_the_plan(self) -> None:
         """Refuse machines with a different copy of the recipe, which would silently train something else."""

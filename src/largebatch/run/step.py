@@ -86,6 +86,7 @@ class Step:
 
     def _add_gradient(self, micro_step: MicroStep, loss_sum: torch.Tensor) -> None:
         plan = self._backend.plan
+        self._backend.untouched.check()
         factor: float | torch.Tensor = plan.world_size / self.weight if micro_step.contributes else 0.0
         if plan.faults.on_non_finite != "stop":
             # Makes the whole gradient NaN, which every process then sees in the reduced gradient.
@@ -95,6 +96,7 @@ class Step:
             self.noise_parts.append((share, self._backend.measured_backward(loss_sum, factor)))
         else:
             self._backend.backward(loss_sum, factor)
+        self._backend.untouched.note()
         self._micro_steps_done += 1
 
     def log(self, values: Mapping[str, Logged]) -> None:

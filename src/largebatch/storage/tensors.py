@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from largebatch.storage.files import FileRecord, write_file
 from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, reading
+from largebatch.system.regular_file import open_to_read
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -123,7 +124,7 @@ class TensorFiles(ExitStack):
         if file not in self._opened:
             path = self._folder / file
             with reading(file):
-                opened = self.enter_context(path.open("rb"))
+                opened = self.enter_context(open_to_read(path, follow_links=True))
                 with safe_open(path, framework="pt"):
                     # It has checked the header: shapes, dtypes, and that the tensors fill the file.
                     pass
@@ -159,7 +160,10 @@ def common_buffer(files: TensorFiles, name: str, manifest: Manifest) -> torch.Te
     if not others:
         return first
     if name not in manifest.running_statistics:
-        raise CheckpointError(f"its buffer {name} differs between processes; resume on {manifest.world_size} of them")
+        raise CheckpointError(
+            f"its buffer {name} differs between processes, as one does that `forward` updates from the samples of its "
+            f"process; keep what is the same on all of them (run.keep), or resume on {manifest.world_size}"
+        )
     values = [first.double() * (manifest.world_size - len(others)), *(other.double() for other in others)]
     return (torch.stack(values).sum(dim=0) / manifest.world_size).to(first.dtype)
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
 
 MAX_BYTES = 2**30
@@ -10,23 +11,28 @@ MAX_BYTES = 2**30
 
 
 def read_bytes(path: Path, follow_links: bool = False) -> bytes:
-    """The content of a regular file.
+    """The content of a regular file; OSError, as from `open_to_read`, also if it is too large."""
+    with open_to_read(path, follow_links) as file:
+        if os.fstat(file.fileno()).st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"Larger than {MAX_BYTES:,} bytes", str(path))
+        return file.read(MAX_BYTES)
+
+
+def open_to_read(path: Path, follow_links: bool = False) -> BufferedReader:
+    """Open a regular file.
 
     Args:
         path: The file.
         follow_links: Whether it may be a link. Whoever reads another's folder would otherwise show files of their own.
 
     Raises:
-        OSError: It is missing, cannot be read, is not a regular file, or is too large.
+        OSError: It is missing, cannot be read, or is not a regular file.
     """
-
-    with open(path, "rb", opener=_open_at_once if follow_links else _open_no_link) as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", str(path))
-        if state.st_size > MAX_BYTES:
-            raise OSError(errno.EFBIG, f"Larger than {MAX_BYTES:,} bytes", str(path))
-        return file.read(MAX_BYTES)
+    file = open(path, "rb", opener=_open_at_once if follow_links else _open_no_link)  # noqa: SIM115 - returned open
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "Not a regular file", str(path))
 
 
 def append(path: Path, text: str) -> None:

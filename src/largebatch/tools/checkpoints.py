@@ -11,7 +11,6 @@ from largebatch.storage.catalog import verify_checksums
 from largebatch.storage.layout import CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.options import Commands, add_command
-from largebatch.words import printable
 
 LINE = "{:<16}{:>10}  {:<18}{:>10}  {:<16}  {}"
 
@@ -51,6 +50,6 @@ def run(options: argparse.Namespace) -> int:
             about = (writer, tqdm.format_sizeof(entry.size, "B"), written_at)
         except (CheckpointError, OSError) as error:
             state = f"cannot be used: {error}"
-        print(printable(LINE.format(entry.path.name, f"{entry.step:,}", *about, state)))
+        print(LINE.format(entry.path.name, f"{entry.step:,}", *about, state))
         states.append(state)
     return 0 if states[0] == "complete" else 1

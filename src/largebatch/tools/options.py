@@ -1,18 +1,19 @@
 """Shared by all commands: how a command is declared, common options, and types of values."""
 
 import argparse
-import math
 import textwrap
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from largebatch.task_folders import recipes_in
 from largebatch.words import did_you_mean
 
 WIDTH = 100
 RECIPES = Path("recipes")  # the folder of the tasks' folders, from the top of a project
+MAX_AMOUNT = 10**15  # of all that is counted or measured, so that products of some are still numbers
+MAX_LISTED = 100
 EXIT_CODES = "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used."
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -84,9 +85,9 @@ def recipe_file(text: str) -> Path:
 def positive_int(text: str) -> int:
     """Return a whole number of at least 1."""
     with suppress(ValueError):
-        if int(text) >= 1:
+        if 1 <= int(text) <= MAX_AMOUNT:
             return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a positive whole number up to {MAX_AMOUNT:,}")
 
 
 def words(text: str) -> list[str]:
@@ -98,13 +99,21 @@ def words(text: str) -> list[str]:
 
 
 def positive_ints(text: str) -> list[int]:
-    """Return the positive whole numbers between commas."""
-    return [positive_int(word) for word in words(text)]
+    """Return the positive whole numbers between commas, at most `MAX_LISTED`."""
+    found = words(text)
+    if len(found) > MAX_LISTED:
+        raise argparse.ArgumentTypeError(f"the list has {len(found):,} numbers; write at most {MAX_LISTED}")
+    return [positive_int(word) for word in found]
 
 
 def positive_float(text: str) -> float:
-    """Return a finite number above 0."""
+    """Return an amount."""
     with suppress(ValueError):
-        if 0 < float(text) < math.inf:
+        if is_amount(float(text)):
             return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a positive number up to {MAX_AMOUNT:,}")
+
+
+def is_amount(value: object) -> TypeGuard[float]:
+    """Whether it is a positive number with which one can calculate."""
+    return isinstance(value, int | float) and 1 / MAX_AMOUNT <= value <= MAX_AMOUNT

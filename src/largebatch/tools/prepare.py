@@ -100,14 +100,14 @@ def _prepare(
         config = at_commits(config, commits)
         opened = _open(config, preparation)
     except NotPrepared as missing:
-        print(f"{where}{missing}")
+        print(printable(f"{where}{missing}"))
         return int(missing.job_would_refuse)
     except OtherPartsMissing:
         print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
         return 0
     except UserError as error:
         # Other sources can still be prepared.
-        print(f"error: {where}{error}", file=sys.stderr)
+        print(printable(f"error: {where}{error}"), file=sys.stderr)
         return error.exit_code
     counts = found[source] = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
     if options.check:
@@ -157,7 +157,7 @@ def _shown(sample: Batch, tokenizer: str) -> str:
             tokens.append((True, label))
     decode = load_tokenizer(tokenizer).decode
     texts = [(marked, decode([token for _, token in run])) for marked, run in groupby(tokens, key=itemgetter(0))]
-    return printable("".join(f"[[{text}]]" if marked else text for marked, text in texts))
+    return "".join(f"[[{text}]]" if marked else text for marked, text in texts)
 
 
 def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
@@ -176,7 +176,7 @@ def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
 
 def _part(text: str) -> tuple[int, int]:
     """The part, from 0, and the number of parts."""
-    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if match and int(match[1]) <= int(match[2]) > 0:
         # 3/3 is another name of 0/3, so that numbers may start at 0 or at 1.
         return int(match[1]) % int(match[2]), int(match[2])

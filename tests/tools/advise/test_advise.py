@@ -141,12 +141,28 @@ def test_a_measured_critical_batch(advise, tmp_path):
         ("summary.json", {"steps": 3}),
         ("summary.json", {"noise_scale": {"samples": None, "measurements": 0}}),
         ("summary.json", [1]),
+        *(("critical_batch.json", {"samples": samples}) for samples in (10**400, 5e-324, math.nan)),
     ],
 )
 def test_what_was_not_decided(advise, tmp_path, name, content):
     code, output, errors = advise("--measured", folder_with(tmp_path / "run", name, content))
     assert (code, output) == (2, "")
     assert "positive number of samples" in errors
+
+
+@pytest.mark.parametrize(
+    "damage", [{"high": high} for high in ("wide", [1], {}, 10**400, math.nan, -1)] + [{"steps": 10**400}]
+)
+def test_what_is_damaged_is_not_known(damage, advise, tmp_path):
+    plan = write_run(tmp_path / "run")
+    steps = damage.get("steps", 200)
+    noise = {"samples": 128.0, "low": 88.8, "high": 167.2} | damage
+    summary = {"noise_scale": noise, "steps": steps, "samples": steps * plan.max_global_batch_size}
+    (tmp_path / "run/summary.json").write_text(json.dumps(summary))
+    code, output, _ = advise("--measured", tmp_path / "run")
+    assert code == 0
+    assert ("its error is not known" in prose(output)) == ("high" in damage)
+    assert ("steps / S_min" in output) == ("steps" in damage)
 
 
 def test_a_form_that_fails_gives_no_advice(advise, tmp_path):
@@ -205,6 +221,8 @@ def test_the_run_that_is_recommended_reaches_the_same_loss(advise):
         ((DIGITS, *GIVEN), "times need RECIPE, --world-sizes, --gpu and --network"),
         ((*GIVEN, *ON_GPUS), "times need RECIPE"),
         ((*GIVEN, "--seed=3"), "there are no overrides"),
+        *(((*GIVEN, name, 10**400), f"{name}: '1{'0' * 39}' is not a positive") for name in ("--batches", "--steps")),
+        *((("--critical-batch", number), "is not a positive number") for number in ("5e-324", "1e308", "nan")),
     ],
 )
 def test_contradictions(advise, words, problem):

@@ -200,6 +200,8 @@ def test_a_header_names_the_columns_and_others_are_skipped(text, read):
         ("256,1000,nan,1\n", "256,1000,nan,1 cannot"),
         ("256,1000,0,0\n", "256,1000,0,0 cannot"),
         ("batch,samples,spread,seeds,every\n256,1000,0,1,2000\n", "256,1000,0,1,2000 cannot"),
+        ("256,1000,9e17,1\n512,1000,9e17,1\n", "256,1000,9e17,1 cannot"),
+        (1001 * "256,1000,0,1\n", "1,001 points"),
         (b"\xff\xfe\x00", "codec"),
     ],
 )
@@ -208,6 +210,12 @@ def test_bad_files(read, text, problem):
         read(text)
     assert problem in str(error.value)
     assert "batch,samples,spread,seeds" in str(error.value)
+
+
+def test_points_that_determine_nothing(read):
+    points = read("1,27369,1e10,2\n128,466,5.46e10,4\n2097152,32539,6680,2\n536870912,22,1.48e12,4\n")
+    with pytest.raises(UserError, match="no fit is found"):
+        fit(points)
 
 
 def test_no_file(tmp_path):

@@ -150,6 +150,10 @@ def test_a_failure_in_one_line():
     assert JobFailed(reports).in_one_line() == "write 3 - that"
     assert JobFailed([(1, "", "[rank 1] error: sample 17 is corrupt\n")]).in_one_line() == "sample 17 is corrupt"
     assert JobFailed(reports[:1]).in_one_line() == "rank 0: exit code 1"
-    traceback = 'Traceback:\n  File "/a/task/data.py", line 7, in fetch\n  File "/lib/torch.py", line 9\nValueError: no'
+    traceback = (
+        'Traceback (most recent call last):\n  File "/a/task/data.py", line 7, in fetch\n    return self[index]\n'
+        '  File "/lib/torch.py", line 9\nValueError: no reduction\n\nTry the following:\n  (1) that'
+    )
     failed = JobFailed([(1, traceback, "")])
-    assert failed.in_one_line(Path("/a/task")) == "rank 1: ValueError: no (/a/task/data.py:7)"
+    said = "rank 1: ValueError: no reduction Try the following: (1) that (/a/task/data.py:7)"
+    assert failed.in_one_line(Path("/a/task")) == said

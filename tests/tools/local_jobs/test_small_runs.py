@@ -33,3 +33,11 @@ def test_every_part_of_a_long_schedule_occurs_in_its_first_steps():
         assert rates[0] == 0
         assert last == pytest.approx(peak / 100)
         assert any(rate == pytest.approx(peak / 10) for rate in rates)
+
+
+def test_a_ramp_goes_through_a_few_of_its_sizes():
+    ramp = '--batch.global_batch_size={"start": 8, "end": 256, "increment": 8, "over": {"steps": 200}}'
+    words = [*TINY, ramp, '--train.duration={"steps": 300}', "--learning_rate.scaling=none"]
+    short = short_schedule_overrides(load_config(PYDOC, words), 3)
+    plan = resolve(load_config(PYDOC, [*words, *short]), 1)
+    assert [plan.batch_at(step).size for step in range(plan.total_steps)] == [8, 72, 136, 200, 256, 256]

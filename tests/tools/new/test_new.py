@@ -1,5 +1,6 @@
 """`largebatch new`: what is made works as it is, and what is refused leaves nothing behind."""
 
+import json
 import re
 import shlex
 import stat
@@ -55,7 +56,12 @@ def test_a_recipe(tmp_path):
     names |= {"recipe.schema.json", "gpt_pydoc.json"}
     copied = SHARED | {f"recipes/causal_lm/{name}" for name in names} | {"slurm/gpt_pydoc.sbatch"}
     assert made.keys() == copied | WRITTEN
-    assert {name: made[name] for name in copied} == {name: (ROOT / name).read_bytes() for name in copied}
+    original = {name: (ROOT / name).read_bytes() for name in copied}
+    recipe = "recipes/causal_lm/gpt_pydoc.json"
+    # A person's own run is meant to train well.
+    assert json.loads(made[recipe]) | {"demonstration": True} == json.loads(original[recipe])
+    assert "demonstration" not in json.loads(made[recipe])
+    assert {name: made[name] for name in copied - {recipe}} == {name: original[name] for name in copied - {recipe}}
     assert made["LICENSE.largebatch"] == (ROOT / "LICENSE").read_bytes()
     assert list(tmp_path.iterdir()) == [tmp_path / "job"]
     runnable = {path.name for path in Path("job").glob("*/*.*") if path.stat().st_mode & stat.S_IXUSR}

@@ -284,6 +284,28 @@ def test_values_that_cannot_be_shown_are_left_out(file, values, tmp_path):
         assert page.titles()[:1] == ["grad_norm"]
 
 
+@pytest.mark.parametrize(
+    ("places", "value"),
+    [
+        (["num_train_samples"], -1),
+        (["num_train_samples"], 10**400),
+        (["tokens_per_sample"], 10**400),
+        (["phases", 0, "global_batch_size"], -1),
+        (["phases", 0, "first_step"], -(10**400)),
+    ],
+)
+def test_a_plan_with_impossible_numbers_is_damaged(places, value, tmp_path):
+    run = tmp_path / "run"
+    write_run(run, steps=range(50, 52))
+    plan = json.loads((run / "plan.json").read_text())
+    section = plan["timeline"]
+    for place in places[:-1]:
+        section = section[place]
+    section[places[-1]] = value
+    (run / "plan.json").write_text(json.dumps(plan))
+    assert report(run).row("plan") == ["damaged, or written by a different version of largebatch"]
+
+
 @pytest.mark.parametrize("content", ['{"task": ', "[]", '{"outcome": null}'])
 def test_damaged_files_are_left_out(content, tmp_path):
     run = tmp_path / "run"

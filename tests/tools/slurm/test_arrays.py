@@ -66,6 +66,20 @@ def test_a_sweep_is_one_array(capsys):
     assert not Path("called.json").exists()
 
 
+@pytest.mark.parametrize("number", ["N/A", "0-3", "0%2", "9" * 5000])
+def test_a_job_of_other_points_is_not_guessed_at(number, capsys):
+    queue = f"echo '{number} {SMOKE} --run-dir={Path.cwd()}/runs/rates --sweep'\n"
+    write_commands(Path("bin"), {"squeue": queue})
+    assert main(["sweep", "gpt_pydoc", "--seeds=2", "--slurm", "--nodes=2", "--folder=runs/rates"]) == 2
+    assert f"squeue has a job of {Path.cwd()}/runs/rates for the points {number[:9]}" in capsys.readouterr().err
+
+
+def test_a_folder_with_a_percent_sign_has_its_logs(capsys):
+    assert main(["sweep", "gpt_pydoc", "--seeds=2", "--slurm", "--nodes=2", "--folder=runs/%j"]) == 0
+    assert "--output=runs/%%j/points/%a.log" in called()["words"]
+    assert "follow tail -F runs/%j/points/0.log\n" in capsys.readouterr().out
+
+
 def test_branches_of_a_jobs_run_are_one_array(capsys):
     """The run has noted the recipe of its snapshot, for which there is no script."""
     run = Path("runs/pydoc")
@@ -100,6 +114,9 @@ def test_branches_of_a_jobs_run_are_one_array(capsys):
     tasks.copy("causal_lm", Path("mine"))
     write_lines(run / "history.jsonl", [started(0, recipe="mine/causal_lm/gpt_pydoc.json")])
     assert main(["critical-batch", str(run), *words, "--folder", "branches"]) == 2
+    assert "write --recipe mine/causal_lm/gpt_pydoc.json\n" in capsys.readouterr().err
+    words += ["--recipe", "mine/causal_lm/gpt_pydoc.json", "--folder", "branches"]
+    assert main(["critical-batch", str(run), *words]) == 2
     assert "belongs to a different task than mine/causal_lm" in capsys.readouterr().err
 
 

@@ -36,6 +36,10 @@ def test_options(script):
         (["--gres=gpu:4,nvme:1"], {}, None),
         (["--nodes=0"], {}, None),
         (["--cpus-per-task=x"], {}, None),
+        *(
+            ([f"--{name}{'9' * 5000}"], {}, None)
+            for name in ("gpus-per-node=", "gres=gpu:", "nodes=", "cpus-per-task=")
+        ),
     ],
 )
 def test_layout(script, options, environment, layout):
@@ -65,6 +69,7 @@ def test_variables(script, text, value):
         (["--output=/a/b.log", "--chdir=/c"], "/a/b.log"),
         (["--output=b.log", "--chdir=/c"], "/c/b.log"),
         ([], "slurm-7.out"),
+        (["--output=/50%%j/%a.log", "--array=3,4"], "/50%j/3.log"),
     ],
 )
 def test_log(script, options, log):

@@ -107,6 +107,29 @@ def test_torch_in_config(text, is_found):
     assert all(f"`{text}`: plans" in finding.message for finding in findings)
 
 
+@in_a_copy
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [
+        ("train.py", "from largebatch.task_folders import run_script", "largebatch.task_folders.run_script"),
+        ("train.py", "from largebatch.run import Ruun", "largebatch.run.Ruun, did you mean Run?"),
+        ("data.py", "from largebatch.order import derive_seed", "largebatch.order.derive_seed"),
+        ("config.py", "from largebatch.config import CausalLMConfig", "largebatch.config.CausalLMConfig"),
+        ("train.py", "from largebatch.data import order", None),
+        ("train.py", "from largebatch.config.optimizers.shipped import SHIPPED, RecipeConfig", "shipped.RecipeConfig"),
+        ("train.py", "from largebatches import anything", None),
+    ],
+)
+def test_what_a_task_imports(file, line, said):
+    path = Path("recipes/causal_lm", file)
+    path.write_text(f"{line}\n{path.read_text()}")
+    findings = [each for each in lint_files([Path(RECIPE)]) if each.rule == "import"]
+    assert [each.file for each in findings] == ([str(path)] if said else [])
+    for each in findings:
+        assert f"line 1: largebatch has no {said}" in each.message or said in each.message
+        assert each.message.endswith('CHANGELOG.md says under "Renamed" what to write instead')
+
+
 # What looks like one of the mistakes and is none.
 INNOCENT = [
     (SMOKE, "##SBATCH --account=my_project", "##SBATCH --nodes=3"),

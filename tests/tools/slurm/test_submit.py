@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from largebatch.__main__ import main
+from saving import make_checkpoint
 from submitting import RECIPE, SMOKE, called, layout, snapshot, submit
 
 pytestmark = pytest.mark.usefixtures("sbatch")
@@ -120,3 +121,19 @@ def test_sbatch_of_a_federation(sbatch, capsys):
     printed = capsys.readouterr()
     assert "job 123 on cluster north\nlog    slurm-gpt_pydoc.sbatch-123.log\n" in printed.out
     assert printed.err == "sbatch: warning: slow\n"
+
+
+def test_a_larger_job_goes_on_after_a_ramp(capsys):
+    """The sizes that its checkpoint is past need not divide."""
+    ramp = '--batch.global_batch_size={"start": 8, "end": 32, "increment": 8, "over": {"steps": 30}}'
+    words = ("--batch.micro_batch_size=4", ramp, "--nodes=4")
+    for step, refused in ((0, 8), (29, 24), (30, None)):
+        if step:
+            make_checkpoint(Path(f"runs/gpt_pydoc/checkpoints/step_{step:08}"))
+        assert submit("gpt_pydoc", *words) == (0 if refused is None else 1)
+        printed = capsys.readouterr()
+        if refused is not None:
+            assert f"global_batch_size {refused} is not a multiple of" in printed.out
+        else:
+            assert "8 samples per optimizer step, taken before there were 8 processes" in printed.out
+            assert "32 samples per optimizer step = 4 per micro-batch x 1 accumulated x 8 processes" in printed.out

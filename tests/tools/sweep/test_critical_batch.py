@@ -3,6 +3,7 @@
 import json
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,13 +11,17 @@ import jobs
 from largebatch.__main__ import main
 from largebatch.config import as_json, load_config
 from largebatch.plan import resolve
+from largebatch.storage.catalog import Entry
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.local_jobs import jobs as server
 from largebatch.tools.sweep.critical_batch import branch_sections
 from largebatch.tools.sweep.points import Sweep
 from largebatch.tools.sweep.verdicts import largest_within
 from paths import ROOT
 from resuming import Interruption, assert_same_weights, run_interrupted
+from run_folders import started, write_lines
+from saving import FakeRun, mark
 
 QUADRATIC = ROOT / "tests/noisy_quadratic/quadratic.json"
 STEP = 128  # the branches begin after this step, and train on so many samples
@@ -56,6 +61,7 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "branches"
     before = train(run_dir, STEP + WINDOW // BATCH)
     command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches", "8", "--folder", str(folder)]
+    command += ["--recipe", str(QUADRATIC)]
     assert main([*command, "--window", "1089"]) == 2
     assert "--window: only 1,088 samples are left after step 128, not 1,120" in capsys.readouterr().err
     assert main([*command, "--at", "5"]) == 2
@@ -150,6 +156,78 @@ def test_the_largest_batch_within_the_tolerance(losses, batch, words):
     assert all(str(each).startswith(word) for each, word in zip(found.values(), words, strict=True))
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_code_beside_a_recipe_that_only_a_run_names_is_not_run(link, tmp_path, monkeypatch, capsys):
+    """Neither beside the recipe nor where its "$schema" points; a folder that the user has linked to is theirs."""
+    task = tmp_path / "elsewhere/task"
+    task.mkdir(parents=True)
+    (task / "config.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (task / "r.json").write_text("{}")
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "pointing.json").write_text('{"$schema": "elsewhere/task/recipe.schema.json"}')
+    if link:
+        (tmp_path / "recipes/task").symlink_to(task)
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    step = run / "checkpoints/step_00000003"
+    step.mkdir(parents=True)
+    monkeypatch.setattr(RunFolder, "checkpoints", lambda _: [Entry(step, 3)])
+    manifest = "largebatch.tools.sweep.critical_batch.read_manifest"
+    monkeypatch.setattr(manifest, lambda _: SimpleNamespace(config={"task": "x", "batch": {}}))
+    for recipe in (task / "r.json", tmp_path / "pointing.json"):
+        (run / "history.jsonl").write_text(json.dumps({"event": "started", "step": 0, "recipe": str(recipe)}) + "\n")
+        assert main(["critical-batch", "run", "--at=3"]) == 2
+        asked = f"names the recipe {recipe}, whose task is not in {tmp_path}/recipes: "
+        error = capsys.readouterr().err
+        assert (asked in error and f"if you trust it, write --recipe {recipe}\n" in error) != link
+        assert (tmp_path / "ran").exists() == link
+    assert main(["critical-batch", "run", "--at=3", f"--recipe={task / 'r.json'}"]) == 2
+    assert (tmp_path / "ran").exists()
+
+
 def test_what_is_no_run(capsys):
     assert main(["critical-batch", "runs/none", "--at=3"]) == 2
     assert "runs/none: not a run's folder, or its recipe, none, is not here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", [5, [1], True, {}, "", "\0", "\ud800"])
+def test_a_history_that_names_no_recipe(recipe, tmp_path, capsys):
+    (tmp_path / "history.jsonl").write_text(json.dumps({"event": "started", "step": 0, "recipe": recipe}))
+    assert main(["critical-batch", str(tmp_path), "--at=3"]) == 2
+    assert "not a run's folder, or its recipe, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "words", "message"),
+    [
+        ({"plan": 5}, (), "--at 128: its manifest.json is not readable: plan"),
+        ({"step": "many"}, (), "--at 128: its manifest.json is not readable: step"),
+        ({"files": ["../x"]}, (), "--at 128: it names a file '../x'"),
+        ({"config": {}}, (), "--at 128: the config in its manifest.json has no batch"),
+        ({"config": {"batch": 5}}, (), "batch"),
+        ({}, ("--window", "9" * 400), "is not a positive whole number"),
+        ({}, ("--window", "9" * 15), "--window: only 1,088 samples are left"),
+        (
+            {},
+            ("--batches", ",".join(str(10**15 - each) for each in range(99))),
+            "--window: only 1,088 samples are left",
+        ),
+        ({}, ("--batches", ",".join(map(str, range(1, 102)))), "the list has 101 numbers; write at most 100"),
+        ({}, ("--seeds", "100000"), "the sweep would have 400,000 points, at most 1,000"),
+    ],
+)
+def test_damaged_checkpoints_and_impossible_numbers(damage, words, message, tmp_path, capsys):
+    write_lines(tmp_path / "history.jsonl", [started(0, recipe=str(QUADRATIC))])
+    checkpoint = FakeRun(tmp_path).save(STEP)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["config"] = as_json(load_config(QUADRATIC))
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | damage))
+    mark(checkpoint)
+    try:
+        place = ["--folder", str(tmp_path / "branches"), f"--recipe={QUADRATIC}"]
+        code = main(["critical-batch", str(tmp_path), f"--at={STEP}", *place, *words])
+    except SystemExit as left:
+        code = left.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "branches").exists()

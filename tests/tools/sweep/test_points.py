@@ -1,7 +1,7 @@
 """Which points a command line means, and when a folder's sweep is another one."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -54,6 +54,27 @@ def test_values(text, values):
     assert [json.loads(point.overrides[0].removeprefix("--a.b=")) for point in points] == values
     assert len(set(names(points))) == len(values)
     assert all("/" not in name for name in names(points))
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds", "count"),
+    [
+        ([], 1001, "1,001"),
+        ([], 10**15, "1,000,000,000,000,000"),
+        ([f"--x.{name}={','.join(map(str, range(20)))}" for name in "abcde"], 1, "3,200,000"),
+        (["--seed=1,2"], 501, "1,002"),
+    ],
+)
+def test_points_have_a_limit(words, seeds, count):
+    with pytest.raises(UserError, match=f"would have {count} points, at most 1,000; list fewer values or seeds"):
+        grid(words, seeds)
+
+
+def test_the_file_of_a_sweep_has_the_limit_too(tmp_path):
+    points = [asdict(point) for point in grid([], 1)] * 20_000
+    (tmp_path / "sweep.json").write_text(json.dumps({"recipe": "r.json", "content": {}, "points": points}))
+    with pytest.raises(UserError, match=r"is not a sweep's, or cannot be read: .* at most 1000 items"):
+        Sweep.read(tmp_path)
 
 
 def test_names_that_cannot_be_confused():

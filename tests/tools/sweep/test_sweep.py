@@ -6,6 +6,7 @@ import os
 import pytest
 
 import jobs  # noqa: F401  # for the server that jobs are forked from
+from disks import fill, small_disk
 from largebatch.__main__ import main
 from largebatch.storage.files import read_json_lines
 from largebatch.tools.local_jobs import jobs as server
@@ -83,3 +84,18 @@ def test_it_is_stopped_and_continued_and_trains_nothing_twice(tmp_path, monkeypa
     assert [len(history(run)) for run in (first, killed, diverged)] == [2, 3, 1]
     begun, ended = history(folder / "base_lr=0.004_seed=3")
     assert (begun["strategy"], begun["world_size"], ended["event"]) == ("ddp", 2, "finished")
+
+
+def test_a_full_disk_ends_it_like_a_run_alone(tmp_path, capsys):
+    """Before a run can log anything, and when one cannot be finished; the same command goes on when there is room."""
+    with small_disk(tmp_path / "disk", megabytes=4) as disk:
+        command = [*COMMAND, "--folder", str(disk / "sweep")]
+        for left in (0, 2**16):
+            filler = fill(disk, left)
+            assert main(command) == 74
+            printed = capsys.readouterr()
+            assert "No space left on device" in printed.err
+            assert "the same command tries again" in printed.err
+            assert "Traceback" not in printed.err
+            filler.unlink()
+        assert main(command) == 0

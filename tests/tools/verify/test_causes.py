@@ -7,10 +7,13 @@ import pytest
 
 import tasks
 from largebatch.tools.verify import verification
-from largebatch.tools.verify.causes import likely_cause
+from largebatch.tools.verify.causes import Symptom, likely_cause, symptom_of
 from largebatch.tools.verify.verification import Combination, Row
 from tasks import SMALL, TINY
 from verifying import SGD, recipe_with, rows_of, verify
+
+ALL_OF_IT = {"loss", "grad_norm", "update", "parameters", "evaluation", "first_loss", "first_grad_norm"}
+WEIGHTS = {"update", "parameters", "evaluation"}
 
 
 def test_a_likely_cause_is_what_all_that_differ_have_in_common():
@@ -18,29 +21,61 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     strategies = ("ddp", "fsdp", "zero1")
     combinations = [Combination(name, size, micro) for name in strategies for size in (1, 2) for micro in (4, 8)]
 
-    def cause(differs, problem=""):
-        rows = [
-            Row(each, "differs", problem=problem) if differs(each) else Row(each, "agrees") for each in combinations
-        ]
+    def cause(differs, problem="", beyond=ALL_OF_IT, more=()):
+        differing = {"verdict": "differs", "problem": problem, "beyond": frozenset(beyond)}
+        rows = [Row(each, **differing) if differs(each) else Row(each, "agrees") for each in combinations]
         reference = Row(Combination("single", 1, 8), "reference")
-        return likely_cause([reference, *rows], SimpleNamespace(config=config))
+        return likely_cause([reference, *rows, *more], SimpleNamespace(config=config))
 
-    assert "means over the micro-batch" in cause(lambda each: each.micro_batch_size == 4)
+    assert "a mean over the micro-batch instead of a sum" in cause(lambda each: each.micro_batch_size == 4)
     # On one process, ZeRO steps all parameters as one, and FSDP whole ones.
     assert "of such a piece" in cause(
-        lambda each: (each.strategy, each.world_size) in {("zero1", 1), ("zero1", 2), ("fsdp", 2)}
+        lambda each: (each.strategy, each.world_size) in {("zero1", 1), ("zero1", 2), ("fsdp", 2)}, beyond=WEIGHTS
     )
     assert "depends on the process" in cause(lambda each: each.world_size == 2)
     # A mask of dropout with a state of its own is also another one at another micro-batch size.
     assert "depends on the process" in cause(lambda each: (each.world_size, each.micro_batch_size) != (1, 8))
+    # One process with twice as many micro-batches differs like two with half of them, and two with as many do not.
+    assert cause(lambda each: each.world_size * each.micro_batch_size != 8).startswith(
+        "where a process has another number of micro-batches in a step, the first loss differs"
+    )
+    gradients = ALL_OF_IT - {"loss", "first_loss"}
+    assert "a hook changes that of each" in cause(lambda each: each.micro_batch_size == 4, beyond=gradients)
     for none in (lambda _: True, lambda _: False, lambda each: each.strategy == "ddp"):
         assert cause(none) is None
     assert cause(lambda each: each.world_size == 2, verification.UNSEEDED) is None
+    # What has failed has a sentence of its own, and what is left may have any cause.
+    assert cause(lambda each: each.micro_batch_size == 4, more=[Row(Combination("ddp", 4, 8), "failed")]) is None
     combinations = [Combination("ddp", 2, 8)]
     assert "depends on the process" in cause(lambda _: True)
     # What cannot be told apart is all named.
     combinations = [Combination("zero1", 2, 4)]
-    assert all(part in cause(lambda _: True) for part in ("over the micro-batch", "such a piece", "the process"))
+    assert all(part in cause(lambda _: True) for part in ("over the micro-batch", "the process"))
+    assert all(part in cause(lambda _: True, beyond=WEIGHTS) for part in ("such a piece", "the process"))
+
+
+@pytest.mark.parametrize(
+    ("beyond", "symptom", "said"),
+    [
+        (ALL_OF_IT, Symptom.LOSS, "data or noise depends on the process"),
+        (ALL_OF_IT - {"loss", "first_loss"}, Symptom.GRADIENT, "but not its gradient: what `dist.all_gather`"),
+        (WEIGHTS, Symptom.UPDATE, "but not its update"),
+        ({"loss", "parameters", "evaluation"}, Symptom.LATER, "the first step and its update agree, later ones do not"),
+        ({"loss", "first_loss"}, Symptom.REPORTED_LOSS, "gradients and weights agree, only the reported loss does not"),
+        ({"evaluation"}, Symptom.EVALUATION, "only evaluations differ"),
+    ],
+)
+def test_what_differs_first_is_told(beyond, symptom, said):
+    assert symptom_of(beyond) == symptom
+    config = SimpleNamespace(precision="fp32", batch=SimpleNamespace(micro_batch_size=8))
+    rows = [
+        Row(Combination("single", 1, 8), "reference"),
+        Row(Combination("ddp", 1, 8), "agrees"),
+        Row(Combination("ddp", 2, 8), "differs", beyond=frozenset(beyond)),
+        # What follows from the first difference does not hide it.
+        Row(Combination("ddp", 3, 8), "differs", beyond=frozenset({*beyond, "evaluation"})),
+    ]
+    assert said in likely_cause(rows, SimpleNamespace(config=config))
 
 
 @pytest.mark.slow

@@ -41,26 +41,33 @@ def test_relative_differences_by_hand():
     ],
 )
 def test_what_is_missing_or_not_a_number_never_agrees(changed):
-    assert compare(RUN, RUN).within(limits(1e-12))
-    assert not compare(dataclasses.replace(RUN, **changed), RUN).within(limits(1e6))
+    assert not compare(RUN, RUN).beyond(limits(1e-12))
+    assert compare(dataclasses.replace(RUN, **changed), RUN).beyond(limits(1e6))
+
+
+EQUAL = Differences(*[0.0] * len(Differences._fields))
 
 
 def test_the_learning_rate_must_be_equal():
-    assert Differences(1e-7, 1e-6, 0.0, 9e-3, 1e-7, 1e-7, 1e-7).within(limits(1e-6))
-    assert not Differences(0.0, 0.0, 1e-16, 0.0, 0.0, 0.0, 0.0).within(limits(1e-6))
+    small = EQUAL._replace(loss=1e-7, grad_norm=1e-6, update=9e-3, parameters=1e-7, evaluation=1e-7)
+    assert not small._replace(first_loss=1e-7, first_grad_norm=9e-6).beyond(limits(1e-6))
+    assert EQUAL._replace(lr=1e-16).beyond(limits(1e-6)) == {"lr"}
 
 
 def test_rounding_is_granted_to_what_it_was_measured_of():
     """Ten times the loss's own to the loss, the weights' own to weights; to the first step only where models sum."""
-    rounding = Differences(1e-5, 1e-4, 0.0, 1e-2, 1e-3, 0.0, 1e-6)
+    rounding = EQUAL._replace(
+        loss=1e-5, grad_norm=1e-4, update=1e-2, parameters=1e-3, first_loss=1e-6, first_grad_norm=1e-5
+    )
     enlarged = limits(1e-6, rounding)
-    assert Differences(9e-5, 9e-4, 0.0, 9e-2, 9e-3, 9e-7, 9e-7).within(enlarged)
-    equal = Differences(*[0.0] * 7)
+    granted = EQUAL._replace(loss=9e-5, grad_norm=9e-4, update=9e-2, parameters=9e-3, evaluation=9e-7)
+    assert not granted._replace(first_loss=9e-7, first_grad_norm=9e-6).beyond(enlarged)
     beyond = {"loss": 2e-4, "grad_norm": 2e-3, "update": 0.2, "parameters": 2e-2, "evaluation": 2e-6, "lr": 1e-9}
     for name, value in beyond.items():
-        assert not equal._replace(**{name: value}).within(enlarged), name
-    first = equal._replace(first_step=2e-6)
-    assert not first.within(enlarged)
-    enlarged = limits(1e-6, rounding, sums_within_the_model=True)
-    assert first.within(enlarged)
-    assert not first._replace(first_step=2e-5).within(enlarged)
+        assert EQUAL._replace(**{name: value}).beyond(enlarged) == {name}
+    within_models = limits(1e-6, rounding, sums_within_the_model=True)
+    for name, value in {"first_loss": 2e-6, "first_grad_norm": 2e-5}.items():
+        first = EQUAL._replace(**{name: value})
+        assert first.beyond(enlarged) == {name}
+        assert not first.beyond(within_models)
+        assert EQUAL._replace(**{name: 10 * value}).beyond(within_models) == {name}

@@ -36,8 +36,11 @@ def _configurations(model: nn.Module) -> dict[str, str]:
     config = getattr(model, "config", None)
     if transformers is None or not isinstance(config, transformers.PretrainedConfig):
         return {}
-    about = json.loads(config.to_json_string()) | {"architectures": [type(model).__name__]}
-    files = {MODEL_CONFIG: json.dumps(about, indent=2)}
+    about = {MODEL_CONFIG: json.loads(config.to_json_string()) | {"architectures": [type(model).__name__]}}
     if isinstance(model, transformers.PreTrainedModel) and model.can_generate():
-        files[GENERATION_CONFIG] = model.generation_config.to_json_string()
-    return files
+        about[GENERATION_CONFIG] = json.loads(model.generation_config.to_json_string())
+    # Training keeps no keys and values of earlier tokens; whoever generates with the model should.
+    for part in (*about.values(), about[MODEL_CONFIG].get("text_config")):
+        if isinstance(part, dict) and "use_cache" in part:
+            part["use_cache"] = True
+    return {name: json.dumps(values, indent=2) for name, values in about.items()}

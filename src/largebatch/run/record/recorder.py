@@ -24,6 +24,7 @@ from largebatch.run.watch.waiting import Progress, in_thread, wait_together
 from largebatch.storage.attempts import Attempt
 from largebatch.system.endings import OwnEnding, StopReason
 from largebatch.system.failures import Kind
+from largebatch.words import printable
 
 
 class Recorder:
@@ -95,7 +96,7 @@ class Recorder:
     def say(self, text: str) -> None:
         """Print a text on the main process."""
         if self._backend.is_main_process:
-            print(text, flush=True)
+            print(printable(text), flush=True)
 
     def log(self, step: int) -> None:
         """Log the step that was added to the metrics last; fails as `StepMetrics.check`."""

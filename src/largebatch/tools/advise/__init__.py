@@ -18,6 +18,7 @@ from largebatch.tools.options import (
     Commands,
     add_command,
     add_task,
+    is_amount,
     positive_float,
     positive_int,
     positive_ints,
@@ -116,7 +117,7 @@ def _measured(folder: Path) -> CriticalBatch:
     summary = run.summary()
     found: Any = branched or summary.get("noise_scale")
     samples = found.get("samples") if isinstance(found, dict) else None
-    if not isinstance(samples, int | float) or not 0 < samples < math.inf:
+    if not is_amount(samples):
         why = "no critical_batch.json or noise_scale of summary.json there has a positive number of samples"
         raise UserError(f"--measured {folder}: {why}; give a folder where it has been decided, or --critical-batch")
     if branched:
@@ -127,11 +128,11 @@ def _measured(folder: Path) -> CriticalBatch:
         "with `largebatch critical-batch`. The confidence is only that of the measurement"
     )
     ends = [found.get("low"), math.inf if found.get("high") is None else found["high"]]
-    interval = tuple(ends) if all(isinstance(end, int | float) and end >= 0 for end in ends) else ()
+    interval = tuple(ends) if all(is_amount(end) or end in (0, math.inf) for end in ends) else ()
     plan = run.plan()
     steps: Any = summary.get("steps")
     batch = plan.max_global_batch_size if plan else 0
-    has_one_size = isinstance(steps, int) and summary.get("samples") == steps * batch > 0
+    has_one_size = isinstance(steps, int) and is_amount(steps * batch) and summary.get("samples") == steps * batch
     return CriticalBatch(samples, interval, source, (steps, batch) if has_one_size else None)
 
 

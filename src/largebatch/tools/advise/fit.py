@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from scipy.optimize import curve_fit
 from scipy.stats import chi2
 
-from largebatch.errors import UserError
+from largebatch.errors import UserError, reason_of
 from largebatch.system.regular_file import read_bytes
+from largebatch.tools.options import MAX_AMOUNT
 from largebatch.words import digits, span
 
 TUNING = 0.04
@@ -29,7 +30,7 @@ COLUMNS = ("batch", "samples", "spread", "seeds")
 EVERY = "every"
 """A further column, which may be left out: the samples from one evaluation to the next. The target was reached between
 two of them: on average half of that earlier, with a standard deviation of that / sqrt(12)."""
-MAX_AMOUNT = 1e18
+MAX_POINTS = 1000
 EDGE = 10.0  # B_crit is searched from e^-10 times the smallest batch to e^10 times the largest: beyond, E cannot tell
 NUM_TRIED = 2001
 CHI_SQUARE_95 = float(chi2.ppf(0.95, 1))
@@ -96,13 +97,15 @@ def read_points(file: Path) -> Array:
     for row in rows:
         try:
             batch, samples, spread, seeds, every = point = [*(float(row[place]) for place in places), 0.0][:5]
-            if not (min(batch, samples, seeds) >= 1 and min(spread, every) >= 0 and sum(point) <= MAX_AMOUNT):
+            if not (min(batch, samples, seeds) >= 1 and min(spread, every) >= 0 and max(point) <= MAX_AMOUNT):
                 raise ValueError
             if every >= 2 * samples:
                 raise ValueError
         except (ValueError, IndexError):
             raise UserError(f"--fit {file}: {','.join(row)} cannot be fitted; {remedy}") from None
         points.append(point)
+    if len(points) > MAX_POINTS:
+        raise UserError(f"--fit {file}: it has {len(points):,} points; the most is {MAX_POINTS:,}; {remedy}")
     if len({batch for batch, *_ in points}) < 2:
         raise UserError(f"--fit {file}: it does not have two batch sizes; {remedy}")
     return np.array(points).T
@@ -147,6 +150,9 @@ def fit(points: Array) -> Fit:
     """Fit the form to the columns of `read_points`.
 
     A point has the weight 1 / (SE^2 + TUNING^2), where SE is the standard error of its mean, relative to it.
+
+    Raises:
+        UserError: No parameters are found.
     """
     batch, samples, spread, seeds, every = points
     samples = samples - every / 2
@@ -167,7 +173,11 @@ def fit(points: Array) -> Fit:
     relative_errors = np.full(2, np.nan)
     limits = {0: 0.0, NUM_TRIED - 1: math.inf}
     if best not in limits:
-        parameters, covariance = curve_fit(form, log_batch, log_samples, parameters, errors, absolute_sigma=True)
+        try:
+            parameters, covariance = curve_fit(form, log_batch, log_samples, parameters, errors, absolute_sigma=True)
+        except RuntimeError as error:
+            remedy = "correct the points, such as spreads far above their samples"
+            raise UserError(f"--fit: no fit is found: {reason_of(error)}; {remedy}") from error
         relative_errors = np.sqrt(np.diag(covariance))
     residuals = log_samples - form(log_batch, *parameters)
     critical, least = np.exp(parameters)

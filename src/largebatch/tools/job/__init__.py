@@ -9,7 +9,6 @@ from pathlib import Path
 from largebatch.tools.job.decision import FAILED, next_start
 from largebatch.tools.job.starts import JobStarts
 from largebatch.tools.options import Commands, add_command
-from largebatch.words import printable
 
 
 def add_parser(commands: Commands) -> None:
@@ -56,7 +55,7 @@ def run_after(options: argparse.Namespace) -> int:
     found = next_start(starts.evidence(options.exit_code, options.asked_to_stop))
     starts.end(found)
     if found.code is None:
-        print(printable(f"requeue {found.message}; resumes from step {starts.checkpoint_step}"))
+        print(f"requeue {found.message}; resumes from step {starts.checkpoint_step}")
     else:
-        print(printable(f"leave {found.code} {found.message}"))
+        print(f"leave {found.code} {found.message}")
     return 0

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import dropwhile
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from largebatch.system.endings import MAX_MESSAGE_CHARS
 from largebatch.system.parent_process import end_with_parent
 
 _context = multiprocessing.get_context("forkserver")
@@ -45,6 +47,8 @@ class Outcome(NamedTuple):
     failure: str | None  # the traceback or exit code
     value: Any  # the result, without a failure
     moment: float  # when it ended
+    exit_code: int = 1
+    said: str = ""  # the message of the error that made it exit
 
 
 class JobFailed(AssertionError):
@@ -52,16 +56,18 @@ class JobFailed(AssertionError):
 
     Args:
         reports: The rank, the traceback or exit code, and the output of each process that failed, in order of failure.
+        exit_code: That of the first.
     """
 
-    def __init__(self, reports: Sequence[tuple[int, str, str]]):
+    def __init__(self, reports: Sequence[tuple[int, str, str]], exit_code: int = 1):
         self.reports = list(reports)
+        self.exit_code = exit_code
         super().__init__("\n".join(f"--- rank {rank}: {reason}\n{output}" for rank, reason, output in reports))
 
     def in_one_line(self, folder: Path | None = None) -> str:
         """Why the job failed: the message for the user if there is one.
 
-        Otherwise, the last line of the first traceback, with the last file and line in the task's `folder` that it
+        Otherwise, the exception of the first traceback, with the last file and line in the task's `folder` that it
         names.
         """
         for _, _, output in self.reports:
@@ -71,7 +77,10 @@ class JobFailed(AssertionError):
         rank, reason, _ = self.reports[0]
         places = re.findall(r'File "(.+)", line (\d+)', reason)
         inside = [f"{file}:{line}" for file, line in places if folder and Path(file).is_relative_to(folder)]
-        return f"rank {rank}: {reason.strip().splitlines()[-1]}" + (f" ({inside[-1]})" if inside else "")
+        # The places of a traceback are indented, the exception after them is not.
+        last = reason.rpartition("Traceback (most recent call last):\n")[2]
+        said = " ".join(" ".join(dropwhile(lambda line: line.startswith(" "), last.splitlines())).split())
+        return f"rank {rank}: {said[:MAX_MESSAGE_CHARS]}" + (f" ({inside[-1]})" if inside else "")
 
 
 def preload_tasks(folders: Iterable[Path], *modules: str) -> None:
@@ -152,12 +161,18 @@ def run_job(
         texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
     ended = sorted(outcomes.items(), key=lambda item: item[1].moment)
     failures = {rank: outcome.failure for rank, outcome in ended if outcome.failure}
+    for rank, outcome in ended:
+        # The output has it, unless the disk is full.
+        if outcome.failure and outcome.said not in texts[rank]:
+            failures[rank] = f"{outcome.failure}: {outcome.said}"
     silence = (
         f"stopped after rank {next(iter(failures))} had failed" if failures else f"no result within {timeout:.0f} s"
     )
     failures |= {rank: silence for rank in range(world_size) if rank not in outcomes}
     if failures:
-        raise JobFailed([(rank, failure, texts[rank]) for rank, failure in failures.items()])
+        first = outcomes.get(next(iter(failures)))
+        reports = [(rank, failure, texts[rank]) for rank, failure in failures.items()]
+        raise JobFailed(reports, first.exit_code if first else 1)
     return [outcomes[rank].value for rank in range(world_size)]
 
 
@@ -196,15 +211,20 @@ def _work(
     # As in a process of its own: the server's state would give every job the same numbers.
     np.random.seed()
     failure = value = None
+    said = ""
+    exit_code = 1
     try:
         value = function(*arguments)
     except SystemExit as left:
         failure = f"exit code {left.code}" if left.code else None
+        said = str(left.__context__ or "")
+        exit_code = left.code if isinstance(left.code, int) else 1
     except BaseException:
         failure = traceback.format_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     with suppress(BrokenPipeError):
-        pipe.send(Outcome(failure, value, time.time()))
+        pipe.send(Outcome(failure, value, time.time(), exit_code, said))
     # Skip the interpreter's shutdown: threads of the engines may still wait for processes that failed.
     os._exit(0)

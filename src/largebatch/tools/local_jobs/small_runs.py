@@ -8,7 +8,10 @@ from typing import Any
 
 from largebatch.config import RecipeConfig, as_json, override_words
 from largebatch.config.learning_rate import StepDecay, WarmupStableDecay
+from largebatch.config.sections import LinearRamp
 
+MAX_SIZES = 4
+"""About the most batch sizes of a ramp that a short run goes through."""
 LONG = '--train.duration={"steps": 1000000000}'
 """A run that is long enough for any warmup, and must be stopped early."""
 
@@ -41,8 +44,11 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
     rate = config.learning_rate
     recipe = as_json(config)
     milestones = rate.decay.at if isinstance(rate.decay, StepDecay) else []
-    all_sizes = recipe["batch"]["global_batch_size"]
-    sizes = all_sizes[1:] if isinstance(all_sizes, list) else []
+    planned = [size for _, size in config.batch.sizes]
+    if isinstance(config.batch.global_batch_size, LinearRamp):
+        planned = sorted({*planned[:: -(-len(planned) // MAX_SIZES)], planned[-1]})
+    all_sizes: list[dict[str, Any]] = [{"from": {"steps": 0}, "size": size} for size in planned]
+    sizes = all_sizes[1:]
     groups = recipe["optimizer"].get("groups") or []
     frozen = [group for group in groups if group["frozen_until"]]
     phases = recipe["data"].get("weight_phases") or []

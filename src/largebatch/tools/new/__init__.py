@@ -111,7 +111,6 @@ def _copies(original: Original) -> dict[str, Path]:
     # The license of the copied files, not of the new repository.
     copies["LICENSE.largebatch"] = SHIPPED / "LICENSE"
     task = f"recipes/{original.task}"
-    copies[f"{task}/{original.name}.json"] = original.recipe
     copies[f"slurm/{original.name}.sbatch"] = original.script
     for path in original.recipe.parent.iterdir():
         if path.suffix in (".py", ".md") or path.name == SCHEMA:
@@ -149,7 +148,9 @@ def _texts(original: Original) -> dict[str, str]:
         # Its other files are complete; these have names to fill in.
         written[f"slurm/{original.name}.sbatch"] = "task/task.sbatch"
         written[f"recipes/{original.task}/README.md"] = "task/README.md"
-    return {
+    # What is made from a demonstration is none, so that its plan has notes.
+    recipe = original.recipe.read_text(encoding="utf-8").replace('  "demonstration": true,\n', "")
+    return {f"recipes/{original.task}/{original.name}.json": recipe} | {
         path: _Text((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
         for path, template in written.items()
     }

@@ -72,7 +72,7 @@ def add_gpus(parser: argparse.ArgumentParser, group: argparse._ActionsContainer)
 
 def network(text: str) -> Network:
     """Return the network of so many Gbit/s per GPU or node, such as "400G/gpu"."""
-    speed = re.fullmatch(r"(\d+(?:\.\d+)?)g/(gpu|node)", text.strip().lower())
+    speed = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)g/(gpu|node)", text.strip().lower())
     if not speed or not float(speed[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a network bandwidth: write 400G/gpu or 3200G/node")
     return Network(float(speed[1]) * 1e9 / 8, speed[2])
@@ -132,7 +132,13 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
 
     # These import torch and what model.py imports, which takes seconds.
     from largebatch.backend.fsdp_units import shape_of
-    from largebatch.estimate.recipe_model import activation_bytes, convolves, micro_batch_flops, recipe_model
+    from largebatch.estimate.recipe_model import (
+        NotEstimated,
+        activation_bytes,
+        convolves,
+        micro_batch_flops,
+        recipe_model,
+    )
     from largebatch.estimate.step_time import Fabric, Hardware
     from largebatch.optim.trial import try_optimizer
     from largebatch.tools.plan.accelerate_configs import find_strategies
@@ -141,7 +147,11 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
     strategies, not_counted = find_strategies(options.accelerate_configs, config, options.gpus_per_node)
     model, example_batch = recipe_model(config)
     shape = shape_of(model, plan)
-    activations = activation_bytes(model, config, example_batch)
+    activations = not_estimated = None
+    try:
+        activations = activation_bytes(model, config, example_batch)
+    except NotEstimated as reason:
+        not_estimated = str(reason)
     memory = options.gpu_memory and round(options.gpu_memory * GIB)
     hardware = None
     flops = None
@@ -158,7 +168,7 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
     return partial(
         compare_strategies,
         options.config.stem,
-        workload=Workload(shape, activations, flops),
+        workload=Workload(shape, activations, flops, not_estimated),
         strategies=strategies,
         world_sizes=options.world_sizes,
         gpu_memory=memory,

@@ -4,12 +4,14 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
+from largebatch.storage.run_folder import RunFolder
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.options import RECIPES
 
@@ -28,7 +30,7 @@ OPTION_IN_SCRIPT = re.compile(r"^#SBATCH\s+--([a-z-]+)(?:[= ]\s*(\S+))?", re.MUL
 NODES = re.compile(r"([1-9][0-9]{0,5})(?:-([1-9][0-9]{0,5}))?")
 PROCESSES = re.compile(r"[0-9]{1,6}")
 MAX_NODE_COUNTS = 512  # each of them gets a plan
-GPUS = re.compile(r"(?:gpus-per-node=|gres=gpu:)(?:[\w.+-]+:)?(\d+)")
+GPUS = re.compile(r"(?:gpus-per-node=|gres=gpu:)(?:[\w.+-]+:)?([0-9]{1,6})")
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,21 @@ class BatchScript:
         counts = range(int(nodes[1]), int(nodes[2] or nodes[1]) + 1)
         return (counts, int(processes)) if len(counts) <= MAX_NODE_COUNTS else None
 
+    @property
+    def completed_steps(self) -> int:
+        """The steps of the latest checkpoint in the run's folder; batch sizes until there need not divide any more."""
+        run = RunFolder(Path(self.environment.get("RUN_DIR") or f"runs/{self.path.stem}"))
+        # A run may have been deleted, or never begun.
+        with suppress(OSError):
+            return run.checkpoint_step()
+        return 0
+
     def log(self, job_id: str = "%j") -> str:
         """The log's file: that of `--output`, or Slurm's default, with the job's name and (an array's first) number."""
-        path = self.options.get("output", "slurm-%j.out")
-        path = path.replace("%x", self.options.get("job-name", self.path.name)).replace("%j", job_id)
+        values = {"%%": "%", "%x": self.options.get("job-name", self.path.name), "%j": job_id}
         if array := self.options.get("array"):
-            path = path.replace("%a", re.split("[,%-]", array)[0])
+            values["%a"] = re.split("[,%-]", array)[0]
+        path = re.sub("%.", lambda found: values.get(found[0], found[0]), self.options.get("output", "slurm-%j.out"))
         return str(Path(self.options.get("chdir", ""), path))
 
 

@@ -1,6 +1,7 @@
 """Rules for recipes, Accelerate and DeepSpeed configs, and for batch scripts with the recipe and strategy they name."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +12,13 @@ import yaml
 
 from largebatch.backend.deepspeed_config import deepspeed_config_problems
 from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES, UNLESS_FSDP
-from largebatch.config import load_config
+from largebatch.config import load_config, task_of
 from largebatch.errors import ConfigError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.task_folders import folder_of
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
-from largebatch.words import printable
+from largebatch.tools.slurm.task_imports import missing_imports
 
 IMPORT_OF_TORCH = re.compile(r"^(?:import torch\b.*|from torch[\w.]* import\b.*)", re.MULTILINE)
 
@@ -31,7 +32,7 @@ class Finding:
     message: str  # what was found, why it is wrong, and what to write instead
 
     def __str__(self) -> str:
-        return printable(f"{self.file}: {self.message} [{self.rule}]")
+        return f"{self.file}: {self.message} [{self.rule}]"
 
 
 def script_findings(script: BatchScript) -> Iterator[Finding]:
@@ -74,7 +75,7 @@ def _plan(script: BatchScript) -> Iterator[str]:
     node_counts, processes = script.layout
     for nodes in node_counts:
         try:
-            resolve(script.config, nodes * processes)
+            resolve(script.config, nodes * processes, completed_steps=script.completed_steps)
         except ConfigError as error:
             yield f"nodes x processes per node = {nodes} x {processes}: {error.problems[0]}"
             return
@@ -109,6 +110,10 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
             yield Finding(file, "deepspeed-setting", problem)
     else:
         try:
+            # Before config.py is run, which may have such an import.
+            for each in sorted(task_of(path, task).glob("*.py")):
+                for problem in missing_imports(each):
+                    yield Finding(os.path.relpath(each), "import", problem)
             load_config(path, overrides, task=task)
         except ConfigError as error:
             for problem in error.problems:

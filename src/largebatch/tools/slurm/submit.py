@@ -174,12 +174,12 @@ def _print_plans(script: BatchScript) -> None:
     devices = "GPUs" if script.gpus_per_node else "CPU processes"
     for nodes in node_counts:
         title = f"{script.path.stem} under {script.strategy}, nodes x {devices} per node = {nodes} x {processes}"
-        plan = resolve(script.config, nodes * processes)
+        plan = resolve(script.config, nodes * processes, completed_steps=script.completed_steps)
         print(explain(plan, title, ("Batch", "Steps", "Learning rate", "Notes"), notes_on(script.config, plan)))
     # Imported here, because it imports torch.
     from largebatch.optim.trial import try_optimizer
 
-    try_optimizer(resolve(script.config, node_counts[0] * processes))
+    try_optimizer(plan)
     print("not checked: memory, which is estimated by largebatch plan --world-sizes")
 
 

@@ -11,14 +11,22 @@ from largebatch.batch import Length, Timeline
 from largebatch.config import RecipeConfig, load_config, override_words, task_of
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
-from largebatch.storage.layout import read_manifest
+from largebatch.storage.layout import MANIFEST, CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import GIT
-from largebatch.tools.options import Commands, add_command, positive_float, positive_int, positive_ints
-from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
+from largebatch.task_folders import recipes_in
+from largebatch.tools.options import (
+    RECIPES,
+    Commands,
+    add_command,
+    positive_float,
+    positive_int,
+    positive_ints,
+    recipe_file,
+)
 from largebatch.tools.slurm.submit import split_words
 from largebatch.tools.sweep import add_options
-from largebatch.tools.sweep.points import BATCH, Point, Sweep
+from largebatch.tools.sweep.points import BATCH, Point, Sweep, check_number
 
 
 def add_parser(commands: Commands) -> None:
@@ -35,6 +43,8 @@ def add_parser(commands: Commands) -> None:
         takes_overrides=True,
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="the folder of the run")
+    recipe = f"the run's recipe, whose task's config.py is run; default: the one that RUN names, if it is in {RECIPES}/"
+    parser.add_argument("--recipe", type=recipe_file, help=recipe)
     parser.add_argument("--at", type=positive_int, required=True, metavar="STEP", help="step of the checkpoint")
     parser.add_argument("--batches", type=positive_ints, default=[1, 2, 4, 8], help="multiples of its batch size there")
     parser.add_argument("--window", type=positive_int, help="samples of each; default: 50 steps of the largest batch")
@@ -50,20 +60,20 @@ def run(options: argparse.Namespace) -> int:
 
     run_dir: Path = options.run_dir.absolute()
     run = RunFolder(run_dir)
-    recipe = next((Path(line["recipe"]) for line in reversed(run.history()) if line.get("recipe")), Path("none"))
-    if not recipe.is_file():
-        raise UserError(f"{run_dir}: not a run's folder, or its recipe, {recipe}, is not here; go where it was started")
+    recipe = options.recipe or _recorded_recipe(run)
     checkpoints = {entry.step: entry.path for entry in run.checkpoints() if entry.problem is None}
     if options.at not in checkpoints:
         known = ", ".join(map(str, sorted(checkpoints))) or "none"
         raise UserError(f"--at {options.at}: checkpoints are of the steps {known}; checkpoint.keep_every keeps more")
-    if options.slurm and any((folder / GIT).is_file() for folder in recipe.parents):
-        # The run of a job names the copy of the recipe in its snapshot.
-        recipe = BatchScript(SCRIPTS / f"{recipe.stem}.sbatch").recipe or recipe
     options.config = recipe
     task = task_of(recipe)
-    recorded = read_manifest(checkpoints[options.at]).config
-    del recorded["task"]
+    try:
+        recorded = read_manifest(checkpoints[options.at]).config
+    except CheckpointError as error:
+        raise UserError(f"--at {options.at}: {error}; choose another checkpoint") from error
+    recorded.pop("task", None)
+    if "batch" not in recorded:
+        raise UserError(f"--at {options.at}: the config in its {MANIFEST} has no batch; choose another checkpoint")
     plan = resolve(load_config(recipe, override_words(recorded), task=task), 1)
     points = _branch_points(options, task, recorded, plan)
     checkpoint = str(checkpoints[options.at].absolute())
@@ -104,6 +114,24 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
+def _recorded_recipe(run: RunFolder) -> Path:
+    """The recipe that a run names, whose task is one of this project; UserError for any other: a run is not trusted."""
+    starts = reversed(run.history())
+    recipe = next((Path(line["recipe"]) for line in starts if isinstance(line.get("recipe"), str)), Path("none"))
+    if any((folder / GIT).is_file() for folder in recipe.parents):
+        # The run of a job names the copy of the recipe in its snapshot.
+        recipe = next((own for own in recipes_in(RECIPES) if own.name == recipe.name), recipe)
+    if not recipe.is_file():
+        what = f"not a run's folder, or its recipe, {recipe}, is not here"
+        raise UserError(f"{run.path}: {what}; go where it was started, or write --recipe")
+    if task_of(recipe).resolve() not in map(Path.resolve, RECIPES.glob("*")):
+        raise UserError(
+            f"{run.path} names the recipe {recipe}, whose task is not in {RECIPES.absolute()}: its code is not run "
+            f"because a run says so; if you trust it, write --recipe {recipe}"
+        )
+    return recipe
+
+
 def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[str, Any], plan: RunPlan) -> list[Point]:
     """A point for each multiple of the batch size at a step, and each seed; all train on as many samples.
 
@@ -114,7 +142,8 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
         plan: Its plan.
 
     Raises:
-        UserError: The window is longer than the rest of the run, or its schedule cannot be written in samples.
+        UserError: The window is longer than the rest of the run, its schedule cannot be written in samples, or there
+            are too many points.
     """
     recipe = options.config
     step = options.at
@@ -123,8 +152,11 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     start = plan.timeline.at(step)
     total = plan.timeline.at(plan.total_steps).samples_before
     sizes = [multiple * start.global_batch_size for multiple in sorted({1, *options.batches})]
+    check_number(len(sizes) * options.seeds)
     common = math.lcm(*sizes)
-    last_sample = start.samples_before + math.ceil((options.window or 50 * max(sizes)) / common) * common
+    window = options.window or 50 * max(sizes)
+    # Rounded up; the common multiple may be too large for a fraction.
+    last_sample = start.samples_before - (-window // common) * common
     if last_sample > total:
         left = f"only {total - start.samples_before:,} samples are left after step {step:,}, not"
         raise UserError(f"--window: {left} {last_sample - start.samples_before:,}; write fewer, or an earlier --at")

@@ -2,18 +2,19 @@
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from largebatch.config import flatten, override_words, split_overrides
-from largebatch.errors import UserError, file_errors
+from largebatch.errors import UserError, file_errors, reason_of
 from largebatch.storage.files import remove_folder, replace_file, replace_json_file
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
@@ -24,6 +25,8 @@ POINTS = "points"
 """In the sweep's folder, a file for each point: its name and the words of its run, a line each, for slurm/launch.sh."""
 BATCH = "batch.global_batch_size"
 RATE = "learning_rate.base_lr"
+MAX_POINTS = 1000
+"""As Slurm's arrays have, unless the site allows more."""
 IN_A_NAME = re.compile(r"[\w.+-]{1,40}")  # a value that may stand in the name of a folder
 
 
@@ -43,7 +46,8 @@ class Sweep:
 
     recipe: str  # its file
     content: dict[str, Any]  # the recipe's JSON
-    points: list[Point]  # their places are their numbers in arrays of jobs
+    # Their places are their numbers in arrays of jobs.
+    points: Annotated[list[Point], Field(max_length=MAX_POINTS)]
     metric: str = "loss"  # in evaluations.jsonl
     higher_is_better: bool = False
     start: str | None = None  # the checkpoint that all points branch from; None: they begin at the beginning
@@ -61,7 +65,7 @@ class Sweep:
         try:
             return TypeAdapter(cls).validate_json(read_bytes(file))
         except (OSError, ValueError) as error:
-            raise UserError(f"{file} is not a sweep's, or cannot be read: {str(error).splitlines()[0]}") from None
+            raise UserError(f"{file} is not a sweep's, or cannot be read: {reason_of(error)}") from None
 
     def continued(self, folder: Path) -> "Sweep":
         """This sweep, with the points first that a folder already has: jobs in the queue know them by their numbers.
@@ -145,10 +149,11 @@ def grid(words: Sequence[str], seeds: int, seed: int = 0) -> list[Point]:
 
     Raises:
         ConfigError: A word is not an override.
-        UserError: A list is empty, or has a value twice.
+        UserError: A list is empty, or has a value twice, or there are too many points.
     """
     values = {name: _values(name, text) for name, text in split_overrides(words)}
     seeds_given = values.pop("seed", [seed])
+    check_number(seeds * math.prod(map(len, [seeds_given, *values.values()])))
     values["seed"] = [each + more if type(each) is int else each for each in seeds_given for more in range(seeds)]
     swept = [name for name, listed in values.items() if len(listed) > 1 and name != "seed"]
     points: dict[str, Point] = {}
@@ -160,6 +165,12 @@ def grid(words: Sequence[str], seeds: int, seed: int = 0) -> list[Point]:
             raise UserError(f"{name}: a value is listed twice; list each once")
         points[name] = Point(name, {each: settings[each] for each in swept}, settings["seed"], override_words(settings))
     return list(points.values())
+
+
+def check_number(points: int) -> None:
+    """Raise UserError if a sweep would have too many points."""
+    if points > MAX_POINTS:
+        raise UserError(f"the sweep would have {points:,} points, at most {MAX_POINTS:,}; list fewer values or seeds")
 
 
 def _values(name: str, text: str) -> list[Any]:

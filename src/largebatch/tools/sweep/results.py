@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Group:
     runs: dict[int, ReportedRun]  # those that have begun, by seed
     losses: dict[int, float]  # of those that are over: the metric, negated if higher is better; infinite if diverged
 
-    @property
+    @cached_property
     def cell(self) -> Cell:
         """The losses that are finite."""
         finite = tuple(filter(math.isfinite, self.losses.values()))

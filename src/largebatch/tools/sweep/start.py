@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import ConfigError, UserError
+from largebatch.errors import ConfigError, StorageError, UserError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
@@ -18,6 +19,8 @@ from largebatch.tools.slurm.lint import lint_scripts
 from largebatch.tools.slurm.submit import settings_of_job, submit_script
 from largebatch.tools.sweep.points import POINTS, Point, Sweep
 from largebatch.words import counted
+
+POINT_NUMBER = re.compile("[0-9]{1,9}")
 
 
 def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, sbatch_options: Sequence[str]) -> int:
@@ -36,7 +39,9 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
     script = None
     if options.slurm:
         at_once = f"%{options.max_parallel}" if options.max_parallel else ""
-        array = [f"--array={','.join(map(str, missing))}{at_once}", f"--output={folder / POINTS}/%a.log"]
+        # Slurm writes other things for what begins with a percent sign.
+        logs = str(folder / POINTS).replace("%", "%%")
+        array = [f"--array={','.join(map(str, missing))}{at_once}", f"--output={logs}/%a.log"]
         file = SCRIPTS / f"{Path(sweep.recipe).stem}.sbatch"
         environment = settings_of_job(options, folder.resolve())
         script = BatchScript(file, [*array, *sbatch_options], environment=environment, task=task)
@@ -70,7 +75,10 @@ def _in_queue(folder: Path) -> set[int]:
     if asked.returncode:
         raise UserError(f"squeue does not say which points are in the queue: {asked.stderr.strip()}; try again")
     jobs = map(str.rstrip, asked.stdout.splitlines())
-    return {int(job.split()[0]) for job in jobs if job.endswith(f" --run-dir={folder} --sweep")}
+    numbers = [job.split()[0] for job in jobs if job.endswith(f" --run-dir={folder} --sweep")]
+    if unknown := [number for number in numbers if not POINT_NUMBER.fullmatch(number)]:
+        raise UserError(f"squeue has a job of {folder} for the points {unknown[0]}, not one; wait for it, or cancel it")
+    return set(map(int, numbers))
 
 
 def _check(sweep: Sweep, task: Path, num_processes: int, script: BatchScript | None) -> None:
@@ -123,7 +131,10 @@ def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path,
                 )
                 print(f"{point.name}: finished", flush=True)
             except JobFailed as error:
-                print(f"{point.name}: {error.in_one_line(task)}; its output is in {logs}", flush=True)
+                said = f"{point.name}: {error.in_one_line(task)}; its output is in {logs}"
+                if error.exit_code == StorageError.exit_code:
+                    raise StorageError(said) from None
+                print(said, flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
         try:

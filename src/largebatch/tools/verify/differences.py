@@ -69,18 +69,26 @@ class Differences(NamedTuple):
     update: float
     parameters: float
     evaluation: float
-    # For the loss and the gradient norm of the first step, which no earlier rounding has enlarged; the norm is divided
-    # by GRAD_NORM_FACTOR.
-    first_step: float
+    # Those of the first step, which no earlier rounding has enlarged.
+    first_loss: float
+    first_grad_norm: float
 
-    def within(self, limits: "Differences") -> bool:
-        """Whether no difference is larger than its limit."""
-        return all(difference <= limit for difference, limit in zip(self, limits, strict=True))
+    def beyond(self, limits: "Differences") -> frozenset[str]:
+        """The names of the differences that are larger than their limits."""
+        named = zip(self._fields, self, limits, strict=True)
+        return frozenset(name for name, difference, limit in named if not difference <= limit)
 
 
 # Beyond these, mathematical errors could not be told apart from rounding.
 MAX_DISTINGUISHABLE = Differences(
-    loss=1e-3, grad_norm=1e-2, lr=0.0, update=0.3, parameters=1e-2, evaluation=1e-3, first_step=1e-3
+    loss=1e-3,
+    grad_norm=1e-2,
+    lr=0.0,
+    update=0.3,
+    parameters=1e-2,
+    evaluation=1e-3,
+    first_loss=1e-3,
+    first_grad_norm=1e-2,
 )
 
 
@@ -94,11 +102,22 @@ def limits(tolerance: float, rounding: Differences | None = None, sums_within_th
         sums_within_the_model: Whether it does so, as synchronized BatchNorm does: then activations are rounded
             differently, and the layers after them enlarge that.
     """
-    usual = Differences(*[tolerance] * 7)._replace(grad_norm=GRAD_NORM_FACTOR * tolerance, lr=0.0, update=UPDATE)
+    of_norms = GRAD_NORM_FACTOR * tolerance
+    usual = Differences(
+        loss=tolerance,
+        grad_norm=of_norms,
+        lr=0.0,
+        update=UPDATE,
+        parameters=tolerance,
+        evaluation=tolerance,
+        first_loss=tolerance,
+        first_grad_norm=of_norms,
+    )
     if rounding is None:
         return usual
     enlarged = Differences(*(max(limit, ROUNDING_FACTOR * made) for limit, made in zip(usual, rounding, strict=True)))
-    return enlarged._replace(lr=0.0, first_step=(enlarged if sums_within_the_model else usual).first_step)
+    first = enlarged if sums_within_the_model else usual
+    return enlarged._replace(lr=0.0, first_loss=first.first_loss, first_grad_norm=first.first_grad_norm)
 
 
 def compare(trained: Trained, reference: Trained, without: Collection[str] = ()) -> Differences:
@@ -123,7 +142,8 @@ def compare(trained: Trained, reference: Trained, without: Collection[str] = ())
         update=of_all(of_updates(trained, reference)),
         parameters=of_all(_of_tensors(trained.weights, reference.weights)),
         evaluation=_of_lines(trained.evaluations, reference.evaluations),
-        first_step=max(of_steps("loss", 1), of_steps("grad_norm", 1) / GRAD_NORM_FACTOR),
+        first_loss=of_steps("loss", 1),
+        first_grad_norm=of_steps("grad_norm", 1),
     )
 
 

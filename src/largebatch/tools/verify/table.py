@@ -26,7 +26,7 @@ from largebatch.tools.verify.differences import GRAD_NORM_FACTOR, Differences
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 # All but the first step's.
-MEASURES = Differences._fields[:-1]
+MEASURES = Differences._fields[:-2]
 LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>10}{:>12}{:>12}{:>9}  {}"
 HEADER = LINE.format(
     "strategy", "processes", "micro", *(name.replace("_", " ") for name in MEASURES), "seconds", "verdict"
@@ -41,18 +41,21 @@ def verify(options: argparse.Namespace) -> bool:
     """
     config, overrides = _small_recipe(options)
     configs = find_accelerate_configs(options.accelerate_configs, options.strategies, config)
-    steps = min(options.steps, resolve(config, 1).total_steps)
+    plan = resolve(config, 1)
+    steps = min(options.steps, plan.total_steps)
     verification = Verification(config, options.config, overrides, configs, steps)
     combinations = _combinations(options, config, configs)
     on_gpus = _choose_device(max(options.world_sizes))
-    try_optimizer(resolve(config, 1))
+    try_optimizer(plan)
     preload_tasks([folder_of(type(config))])
     print(
         f"{options.config.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
         f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process, which trains whole global batches: "
         "--tiny-data, a smaller --batch.global_batch_size or fewer --steps take less\n"
         f"relative differences may be at most {verification.tolerance:g}, {GRAD_NORM_FACTOR} times that for the "
-        "gradient norm, and 0 for the learning rate"
+        "gradient norm, and 0 for the learning rate; where they are larger, runs whose weights are perturbed by one "
+        "rounding say how much rounding makes of itself, and ten times that is allowed\n"
+        f"taken as given: the loss is the mean over {plan.loss_unit}, which the source's `weight` counts"
     )
     if overrides:
         print("the recipe is changed by", shlex.join(overrides))
@@ -74,8 +77,9 @@ def verify(options: argparse.Namespace) -> bool:
 def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]:
     """The recipe with what makes it small and its schedule short, and the overrides for that."""
     load = partial(load_config, options.config, task=options.task)
-    # A smaller batch on the recipe's own data may be too few steps for its warmup.
-    large: RecipeConfig = load([*([LONG] if options.tiny_data else []), *options.overrides])
+    # Without a smaller batch, which may be too few steps for the warmup, and fits the micro-batch of tiny data.
+    others = [each for each in options.overrides if not each.startswith("--batch")]
+    large: RecipeConfig = load([LONG, *others] if options.tiny_data else options.overrides)
     tiny_data = tiny_data_overrides(large) if options.tiny_data else []
     # The command line comes last, because it overrides the recipe's debug model and tiny data.
     overrides = [*debug_model_overrides(large), *tiny_data, *options.overrides]

@@ -5,6 +5,8 @@ strategy. They may differ only by rounding; any other difference is an error of 
 """
 
 import dataclasses
+import json
+import re
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,10 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from largebatch.config import RecipeConfig, load_config
-from largebatch.errors import ConfigError
+from largebatch.errors import ConfigError, UserError
 from largebatch.model.attention import KEY_BIASES
 from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
+from largebatch.storage.run_folder import RunFolder
+from largebatch.system.failures import Kind
 from largebatch.task_folders import folder_of
 from largebatch.tools.local_jobs.jobs import JobFailed, run_job
 from largebatch.tools.local_jobs.training import train
@@ -38,6 +42,9 @@ MAX_EVALUATED_SAMPLES = 50
 
 # A job that hangs ends earlier, by its own watchdog.
 TIMEOUT = 6 * 3600  # seconds
+# What takes so many times as long as its whole reference hangs; but a machine may be busy.
+HANG_FACTOR = 5
+MIN_HANG_SECONDS = 60
 
 # Seeds of the runs that measure how rounding errors grow.
 PERTURBATIONS = (1, 2, 3)
@@ -73,6 +80,7 @@ class Row:
     seconds: float = 0.0  # time it took
     differences: Differences | None = None  # from the reference, if it trained to the end
     problem: str | None = None  # a remark on the verdict, if there is one
+    beyond: frozenset[str] = frozenset()  # the names of the differences that are larger than rounding makes them
 
 
 class _Rounding(NamedTuple):
@@ -93,6 +101,8 @@ class Verification:
     steps: int  # steps to train
     # What combinations are compared with; None if it failed.
     _references: dict[Combination, Trained | None] = field(default_factory=dict, init=False)
+    # How long each took.
+    _seconds: dict[Combination, float] = field(default_factory=dict, init=False)
     # Measured if a combination differs; None if a reference differs from itself.
     _rounding: dict[Combination, _Rounding | None] = field(default_factory=dict, init=False)
 
@@ -111,6 +121,7 @@ class Verification:
             reference = self._reference_for(combination)
             if reference not in self._references:
                 row, self._references[reference] = self._tried(reference)
+                self._seconds[reference] = row.seconds
                 yield row
                 if row.verdict == "failed":
                     return
@@ -161,7 +172,8 @@ class Verification:
         """Set the differences, verdict and problem of a combination."""
         row.verdict = "agrees"
         row.differences = compare(trained, expected)
-        if row.differences.within(limits(self.tolerance)):
+        row.beyond = row.differences.beyond(limits(self.tolerance))
+        if not row.beyond:
             return
         # Differences larger than usual may still be rounding, which some recipes enlarge with every step.
         reference = self._reference_for(row.combination)
@@ -174,24 +186,26 @@ class Verification:
             return
         row.differences = compare(trained, expected, rounding.noise)
         allowed = limits(self.tolerance, rounding.differences, self.config.model.synchronizes_batch_norm)
-        if not row.differences.within(allowed):
+        row.beyond = row.differences.beyond(allowed)
+        if row.beyond:
             row.verdict = "differs"
             row.problem = largest(trained, expected, rounding.noise)
-            if row.differences._replace(evaluation=0.0).within(allowed):
+            if row.beyond == {"evaluation"}:
                 row.problem = "the weights agree; only the evaluation differs"
             if row.combination.resumes:
                 row.problem += f"; {NOT_KEPT}"
             return
         row.problem = "rounding alone causes such differences" + _listed(rounding.noise)
-        if not row.differences.within(MAX_DISTINGUISHABLE):
+        if row.differences.beyond(MAX_DISTINGUISHABLE):
             finer = "fp32" if self.config.precision == "bf16" else "fp64"
             row.verdict = "unclear"
             row.problem += f"; too large to tell apart from errors: use fewer --steps, or --precision {finer}"
 
     def _measure_rounding(self, reference: Combination, expected: Trained) -> _Rounding | None:
         # Kernels of GPUs may round differently each time, which later steps enlarge.
-        repeatable = MAX_DISTINGUISHABLE._replace(first_step=self.tolerance)
-        if not compare(self._train(reference), expected).within(repeatable):
+        first = limits(self.tolerance)
+        repeatable = MAX_DISTINGUISHABLE._replace(first_loss=first.first_loss, first_grad_norm=first.first_grad_norm)
+        if compare(self._train(reference), expected).beyond(repeatable):
             return None
         perturbed = [self._train(reference, seed) for seed in PERTURBATIONS]
         # Adam makes a whole step of any gradient, so one rounding error turns the whole update.
@@ -232,17 +246,36 @@ class Verification:
         if combination.strategy != SINGLE.name:
             accelerate_config = self.accelerate_configs[combination.strategy]
             environment = rehearsal_environment(accelerate_config, combination.world_size)
-        run_job(
-            partial(train, run_dir=run_dir, task=folder_of(type(self.config))),
-            self.recipe.resolve(),
-            *self._overrides(combination, steps),
-            *words,
-            world_size=combination.world_size,
-            environment=environment,
-            folder=Path.cwd(),
-            timeout=TIMEOUT,
-        )
+        task = folder_of(type(self.config))
+        try:
+            run_job(
+                partial(train, run_dir=run_dir, task=task),
+                self.recipe.resolve(),
+                *self._overrides(combination, steps),
+                *words,
+                world_size=combination.world_size,
+                environment=environment,
+                folder=Path.cwd(),
+                timeout=TIMEOUT,
+            )
+        except JobFailed:
+            ending = RunFolder(run_dir).ending()
+            if ending is None or ending.kind != Kind.HANG:
+                raise
+            raise UserError(
+                f"no progress for {self._hang_seconds(combination):.0f} s; rank after rank waits in "
+                f"{_where_they_wait(run_dir, task)}: processes must make the same calls, so neither a layer nor a call "
+                "of `run` may depend on a process's own data"
+            ) from None
         return read_run(run_dir)
+
+    def _hang_seconds(self, combination: Combination) -> float | None:
+        """How long a step of a combination may take; None for what the recipe says."""
+        seconds = self._seconds.get(self._reference_for(combination))
+        configured = self.config.faults.hang_seconds
+        if not seconds or configured is None:
+            return configured
+        return min(configured, max(MIN_HANG_SECONDS, HANG_FACTOR * seconds))
 
     def _overrides(self, combination: Combination, steps: int) -> list[str]:
         samples = min(self.config.evaluation.max_samples or MAX_EVALUATED_SAMPLES, MAX_EVALUATED_SAMPLES)
@@ -256,7 +289,19 @@ class Verification:
             f"--evaluation.max_samples={samples}",
             *(f'--evaluation.sets.{name}={{"max_samples": {samples}}}' for name in self.config.evaluation.sets),
             "--data.num_workers=0",
+            f"--faults.hang_seconds={json.dumps(self._hang_seconds(combination))}",
         ]
+
+
+def _where_they_wait(run_dir: Path, task: Path) -> str:
+    """The line of the task in which each process of a run that hangs is, by rank, as its watchdog has written it."""
+    places = []
+    for file in sorted(RunFolder(run_dir).stacks_dir.glob("*/rank_*.txt")):
+        found = re.findall(r'File "(.+)", line (\d+)', file.read_text())
+        # The innermost call comes first.
+        inside = next((f"{Path(name).name}:{line}" for name, line in found if Path(name).is_relative_to(task)), "?")
+        places.append(inside)
+    return ", ".join(places)
 
 
 def _listed(noise: Collection[str]) -> str:

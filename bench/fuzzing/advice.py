@@ -1,0 +1,40 @@
+"""Critical batches: what `advise` reads of a run, of `critical-batch`, and of a table of points."""
+
+import json
+import shutil
+from pathlib import Path
+from random import Random
+
+from fuzzing.cases import Case, Sound
+from fuzzing.mutations import TEXTS, change_bytes, change_json, cut, insert, replace_by_kind
+
+NOISE = {"samples": 500.0, "low": 400.0, "high": 700.0, "measurements": 50}
+BRANCHED = {"samples": 512, "beyond": 1024, "metric": "loss", "tolerance": 0.01}
+POINTS = [["batch", "samples", "spread", "seeds", "every"]] + [
+    [str(2**power), str(20_000 + 30 * 2**power), "500", "3", "640"] for power in range(5, 12)
+]
+
+
+def case(random: Random, sound: Sound, folder: Path) -> Case:
+    """A damaged measurement or table, or words that are out of the ordinary."""
+    run = shutil.copytree(sound.run, folder / "run")
+    (run / "summary.json").write_text(json.dumps({"steps": 100, "samples": 6400, "noise_scale": NOISE}))
+    if random.random() < 0.4:
+        (run / "critical_batch.json").write_text(json.dumps(BRANCHED))
+    points = folder / "points.csv"
+    rows = [list(row) for row in POINTS]
+    words = random.choice((["--measured", str(run)], ["--measured", str(run)], ["--fit", str(points)]))
+    words += ["--steps", "2000", "--at-batch", "256", "--batches", "64,256,1024"]
+    kind = random.randrange(3)
+    if kind == 0:
+        words[random.randrange(1, len(words))] = random.choice(TEXTS)
+    elif kind == 1:
+        for _ in range(random.randint(1, 3)):
+            row = random.choice(rows)
+            row[random.randrange(len(row))] = random.choice(TEXTS).encode(errors="replace").decode()
+        rows *= random.choice((1, 1, 1, 1000))
+    points.write_text("\n".join(",".join(row) for row in rows) + "\n")
+    if kind == 2:
+        file = random.choice([points, *run.glob("*.json")])
+        random.choice((change_json, change_json, change_json, change_bytes, cut, insert, replace_by_kind))(random, file)
+    return Case(["advise", *words], folder)
