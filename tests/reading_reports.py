@@ -1,4 +1,4 @@
-"""A report as somebody sees it: the rows of its tables, and the data of its figure."""
+"""A report as somebody sees it: its tables, and the data of its figure."""
 
 import json
 import re
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 class Page(HTMLParser):
-    """What a page has: its source, rows of tables, text without scripts, tags, and plotly's figure."""
+    """What a page has: its source, tables, text without scripts, tags, and plotly's figure."""
 
     def __init__(self, file: Path):
         super().__init__()
         self.source = file.read_text(encoding="utf-8")
-        self.rows: list[list[str]] = []
+        self.tables: list[list[list[str]]] = []
         self.text = ""
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.feed(self.source)
@@ -27,17 +27,29 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag == "tr":
-            self.rows.append([])
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
         elif tag in ("td", "th"):
-            self.rows[-1].append("")
+            self.tables[-1][-1].append("")
 
     def handle_data(self, data):
         tag = self.tags[-1][0] if self.tags else ""
-        if tag in ("td", "th"):
-            self.rows[-1][-1] += data.strip()
+        if tag in ("td", "th", "wbr"):
+            self.tables[-1][-1][-1] += data.strip()
         if tag != "script":
             self.text += data
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The rows of all tables."""
+        return [row for table in self.tables for row in table]
+
+    def column(self, name: str) -> list[str]:
+        """A column of the table of runs."""
+        header, *runs = self.tables[0]
+        return [run[header.index(name)] for run in runs]
 
     def row(self, name: str) -> list[str]:
         """The values of the row that begins with a name."""

@@ -55,10 +55,10 @@ class ReportedRun:
 
     @cached_property
     def curves(self) -> dict[str, Array]:
-        """Every number that was logged, as steps and finite values: shape (2, points)."""
+        """Every number that was logged, those of evaluations first, as steps and finite values: shape (2, points)."""
         training = {name: columns(self.metrics, "step", name) for name in _names(self.metrics)}
         evaluations = {EVALUATION + name: columns(self.evaluations, "step", name) for name in _names(self.evaluations)}
-        return training | evaluations
+        return evaluations | training
 
     @cached_property
     def _axes(self) -> dict[str, Array]:

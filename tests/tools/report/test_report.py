@@ -42,8 +42,8 @@ def comparison(tmp_path_factory):
 
 def test_results_are_those_of_the_files(comparison):
     plans, page = comparison
-    assert page.rows[0] == ["", "small", EVIL, "text"]
-    assert page.row("status") == [
+    assert page.column("run") == ["small", EVIL, "text"]
+    assert page.column("status") == [
         "finished after step 200",
         "running, or killed; after step 39",
         "finished after step 30",
@@ -53,7 +53,11 @@ def test_results_are_those_of_the_files(comparison):
     assert page.row("samples, last known") == ["12,800", f"{39 * 512:,}", "960"]
     assert page.row("minutes, last known") == ["0.23", "0.05", "0.04"]
     last = evaluation_line(plans[0], 200)
-    assert page.row("evaluation: accuracy, last") == [f"{last['accuracy']:.4g} after step 200", "–", "–"]
+    accuracies = [evaluation_line(plans[0], step)["accuracy"] for step in (50, 100, 150, 200)]
+    shown = f"{last['accuracy']:.4g}\n{min(accuracies):.4g} to {max(accuracies):.4g}"
+    assert page.column("evaluation: accuracy, last and range") == [shown, "–", "–"]
+    assert page.column("batch.global_batch_size") == ["64", "512", "32"]
+    assert page.column("processes x strategy") == ["2 x ddp", "2 x ddp", "2 x ddp"]
     assert page.row("evaluation: accuracy, highest") == ["0.98 after step 100", "–", "–"]
     assert page.row("evaluation: loss, lowest") == [f"{last['loss']:.4g} after step 200", "–", "–"]
     assert page.row("recipe") == ["recipes/x/last.json", "–", "–"]
@@ -64,10 +68,12 @@ def test_results_are_those_of_the_files(comparison):
 
 def test_curves_are_those_of_the_files(comparison):
     plans, page = comparison
-    assert page.titles()[:3] == ["loss", "lr", "grad_norm"]
+    evaluations = ["evaluation: loss", "evaluation: accuracy"]
+    # The batch is constant in each run, and the first table has it.
+    assert page.titles() == [*evaluations, "loss", "lr", "grad_norm", "samples_per_second"]
     for run, steps in enumerate((STEPS, range(1, 40), (10, 20, 30))):
         lines = [metric_line(plans[run], step) for step in steps]
-        for name in ("loss", "lr", "grad_norm", "samples_per_second", "global_batch_size"):
+        for name in ("loss", "lr", "grad_norm", "samples_per_second"):
             truth = [(line["step"], line[name]) for line in lines]
             np.testing.assert_allclose(page.points(name, run), truth, rtol=1e-12)
     assert page.row("tokens, last known") == ["–", "–", "122,880"]
@@ -129,7 +135,7 @@ def test_evaluations_of_several_sets_after_one_step(tmp_path):
     write_lines(tmp_path / "run/evaluations.jsonl", [{"step": 2, "samples": 64} | value for value in values])
     page = report(tmp_path / "run")
     for name, value in (("loss", "2"), ("far/loss", "3")):
-        assert page.row(f"evaluation: {name}, last") == [f"{value} after step 2"]
+        assert page.column(f"evaluation: {name}, last and range") == [f"{value}\n{value} to {value}"]
 
 
 def test_a_long_run_is_a_small_file_and_keeps_its_spike(tmp_path):
@@ -220,7 +226,7 @@ def test_runs_of_the_same_name_and_plan(tmp_path):
     for place in ("a/x/run", "b/x/run"):
         write_run(tmp_path / place)
     page = report(tmp_path / "a/x/run", tmp_path / "b/x/run")
-    assert page.rows[0] == ["", "a/x/run", "b/x/run"]
+    assert page.column("run") == ["a/x/run", "b/x/run"]
 
 
 def test_a_report_is_written_over_and_nothing_else(tmp_path, capsys):
@@ -281,7 +287,7 @@ def test_values_that_cannot_be_shown_are_left_out(file, values, tmp_path):
     page = report(tmp_path / "run")
     assert page.row("recipe") == (["–"] if "recipe" in values else ["recipes/x/run.json"])
     if "loss" in values:
-        assert page.titles()[:1] == ["grad_norm"]
+        assert page.titles()[2:3] == ["grad_norm"]
 
 
 @pytest.mark.parametrize(

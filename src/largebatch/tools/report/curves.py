@@ -25,13 +25,19 @@ def curves_html(runs: Sequence[ReportedRun], axis: str) -> str:
 
     `axis` is one of `ReportedRun.places`; a run that has not logged it is not drawn.
     """
-    titles = list(dict.fromkeys(title for run in runs for title in run.curves))
-    if not titles:
+    logged = dict.fromkeys(title for run in runs for title in run.curves)
+    if not logged:
         return ""
+    # A rate that is constant in each run is in the tables.
+    varying = {title for run in runs for title, points in run.curves.items() if np.ptp(points[1]) > 0}
+    titles = [title for title in logged if title in varying or title == "loss" or title.startswith(EVALUATION)]
+    titles = titles or list(logged)
     shown = [as_text(title) for title in titles]
     figure = make_subplots(len(titles), shared_xaxes=True, subplot_titles=shown, vertical_spacing=0.3 / len(titles))
     for index, run in enumerate(runs):
-        for order, (title, points) in enumerate(run.curves.items()):
+        drawn = [title for title in titles if title in run.curves]
+        for order, title in enumerate(drawn):
+            points = run.curves[title]
             more = _beside_the_noise_scale(index, run) if title == "noise_scale" else []
             for trace in (_curve(index, run, points), *more, *_expected(index, run, title)):
                 # The legend names each run once, to show and hide all of its curves.

@@ -22,6 +22,7 @@ from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns, num
 GENERATOR = b'<meta name="generator" content="largebatch report '
 """In the pages of all versions."""
 NONE = "–"
+MAX_FIELDS = 6  # of the recipes, in the table of runs
 
 
 def write_page(text: str, out: Path) -> None:
@@ -45,41 +46,56 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
     `sweep` is the HTML about the sweep that the runs are from.
     """
     names = [run.name for run in runs]
-    results = _side_by_side([_results(run) for run in runs])
-    configs = _side_by_side([run.config for run in runs])
+    recipes = dict.fromkeys(run.start.recipe or NONE for run in runs)
+    configs = [{name: NONE if text == "null" else text for name, text in run.config.items()} for run in runs]
+    differences = [row for row in _side_by_side(configs) if len(set(row[1:])) > 1]
+    by_run = [["run", *names], *differences[:MAX_FIELDS], *_side_by_side([_outcome(run) for run in runs])]
+    header, *rows = zip(*by_run, strict=True)
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
         now=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         title=escape(", ".join(names)),
-        results=_table(["", *names], results),
+        heading=escape(names[0] if len(runs) == 1 else f"{len(runs)} runs compared"),
+        recipes=escape(", ".join(recipes)),
+        runs=_table(header, rows),
         curves=curves_html(runs, axis) or "<p>No step has been logged yet.</p>",
         sweep=sweep,
-        differences=_table(["", *names], [row for row in configs if len(set(row[1:])) > 1]),
+        differences=_table(["", *names], differences),
+        results=_table(["", *names], _side_by_side([_results(run) for run in runs])),
     )
 
 
-def _results(run: ReportedRun) -> dict[str, str]:
-    """The results of a run, by the names of rows."""
+def _outcome(run: ReportedRun) -> dict[str, str]:
+    """The columns that show what came out of a run."""
+    outcome = {}
+    for title, (_, values) in run.curves.items():
+        if title == "loss" or title.startswith(EVALUATION):
+            outcome[f"{title}, last and range"] = f"{values[-1]:.4g}\n{values.min():.4g} to {values.max():.4g}"
+    if run.plan is not None and (figure := compare(run.plan, run.evaluations)):
+        outcome["expected"] = str(figure)
     start = run.start
+    if start.strategy is not None:
+        outcome["processes x strategy"] = f"{start.world_size} x {start.strategy}"
+    return outcome | {"status": _status(run)}
+
+
+def _status(run: ReportedRun) -> str:
     # Only the lock of the folder would tell whether the process is alive.
-    status = f"running, or killed; after step {run.step:,}"
-    if run.ending is not None:
-        is_failure = run.ending.kind not in (Kind.FINISHED, Kind.STOPPED)
-        status = f"{'failed' if is_failure else run.ending.kind} {run.ending.message}"
-    results = {
-        "status": status,
-        "recipe": start.recipe or NONE,
-        "processes x strategy": f"{start.world_size or NONE} x {start.strategy or NONE}",
-        "versions": ", ".join(f"{name} {version}" for name, version in start.versions.items()) or NONE,
-    }
+    if run.ending is None:
+        return f"running, or killed; after step {run.step:,}"
+    is_failure = run.ending.kind not in (Kind.FINISHED, Kind.STOPPED)
+    return f"{'failed' if is_failure else run.ending.kind} {run.ending.message}"
+
+
+def _results(run: ReportedRun) -> dict[str, str]:
+    """The details of a run, by the names of rows."""
+    results = {}
     if run.plan is None:
         results["plan"] = "damaged, or written by a different version of largebatch"
     else:
         results["steps in the plan"] = f"{run.plan.total_steps:,}"
         results["global batch size, largest"] = f"{run.plan.max_global_batch_size:,}"
         results["peak learning rate"] = f"{run.plan.max_peak_lr:.4g}"
-        if figure := compare(run.plan, run.evaluations):
-            results["expected"] = str(figure)
     for axis, (place,) in run.places([run.step]).items():
         results[f"{axis}, last known"] = f"{place:,.2f}".removesuffix(".00")
     for name in ("samples_per_second", "tokens_per_second", "mfu", "data_wait_seconds"):
@@ -95,9 +111,11 @@ def _results(run: ReportedRun) -> dict[str, str]:
         results["gradient noise scale, last"] = f"{found}, at a global batch of {size:,.0f}"
     for title, points in run.curves.items():
         if title == "loss" or title.startswith(EVALUATION):
-            choices = {"last": -1, "lowest": points[1].argmin(), "highest": points[1].argmax()}
+            choices = {"lowest": points[1].argmin(), "highest": points[1].argmax()}
             for shown, index in choices.items():
                 results[f"{title}, {shown}"] = f"{points[1, index]:.4g} after step {points[0, index]:,.0f}"
+    results["recipe"] = run.start.recipe or NONE
+    results["versions"] = ", ".join(f"{name} {version}" for name, version in run.start.versions.items()) or NONE
     return results
 
 
@@ -108,6 +126,8 @@ def _side_by_side(columns_of_runs: Sequence[Mapping[str, str]]) -> list[list[str
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["".join(f"<th>{escape(name)}</th>" for name in header)]
+    # Names of fields break after their dots and underscores.
+    names = [escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>") for name in header]
+    lines = ["".join(f"<th>{name}</th>" for name in names)]
     lines += ["".join(f"<td>{escape(text)}</td>" for text in row) for row in rows]
     return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>" if rows else "<p>None.</p>"
