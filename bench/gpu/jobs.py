@@ -103,7 +103,10 @@ def config_of(job: Job, is_small: bool) -> tuple[Any, list[str]]:
         "--evaluation.every=null",
         "--checkpoint.every=null",
         "--data.num_workers=4",
+        # Samples are generated: nothing is asked of a hub.
+        f"--data.path={ROOT}",
     ]
+    words += ["--data.tokenizer=bytes", "--data.name=null"] if job.unit == "tokens" else []
     if is_small:
         words += [*job.small, *SMALL_BATCH, "--data.num_workers=0"]
         words += ["--data.block_size=16"] if job.unit == "tokens" else []
@@ -117,7 +120,7 @@ def units_of_step(config: Any) -> int:
     return config.batch.global_batch_size * (config.data.tokens_per_sample or 1)
 
 
-def generated_sources(config: Any) -> tuple[Any, ...]:
+def generated_sources(config: Any, _preparation: object) -> tuple[Any, ...]:
     """Training and evaluation samples like the recipe's, of random numbers."""
     random = np.random.default_rng(0)
     sizes = (config.data.num_train_samples, config.data.num_eval_samples)

@@ -43,7 +43,18 @@ CASES: list[tuple[str, str, tuple[str, ...]]] = [
     ("llama_1b", "ddp", ()),
     ("llama_1b", "zero3", (RECOMPUTED,)),
     ("llama_1b", "zero3", (SELECTIVE,)),
+    ("llama_1b", "fsdp", ()),
+    ("gpt2_124m", "fsdp", (RECOMPUTED,)),
+    ("gpt2_124m", "zero1", (RECOMPUTED,)),
+    ("llama_1b", "zero1", (RECOMPUTED,)),
 ]
+
+
+def overrides(name: str, more: Sequence[str], is_small: bool) -> list[str]:
+    """The overrides of a case."""
+    _, words = config_of(JOBS[name], is_small)
+    words = [*words, "--compute.compile=off", "--logging.trackers=[]", *more]
+    return [word for word in words if not is_small or word != "--batch.micro_batch_size=16"]
 
 
 def peak_of(name: str, words: Sequence[str], run_dir: Path) -> int:
@@ -63,15 +74,15 @@ def peak_of(name: str, words: Sequence[str], run_dir: Path) -> int:
     return peaks[0]
 
 
-def planned(name: str, words: Sequence[str], strategy: str, world_size: int) -> int:
-    """The bytes that `largebatch plan` expects in the fullest process."""
+def planned(name: str, words: Sequence[str], world_size: int) -> dict[str, int]:
+    """The bytes that `largebatch plan` expects in the fullest process, by strategy."""
     printed = io.StringIO()
     with redirect_stdout(printed):
         code = main(["plan", str(JOBS[name].path), f"--world-sizes={world_size}", "--json", *words])
     if code:
         raise RuntimeError(f"largebatch plan ended with exit code {code}")
     column = json.loads(printed.getvalue())["world_sizes"][0]
-    return int(column["strategies"][strategy]["total_bytes_estimate"])
+    return {strategy: int(each["total_bytes_estimate"]) for strategy, each in column["strategies"].items()}
 
 
 def compare(
@@ -79,11 +90,9 @@ def compare(
 ) -> list[Result]:
     """The ratio of one case."""
     name, strategy, more = case
-    _, words = config_of(JOBS[name], is_small)
-    words = [*words, "--compute.compile=off", "--logging.trackers=[]", *more]
-    if is_small:
-        words = [word for word in words if word != "--batch.micro_batch_size=16"]
-    expected = launcher.run(deadline, "single", planned, name, words, strategy, launcher.world_size, hide_gpus=True)
+    words = overrides(name, more, is_small)
+    plan = launcher.run(deadline, "single", planned, name, words, launcher.world_size, hide_gpus=True)
+    expected = plan[strategy]
     with TemporaryDirectory() as folder:
         peak = launcher.run(deadline, strategy, peak_of, name, words, Path(folder, "run"))
     # A process's own memory on a CPU says nothing about the plan.

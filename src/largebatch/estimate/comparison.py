@@ -106,14 +106,14 @@ def _cost(
     states = model_states(model, strategy, plan.world_size, plan.states_of, micro_batches)
     recomputes = config.compute.activation_checkpointing != "none"
     traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes)
-    held = asdict(states)
-    transient = held.pop("transient")
-    total = states.peak + (workload.activations or 0)
+    activations = max(0, (workload.activations or 0) - (0 if recomputes else states.not_cast))
+    total, transient = states.peak(activations)
+    kinds = ("weights", "masters", "gradients", "optimizer", "buffers")
     between = hardware and sum(each.sent_between_nodes(hardware.fabric.gpus_per_node) for each in traffic)
     cost: Json = {
         "shard_group_size": 1 if entry.shards == "nothing" else strategy.shards_of(plan.world_size),
         "gradients_reduced": reduced,
-        "model_state_bytes": held | {"total": states.held},
+        "model_state_bytes": {kind: getattr(states, kind) for kind in kinds} | {"total": states.held},
         "transient_bytes_estimate": transient,
         "total_bytes_estimate": total,
         "fits": None if gpu_memory is None else total <= gpu_memory - kept_back(gpu_memory),

@@ -1,16 +1,15 @@
 """The bytes of weights, gradients and optimizer states held by the fullest process under each strategy.
 
 `held` is exact: the tensors of a running job before the optimizer's update (tests/estimate/test_model_states.py counts
-them). `transient` is an upper estimate of memory that is allocated only during part of a step, by cause. The parts do
-not all peak at the same time. Neither includes activations, an optimizer's scalar states (such as the step count of
-each tensor), the temporary tensors of its arithmetic, and the rounding of the allocator (to 512 bytes per tensor on
-NVIDIA GPUs).
+them). `phases` are upper estimates of what is also allocated at some moments of a step, of which one has the peak. Not
+included are an optimizer's scalar states (such as the step count of each tensor), the temporary tensors of its
+arithmetic, and the rounding of the allocator (to 512 bytes per tensor on NVIDIA GPUs).
 
 Weights stay in fp32 under bf16 autocast, so an element is 4 bytes everywhere (8 in fp64).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pkgutil import resolve_name
@@ -25,6 +24,13 @@ MAX_FRACTION_OF_GPU = 0.6
 micro-batch; the rest is left for activations."""
 
 
+class Phase(NamedTuple):
+    """A moment of a step at which memory may be at its peak."""
+
+    activations: float  # the share of a micro-batch's activations that is held
+    transient: Mapping[str, int]  # bytes that are not held for the whole step, at most, by cause
+
+
 @dataclass(frozen=True)
 class ModelStates:
     """Bytes on the process that holds the most."""
@@ -34,17 +40,19 @@ class ModelStates:
     gradients: int  # gradients when all of a step's are reduced
     optimizer: int  # the optimizer's states, such as momentum
     buffers: int  # running statistics and the like
-    transient: Mapping[str, int]  # bytes also held during part of a step, at most, by cause
+    phases: Sequence[Phase]
+    not_cast: int = 0  # bytes of autocast's copies of weights that are not made, as the weights are gathered in bf16
 
     @property
     def held(self) -> int:
-        """Everything but `transient`."""
+        """What is held for the whole step."""
         return self.weights + self.masters + self.gradients + self.optimizer + self.buffers
 
-    @property
-    def peak(self) -> int:
-        """Everything, as if all of `transient` peaked at once."""
-        return self.held + sum(self.transient.values())
+    def peak(self, activations: int = 0) -> tuple[int, Mapping[str, int]]:
+        """The bytes at the peak, and the transient ones among them, where a micro-batch keeps these activations."""
+        totals = [sum(phase.transient.values()) + round(phase.activations * activations) for phase in self.phases]
+        largest = max(totals)
+        return self.held + largest, self.phases[totals.index(largest)].transient
 
 
 StatesOf = Callable[[tuple[int, ...]], Mapping[str, tuple[int, ...]]]
@@ -65,7 +73,11 @@ def model_states(
         gradients=held.gradients * size,
         optimizer=sum(prod(state) for state in states if state) * size,
         buffers=model.buffer_bytes,
-        transient={cause: elements * size for cause, elements in held.transient.items() if elements},
+        phases=[
+            Phase(share, {cause: elements * size for cause, elements in transient.items() if elements})
+            for share, transient in held.phases
+        ],
+        not_cast=2 * held.not_cast,
     )
 
 
@@ -89,7 +101,7 @@ def when_reduced(model: ModelShape, strategy: Strategy, plan: RunPlan, gpu_memor
     if not others or preferred == "each_micro_batch" or gpu_memory is None:
         return preferred
     states = model_states(model, strategy, plan.world_size, plan.states_of, plan.max_gradient_accumulation_steps)
-    return preferred if states.peak <= MAX_FRACTION_OF_GPU * gpu_memory else others[0]
+    return preferred if states.peak()[0] <= MAX_FRACTION_OF_GPU * gpu_memory else others[0]
 
 
 class Elements(NamedTuple):
@@ -99,8 +111,9 @@ class Elements(NamedTuple):
     masters: int
     gradients: int
     stepped: list[tuple[int, ...]]
-    transient: dict[str, int]
+    phases: list[tuple[float, dict[str, int]]]
     in_bf16: int = 0  # those of `weights` that are stored in bf16
+    not_cast: int = 0  # those that autocast makes no copies of
 
 
 Formula = Callable[[ModelShape, Strategy, int, bool], Elements]
@@ -111,7 +124,7 @@ def replicated(model: ModelShape, _strategy: Strategy, _world_size: int, _accumu
     """Everything on every process; micro-batches are summed in the buckets that are reduced."""
     stepped = [parameter.shape for parameter in model.trained]
     in_bf16 = elements_of(parameter for parameter in model.parameters if parameter.stored_in_bf16)
-    return Elements(model.elements, 0, model.trained_elements, stepped, {}, in_bf16)
+    return Elements(model.elements, 0, model.trained_elements, stepped, [(1.0, {})], in_bf16)
 
 
 def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
@@ -131,8 +144,8 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
     gradients = sum(map(prod, stepped))
     keeps_whole = accumulates and not strategy.reduces_each
     transient = {
-        # Whole gradients, until the last micro-batch.
-        "accumulated gradients": model.trained_elements if keeps_whole else 0,
+        # Whole gradients, each until its shard takes its place in the last micro-batch.
+        "accumulated gradients": model.trained_elements - gradients if keeps_whole else 0,
         "gathered until the backward pass": sum(units[unit] for unit in stay),
         # The block in use, and the next one.
         "gathered blocks": sum(others[:2]),
@@ -141,7 +154,8 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
     }
     weights = sum(parameter.padded_rows(shards) for parameter in model.parameters) // shards
     in_bf16 = sum(parameter.padded_rows(shards) for parameter in model.parameters if parameter.stored_in_bf16) // shards
-    return Elements(weights, 0, gradients, stepped, transient, in_bf16)
+    cast = (each.elements for each in model.parameters if each.in_bf16 and each.unit not in stay)
+    return Elements(weights, 0, gradients, stepped, [(1.0, transient)], in_bf16, sum(cast))
 
 
 def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
@@ -150,21 +164,24 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
     groups = [padded(elements_of(group), 2 * world_size) for group in model.groups]
     trained = model.trained_elements
     gradients = _gradients_of_partitions(model, world_size)
-    # In stage 1, the parameters have gradients of their own until the last micro-batch.
-    accumulated = gradients if zero.stage == 2 else trained
     # Buckets have their full size, however small the model is.
-    buckets = (2 if zero.overlap_comm else 1) * zero.reduce_bucket_size
+    buckets = {"reduce buckets": (2 if zero.overlap_comm else 1) * zero.reduce_bucket_size}
     largest = max((parameter.elements for parameter in model.trained), default=0)
-    transient = {
-        "accumulated gradients": accumulated if accumulates else 0,
-        "reduce buckets": buckets,
-        # It is reduced where it was computed.
-        "gradient larger than a bucket": largest if largest > zero.reduce_bucket_size else 0,
-        "update's copy of gradients": max(groups) // world_size,
-    }
+    # It is reduced where it was computed.
+    buckets |= {"gradient larger than a bucket": largest if largest > zero.reduce_bucket_size else 0}
+    # In stage 1, the parameters have gradients of their own until the last micro-batch.
+    is_whole = accumulates and zero.stage == 1
+    # The first full bucket makes room for the gradients of all of a process's part, when as large a share of the
+    # backward pass is done. They come on top of those that were accumulated.
+    second = (trained if zero.stage == 1 else gradients) if accumulates else 0
+    phases = [
+        (1.0, buckets | {"accumulated gradients": trained - gradients if is_whole else 0}),
+        (1 - min(1, zero.reduce_bucket_size / trained), buckets | {"accumulated gradients": second}),
+        (0.0, buckets | {"update's copy of gradients": max(groups) // world_size}),
+    ]
     frozen = model.elements - trained
     masters = [group // world_size for group in groups]
-    return Elements(sum(groups) + frozen, sum(masters), gradients, [(part,) for part in masters], transient)
+    return Elements(sum(groups) + frozen, sum(masters), gradients, [(part,) for part in masters], phases)
 
 
 def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
@@ -196,14 +213,15 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
     large = whole(each for each in model.parameters if each.elements > threshold)
     # Weights that are used again within the distance stay; the next ones are fetched.
     reach = zero.stage3_max_reuse_distance + zero.stage3_prefetch_bucket_size + max(large, default=0)
-    transient = {
+    # It always exists, full or not; gradients are copied into it.
+    bucket = {"reduce bucket": zero.reduce_bucket_size}
+    passes = {
         "gathered weights": min(sum(large), reach) if world_size > 1 else 0,
-        # The bucket always exists, full or not; gradients are copied into it.
-        "reduce bucket": zero.reduce_bucket_size,
         "whole gradients": min(trained * world_size, zero.reduce_bucket_size),
-        "update's copy of gradients": min(trained, -(-zero.sub_group_size // world_size)),
     }
+    update = {"update's copy of gradients": min(trained, -(-zero.sub_group_size // world_size))}
+    phases = [(1.0, bucket | passes), (0.0, bucket | update)]
     # A single process has nothing to gather.
     gathered = sum(small) if world_size > 1 else 0
     weights = (sum(small) + sum(large)) // world_size + gathered
-    return Elements(weights, trained, trained, [(trained,)], transient)
+    return Elements(weights, trained, trained, [(trained,)], phases)
