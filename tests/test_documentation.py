@@ -34,6 +34,7 @@ from run_folders import write_run
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 DOCUMENTS = [
     ROOT / "README.md",
+    ROOT / "AGENTS.md",
     CONTRIBUTING,
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("recipes/*/README.md")),
