@@ -1,5 +1,5 @@
 # The tested environment as an image: docker build --tag largebatch .
-# docs/containers.md converts it for Apptainer and Enroot.
+# docs/launching.md converts it for Apptainer and Enroot.
 FROM python:3.11-slim-bookworm
 
 # DeepSpeed and torch.compile build kernels when they need them. NCCL opens libibverbs and libmlx5 (ibverbs-providers) by

@@ -12,7 +12,7 @@ ACCELERATE_CONFIG = recipes/accelerate_configs/$(STRATEGY).yaml
 STRATEGIES = $(basename $(notdir $(wildcard recipes/accelerate_configs/*.yaml)))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install train test check oldest lint schemas bench gpu clean
+.PHONY: help install train test check oldest lint schemas lock site bench gpu clean
 
 help:
 	@echo "make train   train CONFIG ($(CONFIG))"
@@ -22,6 +22,8 @@ help:
 	@echo "make oldest  run the tests that start no job with the oldest versions that pyproject.toml allows; once per release"
 	@echo "make test    run linters and the whole test suite, in about 15 minutes on 2 cores"
 	@echo "make schemas write the recipes' JSON Schemas, docs/configuration.md and the tables of recipes, after a change to a config"
+	@echo "make site    build the documentation as a site, into build/site"
+	@echo "make lock    write requirements.lock, all packages of the tested set with hashes, after a change to requirements.txt"
 	@echo "make gpu     measure on GPUs, all in under 25 minutes, or only PARTS (correctness,ablations,memory,throughput,"
 	@echo "             scaling); DEVICE=cpu rehearses; WHEELS=FOLDER takes missing packages from there; ARGS has options,"
 	@echo "             such as --minutes 9 --only 'GPT-2 ddp': see bench/README.md"
@@ -58,6 +60,16 @@ schemas: install
 	$(BIN)/largebatch schema recipes/*/ src/largebatch/tools/new/templates/task
 	$(BIN)/python docs/configuration_page.py
 	$(BIN)/python docs/recipe_tables.py
+
+lock:
+	$(PYTHON) -m venv --clear build/uv
+	build/uv/bin/pip install --quiet uv
+	build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		--no-annotate --output-file requirements.lock requirements.txt
+
+site: install
+	$(BIN)/pip install --quiet --constraint requirements.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --quiet --strict
 
 check: lint
 	$(BIN)/pytest --numprocesses 2 -m "not slow"

@@ -3,32 +3,49 @@
 .venv/bin/python bench/performance.py
 """
 
+import re
 from pathlib import Path
 
-from record import NOT_MEASURED, RESULTS, ROOT, Record, behind, not_measured, read_record, section
+from record import MISSED, NOT_MEASURED, OURS, RESULTS, ROOT, Figure, Record, behind, read_record
 
 DOCUMENT = ROOT / "docs/performance.md"
-PROGRAMS = (
-    "loop_tax",
-    "two_process",
-    "start",
-    "data_path",
-    "memory",
-    "checkpoints",
-    "noise_scale",
-)
 # `make gpu` writes a JSON for each of its parts.
-GPU = "gpu"
 GPU_PARTS = ("correctness", "ablations", "memory", "throughput", "scaling")
+# The files; the contender that is divided by the baseline, or "" for all figures without a unit; the words with which
+# the cases begin; and what the row compares. A GPU reading that was kept has a folder of its own.
+ROWS = (
+    ("loop_tax/*", OURS, "", "tiny model's step; PyTorch's tutorial loop"),
+    ("two_process/*", OURS, "", "step on two processes; loops by hand"),
+    ("start/*", OURS, "", "launch to first step; bare script"),
+    ("data_path/*", OURS, "", "preparing text; tokenizer alone"),
+    ("memory/*", OURS, "", "peak memory; Transformers' `Trainer`"),
+    ("checkpoints/*", OURS, "", "save or load; `torch.distributed.checkpoint`"),
+    ("noise_scale/*", "one step in 10 measures", "", "step with noise scale; without"),
+    ("gpu/**/throughput*", OURS, "GPT-2 124M", "step of GPT-2 124M; bare compiled loop"),
+    ("gpu/**/throughput*", OURS, "Llama 1.3B", "step of Llama 1.3B; bare compiled loop"),
+    ("gpu/**/throughput*", OURS, "ResNet-50", "step of ResNet-50, DDP; bare compiled loop"),
+    ("gpu/**/memory*", "", "", "peak memory; estimate of `plan`"),
+    ("gpu/**/scaling*", "", "", "tokens/s on several GPUs; several times one"),
+)
 INTRODUCTION = """# Performance
 
-<!-- Made by bench/performance.py from the samples in bench/results: change a program or measure again instead. -->
+<!-- Made by bench/performance.py from bench/results. -->
 
-For everyone who wonders what this library costs beside a loop written by hand, and where it is slower. `make bench`
-takes the measurements and generates this page; [bench/README.md](../bench/README.md) describes the programs. Contenders
-take turns within one run. A ratio divides two measurements of the same round; the tables show the median over the
-rounds, with quartiles in parentheses. Raw samples are in the JSON files of [bench/results](../bench/results).
+For everyone who wonders what this library costs beside other loops, and where it is slower. A ratio is the median of
+ours / theirs in the same round; below 1, ours takes less. [bench](../bench/README.md) says how to measure again.
+
+## Where it is behind
+
+Missed targets, and contenders that take less than ours:
 """
+TABLE = """
+## All readings
+
+Of several cases, the lowest and the highest ratio. Linked folders have all numbers;
+[bench/results](../bench/results) has further measurements.
+
+| program | ours; theirs | ratio | target | commit, machine |
+| --- | --- | --- | --- | --- |"""
 
 
 def document(results: Path = RESULTS) -> str:
@@ -37,50 +54,41 @@ def document(results: Path = RESULTS) -> str:
     Args:
         results: A folder of folders, each with JSON files of one program.
     """
-    found = {name: _records(results / name) for name in (*PROGRAMS, GPU)}
-    late = [f"- {record.title}: {line}." for records in found.values() for record in records for line in behind(record)]
-    waiting = [f"- `bench/{name}.py`: {NOT_MEASURED}." for name in PROGRAMS if not found[name]]
-    waiting += _parts_not_measured(results)
-    waiting += [
-        f"- {what}: {NOT_MEASURED}."
-        for records in found.values()
-        for record in records
-        for what in not_measured(record)
+    late = [
+        f"- {re.split('[,;]', record.title)[0]}: {line}."
+        for program in dict.fromkeys(row[0].partition("/")[0] for row in ROWS)
+        for record in _records(results, f"{program}/**/*")
+        for line in behind(record)
     ]
-    if late:
-        late = ["Missed targets, and contenders that are faster or need less than `ours`.", "", *late]
-    elif any(record.is_measured for records in found.values() for record in records):
-        late = ["No target is missed, and no contender takes less than `ours`."]
-    lines = [INTRODUCTION, "## Where it is behind", "", *(late or ["Nothing is measured yet."])]
-    if waiting:
-        lines += ["", "## What is not measured yet", "", *waiting]
-    for name, records in found.items():
-        for record in records:
-            lines += ["", f"## {record.title}", "", f"[bench/results/{name}](../bench/results/{name})", ""]
-            lines += section(record)[:-1]
-    others = [folder for folder in sorted(results.iterdir()) if (folder / "README.md").exists()]
-    others = [folder for folder in others if not found.get(folder.name)]
-    if others:
-        lines += ["", "## Other measurements", ""]
-        lines += [f"- [{_title(folder)}](../bench/results/{folder.name}/README.md)" for folder in others]
-    return "\n".join(lines).rstrip() + "\n"
+    rows = [_row(results, *row) for row in ROWS]
+    return "\n".join([INTRODUCTION, *(late or ["- Nothing that was measured."]), TABLE, *rows]) + "\n"
 
 
-def _parts_not_measured(results: Path) -> list[str]:
-    # A reading that was kept has a folder of its own.
-    missing = [name for name in GPU_PARTS if not any((results / GPU).rglob(f"{name}*.json"))]
-    why = "no GPU has been used yet" if len(missing) == len(GPU_PARTS) else NOT_MEASURED
-    return [f"- `make gpu` ({', '.join(missing)}): {why}."] if missing else []
+def _row(results: Path, files: str, contender: str, case: str, what: str) -> str:
+    figures: list[Figure] = []
+    sources = {}
+    for record in _records(results, files):
+        found = [each for each in record.figures if each.samples and not each.unit]
+        if contender:
+            with_it = [each for each in record.comparisons if contender in each.names and each.case.startswith(case)]
+            found = [each.ratio(contender, each.baseline) for each in with_it]
+        if found:
+            figures += found
+            machine = record.facts["machine"].rpartition(" x ")[2].partition(",")[0]
+            sources[f"{record.facts['commit']}, {machine}"] = None
+    medians = sorted(each.median for each in figures)
+    ends = dict.fromkeys(f"{each:.3f}" for each in medians[:1] + medians[-1:])
+    aims = {aim for each in figures for aim in each.targets}
+    aims = sorted(aim for aim in aims if aim + MISSED not in aims)
+    program = files.partition("/")[0]
+    link = f"[{program}](../bench/results/{program}/README.md)"
+    cells = [link, what, " to ".join(ends) or NOT_MEASURED, ", ".join(aims), "; ".join(sources)]
+    return f"| {' | '.join(cells)} |"
 
 
-def _records(folder: Path) -> list[Record]:
-    read = [read_record(file) for file in sorted(folder.glob("*.json"))]
+def _records(results: Path, files: str) -> list[Record]:
+    read = [read_record(file) for file in sorted(results.glob(f"{files}.json"))]
     return [record for record in read if record is not None]
-
-
-def _title(folder: Path) -> str:
-    """The first heading of its README."""
-    return (folder / "README.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
 if __name__ == "__main__":

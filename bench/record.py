@@ -1,12 +1,13 @@
 """The record that every program here writes as JSON: raw samples with their machine, versions and settings.
 
-Tables and verdicts are computed from the samples, each time: in the README.md beside the JSON, and in
-docs/performance.md. A median ratio is the median, over the rounds, of two samples of the same round: what slows the
+Tables and verdicts are computed from the samples, each time: all of them in the README.md beside the JSON, and the rows
+of docs/performance.md. A median ratio is the median, over the rounds, of two samples of the same round: what slows the
 machine down for a while slows both.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import shlex
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
 OURS = "ours"
 NOT_MEASURED = "not measured yet"
+MISSED = ": **missed**"
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,7 @@ class Comparison:
     Args:
         unit: The unit of the samples.
         baseline: The contender by which the others are divided.
-        rounds: A sample of each contender in each round, in the order in which they were taken; none are not measured
-            yet.
+        rounds: A sample of each contender in each round, in the order in which they were taken.
         case: Which of a program's comparisons it is, where it makes several.
         limits: The target, the largest ratio, by contender.
     """
@@ -48,22 +49,21 @@ class Comparison:
     @property
     def names(self) -> list[str]:
         """The contenders, the baseline first, then in the order of the first round."""
-        measured = self.rounds[0] if self.rounds else self.limits
-        return [self.baseline, *(name for name in measured if name != self.baseline)]
+        return [self.baseline, *(name for name in self.rounds[0] if name != self.baseline)]
 
     def median(self, name: str) -> float:
-        """The median of a contender's samples; NaN if there are none."""
-        return statistics.median(each[name] for each in self.rounds) if self.rounds else float("nan")
+        """The median of a contender's samples."""
+        return statistics.median(each[name] for each in self.rounds)
 
     def ratios(self, name: str, baseline: str) -> list[float]:
         """One contender's samples divided by another's of the same round."""
         return [each[name] / each[baseline] for each in self.rounds]
 
-    def median_ratios(self) -> dict[str, float]:
-        """The median ratio of every contender to the baseline; empty if nothing is measured."""
-        if not self.rounds:
-            return {}
-        return {name: statistics.median(self.ratios(name, self.baseline)) for name in self.names}
+    def ratio(self, name: str, other: str) -> "Figure":
+        """One contender's ratios to another's, with the target if that is the baseline."""
+        case = f" ({self.case})" if self.case else ""
+        limit = self.limits.get(name) if other == self.baseline else None
+        return Figure(f"{name} / {other}{case}", "", self.ratios(name, other), at_most=limit)
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,21 @@ class Figure:
     at_least: float | None = None
     at_most: float | None = None
 
+    @property
+    def median(self) -> float:
+        """The median of the samples; NaN if there are none."""
+        return statistics.median(self.samples or [math.nan])
+
+    @property
+    def targets(self) -> list[str]:
+        """The targets, each with MISSED if the median misses it."""
+        aims = []
+        if self.at_least is not None:
+            aims.append(f"at least {self.at_least:,g}" + MISSED * (self.median < self.at_least))
+        if self.at_most is not None:
+            aims.append(f"at most {self.at_most:,g}" + MISSED * (self.median > self.at_most))
+        return aims
+
 
 @dataclass
 class Record:
@@ -101,23 +116,9 @@ class Record:
     remarks: list[str] = field(default_factory=list)
     """What a reader must know of this run, such as a contender that was left out."""
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether there is any sample."""
-        return any(each.rounds for each in self.comparisons) or any(each.samples for each in self.figures)
-
-    def median_ratios(self) -> dict[str, Any]:
-        """The median ratios of each contender, or of each case if there are several, by `median_ratio_to_…`."""
-        found: dict[str, Any] = {}
-        for comparison in self.comparisons:
-            of_baseline = found.setdefault(f"median_ratio_to_{comparison.baseline}", {})
-            ratios = comparison.median_ratios()
-            of_baseline.update({comparison.case: ratios} if comparison.case else ratios)
-        return found
-
     def to_json(self) -> str:
-        """The record, with the median ratios first, for whoever wants nothing else."""
-        return json.dumps(self.median_ratios() | asdict(self), indent=1) + "\n"
+        """The record as `read_record` reads it."""
+        return json.dumps(asdict(self), indent=1) + "\n"
 
 
 def read_record(path: Path) -> Record | None:
@@ -212,8 +213,6 @@ def section(record: Record) -> list[str]:
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     load = f"load average {facts['load average before']} before, {facts.get('load average after', '?')} after"
     where = f"{facts['machine']}; {load}; {versions}; commit {facts['commit']}."
-    if not record.is_measured:
-        where = f"{NOT_MEASURED}, for lack of the machine; the table says what will be measured."
     remarks = [line for remark in record.remarks for line in (remark, "")]
     lines = [record.about, "", f"`{facts['command']}`, {facts['date'][:10]}; {where}", ""]
     return [*lines, *tables(record), "", *remarks]
@@ -235,16 +234,13 @@ def tables(record: Record) -> list[str]:
 
 def _rows(comparisons: Sequence[Comparison], has_cases: bool) -> Iterator[list[str]]:
     for comparison in comparisons:
-        ratios = comparison.median_ratios()
         for name in comparison.names:
-            limit = comparison.limits.get(name)
-            aim = "" if limit is None else _verdict(f"at most {limit:g}", ratios and ratios[name] <= limit)
-            cells = [NOT_MEASURED, "", aim]
-            if comparison.rounds:
-                cells = [f"{_digits(comparison.median(name))} {comparison.unit}", f"1, {name} itself", aim]
-                if name != comparison.baseline:
-                    cells[1] = f"{_spread(comparison.ratios(name, comparison.baseline))} of {comparison.baseline}"
-            yield [*([comparison.case] if has_cases else []), name, *cells]
+            ratio = comparison.ratio(name, comparison.baseline)
+            spread = f"{_spread(ratio.samples)} of {comparison.baseline}"
+            if name == comparison.baseline:
+                spread = f"1, {name} itself"
+            cells = [name, f"{_digits(comparison.median(name))} {comparison.unit}", spread, ", ".join(ratio.targets)]
+            yield [*([comparison.case] if has_cases else []), *cells]
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -256,50 +252,30 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _figure_row(figure: Figure) -> list[str]:
-    value = statistics.median(figure.samples) if figure.samples else None
-    aims = []
-    if figure.at_least is not None:
-        aims.append(_verdict(f"at least {figure.at_least:,g}", value and value >= figure.at_least))
-    if figure.at_most is not None:
-        aims.append(_verdict(f"at most {figure.at_most:,g}", value and value <= figure.at_most))
-    return [figure.what, NOT_MEASURED if value is None else f"{_digits(value)} {figure.unit}", ", ".join(aims)]
-
-
-def _verdict(aim: str, reached: object) -> str:
-    """The target, and that it was missed; `reached` is False then, and anything empty where nothing is measured."""
-    return f"{aim}: **missed**" if reached is False else aim
+    value = f"{_digits(figure.median)} {figure.unit}" if figure.samples else NOT_MEASURED
+    return [figure.what, value, ", ".join(figure.targets)]
 
 
 def behind(record: Record) -> list[str]:
-    """One line for each target that is missed, and for each contender that takes less than ours in most rounds."""
+    """One line for each missed target, and for each contender that takes less than ours in most rounds."""
+    ratios = [each.ratio(name, each.baseline) for each in record.comparisons for name in each.limits]
+    missed: dict[str, list[str]] = {}
+    for figure in [*record.figures, *ratios]:
+        for target in figure.targets:
+            if MISSED in target:
+                missed.setdefault(target.removesuffix(MISSED), []).append(_line(figure))
     lines = []
-    for comparison in record.comparisons:
-        case = f" ({comparison.case})" if comparison.case else ""
-        ratios = comparison.median_ratios()
-        for name, ratio in ratios.items():
-            limit = comparison.limits.get(name)
-            if limit is not None and ratio > limit:
-                times = f"takes {ratio:.3f} times as much as {comparison.baseline}{case}"
-                lines.append(f"{name} {times}; the target is at most {limit:g}")
-        if OURS not in ratios:
-            continue
-        for name in comparison.names:
-            ratio = statistics.median(comparison.ratios(OURS, name))
-            if not name.startswith(OURS) and round(ratio, 3) > 1:
-                lines.append(f"{OURS} takes {ratio:.3f} times as much as {name}{case}")
-    for figure in record.figures:
-        row = _figure_row(figure)
-        if "missed" in row[2]:
-            lines.append(f"{figure.what}: {row[1]}; the target is {row[2].partition(':')[0]}")
-    return lines
+    for target, (first, *others) in missed.items():
+        more = f", and {len(others)} more" if others else ""
+        lines.append(f"{first}{more} (target: {target})")
+    with_ours = [each for each in record.comparisons if OURS in each.names]
+    ratios = [each.ratio(OURS, name) for each in with_ours for name in each.names if not name.startswith(OURS)]
+    slower = [_line(each) for each in ratios if round(each.median, 3) > 1 and MISSED not in "".join(each.targets)]
+    return [*lines, *slower]
 
 
-def not_measured(record: Record) -> list[str]:
-    """What the program measures and this record has no sample of; its title alone where it has no sample at all."""
-    if not record.is_measured:
-        return [record.title]
-    cases = [each.case or record.title for each in record.comparisons if not each.rounds]
-    return [*cases, *(each.what for each in record.figures if not each.samples)]
+def _line(figure: Figure) -> str:
+    return f"{figure.what}: {figure.median:.4g} {figure.unit}".rstrip()
 
 
 def _table(header: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]]) -> list[str]:

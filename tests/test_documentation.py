@@ -15,10 +15,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, product
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
+from PIL import Image
 
 from jobs import run_job, train
 from largebatch.__main__ import build_parser, main
@@ -32,6 +34,7 @@ from run_folders import write_run
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 DOCUMENTS = [
     ROOT / "README.md",
+    ROOT / "AGENTS.md",
     CONTRIBUTING,
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("recipes/*/README.md")),
@@ -117,16 +120,30 @@ def repository(project, monkeypatch):
     return project
 
 
-def write_own_recipes(text: str) -> None:
-    """Write the recipes, on the reader's own documents, that a document's commands name."""
-    files = {"train": "train.jsonl", "eval": "valid.jsonl"}
-    for name, recipe in (("my_recipe", PYDOC), ("my_bert", BERT)):
-        place = Path("recipes", recipe.parent.name, f"{name}.json")
-        if str(place) in text:
-            config = json.loads(recipe.read_text())
-            config["data"] |= {"source": "datasets", "path": "json", "data_files": files, "tokenizer": "my_tokenizer"}
-            config["model"]["vocab_size"] = 16384
-            place.write_text(json.dumps(config))
+def write_own_data() -> None:
+    """Write what the page on data takes for the reader's own: a folder of text, a file of pairs, folders of images."""
+    from datasets import Dataset
+
+    Path("texts").mkdir()
+    for name, text in topics.items():
+        Path("texts", f"{name}.txt").write_text(text)
+    pairs = [{"question": f"{a} + {b} = ?", "answer": str(a + b)} for a in range(30) for b in range(30)]
+    Dataset.from_list(pairs).to_parquet("pairs.parquet")
+    for split, label, number in product(("train", "valid"), range(10), range(20)):
+        folder = Path("images", split, str(label))
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (label * 20, number, number)).save(folder / f"{number}.png")
+
+
+def write_own_recipe(text: str) -> None:
+    """Write the recipe, on the reader's own documents, that a document's commands name."""
+    place = Path("recipes", BERT.parent.name, "my_bert.json")
+    if str(place) in text:
+        config = json.loads(BERT.read_text())
+        files = {"train": "train.jsonl", "eval": "valid.jsonl"}
+        config["data"] |= {"source": "datasets", "path": "json", "data_files": files, "tokenizer": "my_tokenizer"}
+        config["model"]["vocab_size"] = 16384
+        place.write_text(json.dumps(config))
 
 
 def calls_of(command: str) -> list[list[str]]:
@@ -237,7 +254,9 @@ def test_links_lead_somewhere():
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_work(document, trained, repository, monkeypatch, capsys):
     shown = commands(document)
-    write_own_recipes(document.read_text())
+    write_own_recipe(document.read_text())
+    if any("images/train" in command for command in shown):
+        write_own_data()
     if any("runs/gpt_pydoc" in command for command in shown):
         shutil.copytree(trained, repository / "runs/gpt_pydoc")
     for command in shown:
@@ -364,7 +383,7 @@ IN_SAMPLES = ("--train.duration", '{"samples": 10000000}', "--evaluation.every=n
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_shown_parts_are_those_of_a_recipe(document):
     """Of one of the recipes, whose other fields they fit; those of an own task are in that page's test."""
-    for part in overriding_blocks(document) if document.name != "own_task.md" else ():
+    for part in overriding_blocks(document) if document.name != "getting_started.md" else ():
         problems = []
         for recipe in RECIPES:
             try:

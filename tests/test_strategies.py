@@ -40,7 +40,7 @@ GROUPS = json.dumps(
 IN_GROUPS = {".h.1.": (0.3, 5), ".ln_": (3, 0)}
 PER_LAYER = "--optimizer.lr_factor_per_layer=0.7"
 # Of the second source, 40 samples are drawn more than twice.
-MIXED = {"long": (str(ROOT / "LICENSE"), 300), "short": (str(ROOT / "docs/science.md"), 40)}
+MIXED = {"long": (str(ROOT / "LICENSE"), 300), "short": (str(ROOT / "SECURITY.md"), 40)}
 SHARES = {0: {"long": Fraction(7, 10), "short": Fraction(3, 10)}, 7: {"long": Fraction(1, 4), "short": Fraction(3, 4)}}
 MIXTURE = json.dumps(
     {

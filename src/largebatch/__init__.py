@@ -4,4 +4,4 @@ Importing this package, `largebatch.config` or `largebatch.plan` does not import
 configs checked in a fraction of a second on a login node.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -9,7 +9,7 @@ from paths import ROOT
 from resuming import Interruption, assert_close_weights, run_interrupted
 from tasks import SMALL
 
-FILES = {"long": ("LICENSE", 90, 12), "short": ("docs/science.md", 30, 7)}
+FILES = {"long": ("LICENSE", 90, 12), "short": ("SECURITY.md", 30, 7)}
 DATA = {
     "source": "datasets",
     "path": "text",

@@ -17,7 +17,7 @@ def add_parser(commands: Commands) -> None:
         description="Run on every node of a job: compare their software, GPUs and limits, check the shared run folder, "
         "connect the nodes, and measure an all-reduce. The first node prints the verdict.",
         epilog="launch/node.sh runs it, and sets LARGEBATCH_NODE, LARGEBATCH_NODE_NAMES, LARGEBATCH_LOGS and "
-        "LARGEBATCH_TOKEN.\ndocs/preflight.md says what it finds. Exit code 3: there are bad nodes.",
+        "LARGEBATCH_TOKEN.\ndocs/slurm.md says what it finds. Exit code 3: there are bad nodes.",
         takes_overrides=True,
     )
     add_recipe(parser)

@@ -76,7 +76,7 @@ def _all_reduce(node: Node, minimum_bandwidth: float) -> Findings:
         result = f"{what}: {bandwidth:.2f} GB/s (bus bandwidth, median of {NUM_MEASUREMENTS})"
         if bandwidth < minimum_bandwidth:
             findings.refusals.append(
-                f"{result}, less than LARGEBATCH_MIN_BUSBW={minimum_bandwidth:g}; see docs/preflight.md"
+                f"{result}, less than LARGEBATCH_MIN_BUSBW={minimum_bandwidth:g}; see docs/slurm.md"
             )
         else:
             findings.notes.append(result)
