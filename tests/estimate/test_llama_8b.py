@@ -71,11 +71,14 @@ def bytes_of_a_process(strategy, processes):
     if strategy == "ddp":
         # Weights, gradients, two moments.
         return 4 * WEIGHTS * 4 + activations()
-    # Whole weights; masters, two moments and the update's copy of gradients in parts.
-    states = 4 * WEIGHTS + 4 * 4 * WEIGHTS / processes
+    # Whole weights; masters and two moments in parts.
+    states = 4 * WEIGHTS + 3 * 4 * WEIGHTS / processes
     part = gradients_of_a_part(processes)
     accumulated = {"zero1": WEIGHTS, "zero2": part}[strategy] if accumulates else 0
-    return states + 4 * part + 4 * accumulated + BUCKETS + activations()
+    # When the backward pass begins, and when the first bucket, of 5e7, is full, and the part's gradients get their room.
+    begins = max(part, accumulated if strategy == "zero1" else 0)
+    kept = activations() * (1 - 5e7 / WEIGHTS)
+    return states + BUCKETS + max(4 * begins + activations(), 4 * part + 4 * accumulated + kept)
 
 
 def test_the_sizes_are_llama_8bs():

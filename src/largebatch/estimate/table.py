@@ -11,7 +11,8 @@ from largebatch.words import aligned, counted, digits, span, wrapped
 NOTES = (
     "Sizes are in GiB, for the process that holds the most. If the batch size changes, all numbers are of the largest.",
     "States are exact, before the update: weights, reduced gradients, optimizer states, and DeepSpeed's fp32 copies. "
-    "Transient: held during part of a step, at most: accumulated gradients, gathered weights, buckets; see --json.",
+    "Transient: what else is held at a step's peak, at most: accumulated gradients, gathered weights, buckets; see "
+    "--json. Total: the most at any one time, which may be when some activations are gone.",
     "Activations of a micro-batch are an estimate: what a forward pass on shapes keeps with CUDA's kernels, without "
     "work space. Fits: 8 % of a GPU, and at least 4 GiB, are left for it, CUDA's context, NCCL and fragmentation.",
     "Sent: by each process per step; of what n processes gather or reduce in a ring, (n - 1) / n. At most, for zero3.",
