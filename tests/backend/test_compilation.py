@@ -14,10 +14,12 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 import tasks
 from jobs import JobFailed, run_job, train, train_in_job
-from largebatch.backend.compilation import CompiledRegions
+from largebatch.backend.compilation import CompiledRegions, compiles_whole
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
+from largebatch.model.building import build_shapes
 from largebatch.plan import RunPlan, explain, resolve
+from largebatch.plan.strategies import find_strategy
 from largebatch.run.loop import Loop
 from largebatch.run.step import Step
 from largebatch.storage.files import read_json_lines
@@ -28,7 +30,7 @@ from resuming import TINY_GPT, events
 CPU = torch.device("cpu")
 # Unequal lengths, ragged batches, dropout, accumulation, two evaluations.
 STEPS = ("--model.num_layers=2", "--train.stop_after_steps=8", "--evaluation.max_samples=8")
-COMPILED = "--compute.compile=on"
+COMPILED = "--compute.compile=blocks"
 
 
 def train_here(run_dir: Path, *words: str, backend: str = "inductor") -> dict:
@@ -185,15 +187,15 @@ LORA = '--model.lora={"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
 @pytest.mark.parametrize(
     ("strategy", "recipe", "words", "region"),
     [
-        ("fsdp", DIGITS, (), "ResNetStage"),
+        ("fsdp", DIGITS, ("--compute.compile=model",), r"\w*ResNet\w*"),
         ("zero3", SIMCLR, (), "Encoder"),
         # A compiled backward pass needs frozen weights whole, and they have been let go again.
         ("zero3", ADDITION, (LORA,), "LlamaDecoderLayer"),
     ],
 )
 def test_what_is_cut_up_inside(strategy, recipe, words, region, tmp_path):
-    """FSDP2 gathers each convolution of a ResNet by itself, in the midst of a stage; ZeRO-3 each layer of a model."""
-    remedy = f'compute.compile: {strategy} .* of {region} .*; write "off", or launch with ddp, zero1 or zero2'
+    """FSDP2 gathers each stage of a ResNet by itself, and ZeRO-3 each layer of a model."""
+    remedy = f'compute.compile: {strategy} .* of {region} .*; write .*"off", or launch with ddp, zero1 or zero2'
     with pytest.raises(JobFailed, match=remedy):
         train_in_job(recipe, tmp_path / "run", *TWO_STEPS, *words, strategy=strategy)
 
@@ -205,12 +207,63 @@ def train_as_on_gpus(run_dir: Path, recipe: Path, *words: str) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "words"), [("fsdp", (DIGITS,)), ("zero3", (ADDITION, LORA))])
-def test_what_is_not_asked_for_runs_eagerly(strategy, words, tmp_path):
-    """Where compiling it would be refused: two of the same models."""
-    history = run_job(train_as_on_gpus, tmp_path / "run", *words, strategy=strategy)[0]
+def test_what_is_not_asked_for_runs_eagerly(tmp_path):
+    """Where compiling it would be refused."""
+    history = run_job(train_as_on_gpus, tmp_path / "run", ADDITION, LORA, strategy="zero3")[0]
     assert [line["event"] for line in history] == ["started", "not_compiled", "finished"]
-    assert f"{strategy} does not gather all weights of" in history[1]["reason"]
+    assert "zero3 does not gather all weights of" in history[1]["reason"]
+
+
+def train_digits(run_dir: Path, *words: str) -> dict:
+    torch.compile = partial(torch.compile, backend="aot_eager")
+    train(
+        DIGITS,
+        "--batch.micro_batch_size=32",
+        "--train.stop_after_steps=3",
+        "--logging.every=1",
+        *words,
+        run_dir=run_dir,
+    )
+    return written(run_dir)
+
+
+@pytest.mark.slow
+def test_stages_that_fsdp_gathers_are_compiled(tmp_path):
+    """Accelerate's own units would be the convolutions inside them."""
+    expected = run_job(train_digits, tmp_path / "eager", strategy="ddp")[0]
+    result = run_job(train_digits, tmp_path / "run", COMPILED, strategy="fsdp")[0]
+    assert events(tmp_path / "run", "not_compiled") == []
+    losses = [[line["loss"] for line in run["metrics"]] for run in (expected, result)]
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_whole_model_is_the_same_training(eager, tmp_path):
+    result = run_job(trace_here, tmp_path / "run", "--compute.compile=model", strategy="ddp")[0]
+    assert_same(result, eager[1])
+    assert events(tmp_path / "run", "not_compiled") == []
+    assert result["graphs"] > 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "strategy", "is_whole"),
+    [
+        (DIGITS, (), "ddp", True),
+        (DIGITS, (), "zero2", True),
+        (DIGITS, (), "fsdp", False),
+        (PYDOC, (), "ddp", True),
+        (PYDOC, ("--compute.compile=blocks",), "ddp", False),
+        (PYDOC, ("--compute.compile=model",), "fsdp", True),
+        (PYDOC, ("--compute.activation_checkpointing=full",), "ddp", False),
+        # 64 million parameters.
+        (PYDOC, ("--model.hidden_size=1024", "--model.num_layers=5", "--model.num_heads=8"), "ddp", False),
+    ],
+)
+def test_what_is_compiled_whole(recipe, words, strategy, is_whole):
+    config = load_config(recipe, words)
+    model = build_shapes(partial(tasks.build_model(recipe), config))
+    assert compiles_whole(model, find_strategy(strategy), config.compute) == is_whole
 
 
 CHECKPOINTING = "--compute.activation_checkpointing=full"

@@ -75,7 +75,7 @@ def bytes_of_a_process(strategy, processes):
     states = 4 * WEIGHTS + 3 * 4 * WEIGHTS / processes
     part = gradients_of_a_part(processes)
     accumulated = {"zero1": WEIGHTS, "zero2": part}[strategy] if accumulates else 0
-    # When the backward pass begins, and when the first bucket, of 5e7, is full, and the part's gradients get their room.
+    # When the backward pass begins; and when a bucket, of 5e7, is full, and the part's gradients get their room.
     begins = max(part, accumulated if strategy == "zero1" else 0)
     kept = activations() * (1 - 5e7 / WEIGHTS)
     return states + BUCKETS + max(4 * begins + activations(), 4 * part + 4 * accumulated + kept)

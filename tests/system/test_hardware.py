@@ -11,9 +11,10 @@ from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.estimate.comparison import Workload, compare_strategies
 from largebatch.estimate.model_shape import Strategy
-from largebatch.estimate.recipe_model import activation_bytes, convolves, micro_batch_flops, recipe_model
+from largebatch.estimate.recipe_model import activation_bytes, micro_batch_flops, recipe_model
 from largebatch.estimate.step_time import Fabric, Hardware, step_time
 from largebatch.estimate.table import table
+from largebatch.model.parts import convolves
 from largebatch.plan import resolve
 from largebatch.system.hardware import GIB, GPUS, find_gpu, kept_back
 from largebatch.tools.plan import network

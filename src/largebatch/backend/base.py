@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics, is_synchronized, synchronize
-from largebatch.backend.compilation import CompiledRegions
+from largebatch.backend.compilation import CompiledRegions, compiles_whole
 from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
@@ -97,7 +97,8 @@ class Backend(ABC):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy; use the returned ones from here on."""
         if self.plan.compiles_on(self.device.type):
-            self._compiled = CompiledRegions(model, self.device)
+            is_whole = compiles_whole(model, self.launch.entry, self.plan.compute)
+            self._compiled = CompiledRegions(model, self.device, is_whole)
         prepared = self._wrap(model, optimizer)
         self._locate_layers()
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
@@ -106,6 +107,14 @@ class Backend(ABC):
             self._torch_optimizer.register_step_pre_hook(self._empty_frozen_groups)
             self._torch_optimizer.register_step_post_hook(self._refill_frozen_groups)
         return prepared
+
+    @property
+    def compiled(self) -> str:
+        """What is to be compiled, in words; "" if nothing is."""
+        if self._compiled is None or self._compiled.why_eager is not None:
+            return ""
+        regions = self._compiled.regions
+        return "the whole model" if len(regions) == 1 else f"{len(regions)} blocks"
 
     def agree_on_compiling(self) -> str | None:
         """If one process could not compile the model, let all run it eagerly, and return why; every process must call

@@ -1,6 +1,7 @@
 """The units into which Accelerate divides a model for FSDP2, and the model's shapes as estimates count them.
 
-Each unit is sharded and gathered as a whole.
+Each unit is sharded and gathered as a whole. Its hooks take time of the host in every pass: 36 ms a micro-batch for the
+21 units of a ResNet-18 whose parts were units, where its kernels took 3 (bench/results/gpu). So small parts are joined.
 """
 
 from collections import Counter
@@ -15,9 +16,12 @@ from torch.distributed.fsdp import FSDPModule
 from largebatch.backend.accelerate_internals import find_final_norm
 from largebatch.backend.gathers import weights_in_bf16
 from largebatch.estimate.model_shape import ModelShape, ParameterShape
-from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer
+from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer, lists_of_blocks
 from largebatch.optim import planned_groups
 from largebatch.plan import RunPlan
+
+MIN_UNIT = 2**20
+"""Parameters of a part of a block, on average, below which the blocks are the units."""
 
 
 @contextmanager
@@ -31,6 +35,12 @@ def shardable_parts(model: nn.Module) -> Iterator[None]:
     names = getattr(model, "_no_split_modules", None) or ()
     blocks = {name: [module for module in model.modules() if type(module).__name__ == name] for name in names}
     blocks = {name: found for name, found in blocks.items() if all(_shares_nothing(model, [each]) for each in found)}
+    repeated = [block for list_of_blocks in lists_of_blocks(model) for block in list_of_blocks]
+    inside = {part for block in repeated for part in block.modules() if part is not block}
+    small = {name for name, found in blocks.items() if not inside.isdisjoint(found) and _are_small(found)}
+    if small:
+        blocks = {name: found for name, found in blocks.items() if name not in small}
+        blocks |= {type(block).__name__: repeated for block in repeated}
     parts = [part for found in blocks.values() for block in found for part in block.modules() if part is not block]
     embeddings = {getter: embedding_layer(model, getter) for getter in EMBEDDING_GETTERS}
     unusable = [name for name, found in embeddings.items() if found is None or any(found is part for part in parts)]
@@ -46,6 +56,11 @@ def shardable_parts(model: nn.Module) -> Iterator[None]:
         for name in replaced:
             del vars(model)[name]
         vars(model).update(before)
+
+
+def _are_small(modules: Sequence[nn.Module]) -> bool:
+    elements = sum(parameter.numel() for module in modules for parameter in module.parameters())
+    return elements < MIN_UNIT * len(modules)
 
 
 def _shares_nothing(model: nn.Module, modules: Sequence[nn.Module]) -> bool:

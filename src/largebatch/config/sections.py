@@ -229,10 +229,12 @@ class Faults(Section):
 class Compute(Section):
     """How a step is computed; this affects its time and memory and, apart from rounding, nothing else."""
 
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Whether to `torch.compile` the repeated blocks of the model, or the whole model if it has none: "auto" does on
-    GPUs, if the model and the strategy can be compiled. The first steps take longer, and losses differ by rounding. If
-    compiling fails, training continues without, on all processes alike, with a warning."""
+    compile: Literal["auto", "on", "blocks", "model", "off"] = "auto"
+    """What to `torch.compile`. "auto", on GPUs, and "on", everywhere: the whole model if each process holds all of its
+    weights and it is a network of convolutions, has fewer than 50 million parameters or repeats no blocks; otherwise
+    its blocks. "auto" leaves out what cannot be compiled. "blocks" and "model": these. The first steps take longer, and
+    losses differ by rounding. If compiling fails, training continues without, on all processes alike, with a
+    warning."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What transformer and residual blocks recompute in the backward pass instead of keeping it. "full": everything but
     their inputs, which needs the least memory, at the cost of one more forward pass of the blocks. "selective": neither

@@ -17,7 +17,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
@@ -138,12 +137,6 @@ def micro_batch_flops(
         except Exception:
             return None
     return forward.get_total_flops(), backward.get_total_flops()
-
-
-def convolves(model: nn.Module) -> bool:
-    """Whether a model has more convolutions than linear layers."""
-    modules = list(model.modules())
-    return sum(isinstance(each, _ConvNd) for each in modules) > sum(isinstance(each, nn.Linear) for each in modules)
 
 
 def _addmm_flops(_: object, left: Sequence[int], right: Sequence[int], **__: object) -> int:

@@ -27,6 +27,12 @@ def lists_of_blocks(model: nn.Module) -> list[nn.ModuleList]:
     return [module for module in found if isinstance(module, nn.ModuleList)]
 
 
+def convolves(model: nn.Module) -> bool:
+    """Whether a model has more convolutions than linear layers."""
+    modules = list(model.modules())
+    return sum(isinstance(each, _ConvNd) for each in modules) > sum(isinstance(each, nn.Linear) for each in modules)
+
+
 def is_adapter(name: str) -> bool:
     """Whether the parameter of this name belongs to an adapter (LoRA) of `peft`."""
     return ".lora_" in name

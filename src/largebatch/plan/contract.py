@@ -145,7 +145,9 @@ class RunPlan:
     def compiles_on(self, kind: str) -> bool:
         """Whether the model is to be compiled on devices of this kind, such as "cuda"."""
         word = self.compute.compile
-        return word == "on" or (word == "auto" and kind == "cuda" and self.obstacle_to_compiling is None)
+        if word == "auto":
+            return kind == "cuda" and self.obstacle_to_compiling is None
+        return word != "off"
 
     # --- as JSON --------------------------------------------------------------------------------------------------
 
@@ -195,7 +197,7 @@ def resolve(
     to_come = [size for size, end in zip(sizes, ends, strict=True) if end > completed_steps]
     accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in to_come)
     obstacle, remedy = _obstacle_to_compiling(config, world_size, accumulation) or (None, None)
-    if obstacle is not None and config.compute.compile == "on":
+    if obstacle is not None and config.compute.compile not in ("auto", "off"):
         raise ConfigError(f'compute.compile: {obstacle}, which cannot be compiled; write "off", or {remedy}')
     scaled_batch_size = sizes[0] if isinstance(rate.decay, BatchGrowth) else None
     max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))

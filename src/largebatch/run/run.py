@@ -266,6 +266,8 @@ class Run(Generic[Config]):
             self._print(f"  {'Weight decay':<14}{decay_summary(optimizer.param_groups)}")
         expected = expect(self.plan, self.backend.launch, optimizer)
         prepared = self.backend.prepare(model, optimizer)
+        if self.backend.compiled:
+            self._print(f"  {'Compiled':<14}{self.backend.compiled}")
         if len(self.backend.launch.entry.reduction_policies) > 1 and self.plan.max_gradient_accumulation_steps > 1:
             self._print(f"  {'Gradients':<14}reduced with {POLICY_WORDS[self.backend.reduces]}")
         with self.backend.raise_on_all_ranks():

@@ -135,11 +135,11 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
     from largebatch.estimate.recipe_model import (
         NotEstimated,
         activation_bytes,
-        convolves,
         micro_batch_flops,
         recipe_model,
     )
     from largebatch.estimate.step_time import Fabric, Hardware
+    from largebatch.model.parts import convolves
     from largebatch.optim.trial import try_optimizer
     from largebatch.tools.plan.accelerate_configs import find_strategies
 
