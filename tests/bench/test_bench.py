@@ -4,6 +4,7 @@ import importlib
 import re
 import shutil
 import sys
+import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -15,9 +16,9 @@ import scale
 from experiments import EXPERIMENTS
 from fuzz import TARGETS, fuzz
 from fuzzing.cases import HELD, Case, Sound, run_case
-from gpu import correctness
+from gpu import correctness, memory
 from gpu.__main__ import seconds_of_the_next
-from gpu.rows import GRACE, Launcher, NotMeasured, Part, Row
+from gpu.rows import GRACE, Deadline, Launcher, NotMeasured, Part, Row
 from largebatch.config import load_config
 from largebatch.estimate.step_time import EXPOSED_SHARE
 from largebatch.plan import resolve
@@ -222,3 +223,13 @@ def test_a_row_is_rehearsed_on_the_cpu(tmp_path):
     part.measure(correctness.Runs(Launcher(1, ("ddp",)), is_small=True).rows())
     (figure,) = read_record(tmp_path / "part.json").figures
     assert (figure.what, figure.samples) == (name, [0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["gpt2_124m", "resnet50"])
+def test_jobs_of_a_gpu_are_rehearsed_without_a_hub(job):
+    """On generated samples."""
+    launcher = Launcher(1, ["zero1"])
+    deadline = Deadline(time.monotonic() + 120, time.monotonic)
+    (figure,) = memory.compare(launcher, (job, "zero1", ()), True, deadline)
+    assert figure.samples[0] > 0
