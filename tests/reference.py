@@ -63,12 +63,12 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
 
 
 def reference_pydoc(
-    recipe: Path, overrides: tuple[str, ...], steps: int, size_at: dict[int, int], own: dict[str, tuple] | None = None
+    recipe: Path, overrides: tuple[str, ...], steps: int, size_at: dict[int, int], own: dict[str, float] | None = None
 ) -> dict:
     """AdamW or LAMB on Python's reference, the whole global batch in one pass, its loss torch's mean over targets.
 
     `size_at` has the steps at which batch sizes come into force, as the overrides say it in other words. So does `own`
-    have, by a part of their names, parameters with a factor of the learning rate and a number of frozen steps.
+    have, by a part of their names, parameters with a factor of the learning rate.
     """
     from largebatch.data.text import pydoc_samples
 
@@ -78,7 +78,7 @@ def reference_pydoc(
     train_set, _ = pydoc_samples(config.data)
     groups = groups_of(model, options, ("ln_", "norm", "bias"))
     for group, (name, _) in zip(groups, model.named_parameters(), strict=True):
-        group["factor"], group["frozen"] = next((own[part] for part in own or {} if part in name), (1, 0))
+        group["factor"] = next((own[part] for part in own or {} if part in name), 1)
     kind = PlainLamb if options.name == "lamb" else torch.optim.AdamW
     optimizer = kind(groups, betas=options.betas, eps=options.eps)
 
@@ -266,9 +266,6 @@ def train_plainly(config, model, optimizer, mean_loss, batches, rates, tensors=t
         loss.backward()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * group.get("factor", 1)
-            if step < group.get("frozen", 0):
-                for parameter in group["params"]:
-                    parameter.grad = None
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm or float("inf"))
         optimizer.step()
         metrics.append({"loss": loss.item(), "lr": learning_rate, "grad_norm": norm.item()})

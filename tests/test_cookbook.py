@@ -15,7 +15,6 @@ from sklearn.metrics import roc_auc_score
 from torch.nn.functional import cross_entropy
 
 from jobs import run_job, train
-from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data.preparation import Preparation
 from largebatch.storage.files import read_json_lines
@@ -123,18 +122,11 @@ def test_a_sharded_strategy(strategy, recipe, alone, tmp_path):
     assert_same(tmp_path / "run", run_dir)
 
 
-def test_resumed_under_another_strategy(recipe, pretrained, alone, tmp_path):
+def test_resumed_under_another_strategy(recipe, alone, tmp_path):
     whole, words, _ = alone
     for strategy, world_size, last in (("ddp", 2, 4), ("zero2", 3, 9)):
         more = (*words, f"--train.stop_after_steps={last}", "--batch.micro_batch_size=2", REHEARSED)
         run_recipe(recipe, tmp_path / "run", *more, strategy=strategy, world_size=world_size)
-    # The first epoch has five steps.
-    assert main(["export", str(tmp_path / "run/checkpoints/step_00000004"), str(tmp_path / "frozen")]) == 0
-    frozen = load_file(tmp_path / "frozen/model.safetensors")
-    first = load_file(pretrained)
-    assert {name for name in frozen.keys() & first.keys() if torch.equal(frozen[name], first[name])} == {
-        name for name in first if name.startswith(("transformer.h.0.", "transformer.wpe"))
-    }
     losses = [
         line["shifted/loss"] for line in read_json_lines(tmp_path / "run/evaluations.jsonl") if "shifted/loss" in line
     ]

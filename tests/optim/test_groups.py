@@ -174,10 +174,10 @@ def test_optimizers_get_their_hyperparameters(name, kind, options):
         assert group.items() >= (options | {"weight_decay": decay}).items()
 
 
-# --- rates of their own, and freezing -----------------------------------------------------------------------------
+# --- rates of their own ---------------------------------------------------------------------------------------------
 
 HEAD = {"parameters": "head.*", "lr_factor": 3}
-REST = {"parameters": "*", "lr_factor": 0.5, "frozen_until": {"epochs": 1}}
+REST = {"parameters": "*", "lr_factor": 0.5}
 
 
 class Classifier(nn.Module):
@@ -205,9 +205,8 @@ def test_a_parameter_belongs_to_the_first_group_that_matches():
     assert found.pop("head.weight") == {"weight_decay": 0.1, "lr_factor": 3.0}
     # ResNet's recipe decays biases.
     assert found.pop("head.bias") == {"weight_decay": 0.1, "lr_factor": 3.0}
-    frozen = {"lr_factor": 0.5, "frozen_steps": 22}
-    assert found.pop("norm.weight") == found.pop("norm.bias") == {"weight_decay": 0.0, **frozen}
-    assert {tuple(each.items()) for each in found.values()} == {tuple({"weight_decay": 0.1, **frozen}.items())}
+    assert found.pop("norm.weight") == found.pop("norm.bias") == {"weight_decay": 0.0, "lr_factor": 0.5}
+    assert all(each == {"weight_decay": 0.1, "lr_factor": 0.5} for each in found.values())
 
 
 @pytest.mark.parametrize(
@@ -268,15 +267,5 @@ def test_the_plan_explains_groups():
     words = [f"--optimizer.groups={json.dumps([HEAD, REST])}", "--optimizer.lr_factor_per_layer=0.75"]
     text = explain(resolve(load_config(DIGITS, words), world_size=2), "digits")
     assert "head.*: 3 x the learning rate\n" in text
-    assert "*: 0.5 x the learning rate, and frozen for the first 22 steps\n" in text
+    assert "*: 0.5 x the learning rate\n" in text
     assert "each block's learning rate is 0.75 x that of the one above it\n" in text
-
-
-def test_a_freeze_ends_within_the_run():
-    groups = [HEAD, {"parameters": "*", "frozen_until": {"epochs": 20}}]
-    with pytest.raises(
-        ConfigError, match=r"optimizer\.groups\[1\]\.frozen_until: 440 steps are not fewer than the run's 440"
-    ):
-        load_config(DIGITS, [f"--optimizer.groups={json.dumps(groups)}"])
-    with pytest.raises(ConfigError, match=r"optimizer\.groups\[0\]\.frozen_until: is given in tokens, but the samples"):
-        load_config(DIGITS, ['--optimizer.groups=[{"parameters": "*", "frozen_until": {"tokens": 5}}]'])

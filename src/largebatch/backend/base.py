@@ -77,11 +77,7 @@ class Backend(ABC):
         self.optimizer: Optimizer
         self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
         self.reduces: Policy = launch.entry.reduction_policies[0]  # when gradients are reduced; known after `prepare`
-        self._step = 0  # the current optimizer step, counted from 0
         self._learning_rate: float | None = None  # the schedule's; None until the first update
-        self._frozen_groups: list[
-            tuple[dict[str, Any], Any]
-        ] = []  # frozen groups and their parameters, during an update
         self.kept = KeptStates()
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
         self._watch: GradientWatch
@@ -102,10 +98,6 @@ class Backend(ABC):
         prepared = self._wrap(model, optimizer)
         self._locate_layers()
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
-        if any(self.plan.frozen_steps):
-            # Around every update, whoever makes it: DeepSpeed steps each group by itself.
-            self._torch_optimizer.register_step_pre_hook(self._empty_frozen_groups)
-            self._torch_optimizer.register_step_post_hook(self._refill_frozen_groups)
         return prepared
 
     @property
@@ -128,19 +120,6 @@ class Backend(ABC):
             # Nothing is left to agree on.
             self._compiled = None
         return reason
-
-    def _empty_frozen_groups(self, optimizer: Optimizer, *_: object) -> None:
-        self._frozen_groups = [(group, group["params"]) for group in optimizer.param_groups if self._is_frozen(group)]
-        for group, _parameters in self._frozen_groups:
-            group["params"] = []
-
-    def _refill_frozen_groups(self, *_: object) -> None:
-        for group, parameters in self._frozen_groups:
-            group["params"] = parameters
-
-    def _is_frozen(self, group: Mapping[str, Any]) -> bool:
-        """Whether the current step does not update a parameter group, nor count its gradients."""
-        return bool(self._step < group.get("frozen_steps", 0))
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         self.unwrapped_model = model
@@ -193,9 +172,8 @@ class Backend(ABC):
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def begin_step(self, step: int) -> None:
-        """Prepare for the passes and the update of a step, counted from 0."""
-        self._step = step
+    def begin_step(self) -> None:
+        """Prepare for the passes and the update of a step."""
         self.untouched.forget()
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
@@ -223,15 +201,14 @@ class Backend(ABC):
     def measured_backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
         """`backward`, which returns the squared norm of its gradient's part in the reduced gradient, on the device.
 
-        Frozen parameters are left out. No gradient is kept: a hook sees each one as it arrives at its parameter.
+        No gradient is kept: a hook sees each one as it arrives at its parameter.
         """
         norms: list[torch.Tensor] = []
-        frozen = self._frozen_parameters()
         # FSDP2 has the tensors only after a forward pass, and torch.compile would trace the hooks in one.
         hooks = [
             leaf.register_hook(lambda gradient: norms.append(torch.linalg.vector_norm(gradient)))  # type: ignore[no-untyped-call]
             for parameter, leaf in self._gradient_leaves()
-            if parameter.requires_grad and parameter not in frozen
+            if parameter.requires_grad
         ]
         self.backward(loss, factor)
         for hook in hooks:
@@ -239,15 +216,8 @@ class Backend(ABC):
         return torch.stack(norms).double().square().sum() / self.world_size**2
 
     def _gradient_leaves(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-        """Each parameter that the optimizer steps, and the tensor at which its whole gradients of this process arrive.
-
-        DeepSpeed's optimizer has others, but there, gradients of frozen parameters are zero by then.
-        """
+        """Each parameter of the model, and the tensor at which its whole gradients of this process arrive."""
         return ((parameter, parameter) for parameter in self.unwrapped_model.parameters())
-
-    def _frozen_parameters(self) -> set[torch.Tensor]:
-        groups = self._torch_optimizer.param_groups
-        return {each for group in groups if self._is_frozen(group) for each in group["params"]}
 
     @abstractmethod
     def clip_and_step(self, measure_norm: bool) -> Update:

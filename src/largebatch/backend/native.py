@@ -46,8 +46,7 @@ class NativeBackend(Backend):
     @torch.no_grad()
     def _gradients_to_clip(self) -> list[torch.Tensor]:
         """This process's parts of the gradients that the step counts."""
-        frozen = self._frozen_parameters()
-        found = [each.grad for each in self.model.parameters() if each.grad is not None and each not in frozen]
+        found = [each.grad for each in self.model.parameters() if each.grad is not None]
         # Operations on DTensors go through Python for each tensor.
         return [each.to_local() if isinstance(each, DTensor) else each for each in found]
 

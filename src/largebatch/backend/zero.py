@@ -1,7 +1,6 @@
 """DeepSpeed ZeRO-1, -2 and -3."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from functools import partial
 from typing import Any
 
 import torch
@@ -76,20 +75,12 @@ class ZeroBackend(Backend):
                     break
                 # Gather its weights together before its compiled code runs, instead of in each layer inside it.
                 set_z3_leaf_module(region, True)
-        groups = [dict(group) for group in optimizer.param_groups if "frozen_steps" in group]
         self.engine, wrapped = super()._wrap(model, optimizer)
-        for group in groups:
-            for parameter in group["params"]:
-                # The engine clips by the norm of all gradients.
-                parameter.register_hook(partial(self._without_frozen, group))
         # The engine takes gradients away.
         self._watch = GradientWatch(self.unwrapped_model)
         kind = PartitionedWeights if self.engine.zero_optimization_stage() == 3 else PartitionedStates
         self._partitions: Partitions = kind(self.engine.optimizer, self.rank)
         return self.engine, wrapped
-
-    def _without_frozen(self, group: Mapping[str, Any], gradient: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(gradient) if self._is_frozen(group) else gradient
 
     def _materialize(self, model: nn.Module) -> None:
         """ZeRO-3 shards each parameter before the next is allocated; the other stages keep whole weights."""

@@ -259,9 +259,6 @@ class RecipeConfig(Section):
         if last_phase.first_step >= total:
             starts = f"size {last_phase.global_batch_size} starts at step {last_phase.first_step}"
             yield f"batch.global_batch_size: {starts}, but the run has {total}; remove it, or lengthen train.duration"
-        for path, step in steps.items():
-            if path.endswith(".frozen_until") and step >= total:
-                yield f"{path}: {step} steps are not fewer than the run's {total}; shorten it, or lengthen the run"
         rate = self.learning_rate
         warmup = steps.get("learning_rate.warmup.duration", 0)
         if rate.warmup and warmup > total:

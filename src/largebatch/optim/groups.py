@@ -16,9 +16,8 @@ from largebatch.plan import RunPlan
 def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
     """The parameter groups that the plan's optimizer must have: the model's trainable parameters, each once.
 
-    Those with weight decay come first. A group may have a `lr_factor`, which the learning rate is multiplied by,
-    `frozen_steps`, the number of first steps in which it is not updated, and the options that the optimizer's entry
-    adds (`group_of`).
+    Those with weight decay come first. A group may have a `lr_factor`, which the learning rate is multiplied by, and
+    the options that the optimizer's entry adds (`group_of`).
 
     Args:
         model: The model, before `prepare`.
@@ -36,31 +35,28 @@ def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
     if not trainable:
         raise ConfigError(f"{type(model).__name__} has no trainable parameter; leave requires_grad of some true")
     roles = roles_of(trainable, model, optimizer)
-    rules = _rules(trainable, plan)
+    factors = _lr_factors(trainable, plan)
     above = {} if optimizer.lr_factor_per_layer is None else _blocks_above(model)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter in trainable.items():
         role = roles[name]
         options: dict[str, Any] = {"weight_decay": optimizer.weight_decay if role.decays else 0.0}
-        lr_factor, frozen_steps = rules.get(name, (1.0, 0))
-        lr_factor *= (optimizer.lr_factor_per_layer or 1.0) ** above.get(parameter, 0)
+        lr_factor = factors.get(name, 1.0) * (optimizer.lr_factor_per_layer or 1.0) ** above.get(parameter, 0)
         if lr_factor != 1.0:
             options["lr_factor"] = lr_factor
-        if frozen_steps:
-            options["frozen_steps"] = frozen_steps
         options |= entry.group_of(role)
         group = groups.setdefault((role.decays, *options.items()), {"params": [], **options})
         group["params"].append(parameter)
     return [groups[key] for key in sorted(groups, key=lambda key: not key[0])]
 
 
-def _rules(trainable: Collection[str], plan: RunPlan) -> dict[str, tuple[float, int]]:
-    """The learning rate's factor and the number of frozen steps of each parameter that a group of the plan matches."""
-    rules: dict[str, tuple[float, int]] = {}
-    for group, frozen_steps in zip(plan.optimizer.groups or (), plan.frozen_steps, strict=True):
-        matched = names_matching(group.parameters, trainable, "optimizer.groups", taken=rules)
-        rules |= dict.fromkeys(matched, (group.lr_factor, frozen_steps))
-    return rules
+def _lr_factors(trainable: Collection[str], plan: RunPlan) -> dict[str, float]:
+    """The learning rate's factor of each parameter that a group of the plan matches."""
+    factors: dict[str, float] = {}
+    for group in plan.optimizer.groups or ():
+        matched = names_matching(group.parameters, trainable, "optimizer.groups", taken=factors)
+        factors |= dict.fromkeys(matched, group.lr_factor)
+    return factors
 
 
 def decay_summary(groups: Sequence[Mapping[str, Any]]) -> str:
@@ -76,7 +72,7 @@ def group_sizes(optimizer: Optimizer) -> list[int]:
 
 def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:
     """The hyperparameters of each parameter group, or None, without learning rate and choice of implementation."""
-    names = {*optimizer.defaults, "weight_decay", "lr_factor", "frozen_steps"}
+    names = {*optimizer.defaults, "weight_decay", "lr_factor"}
     names -= {"lr", "foreach", "fused", "capturable", "differentiable"}
     return [{name: group.get(name) for name in sorted(names)} for group in optimizer.param_groups]
 

@@ -65,7 +65,6 @@ class RunPlan:
     scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
     optimizer_options: dict[str, Any]  # momentum, betas and the like, as torch names them, for this batch size
 
-    frozen_steps: tuple[int, ...] = ()  # for each of the optimizer's groups, the number of first steps without updates
     obstacle_to_compiling: str | None = None  # why the model cannot be compiled; None if nothing is known
     expected: Expected | None = None  # a published figure of these settings
     commits: dict[str, str] = field(default_factory=dict)  # those of a run's repositories; see `config.commits`
@@ -237,10 +236,6 @@ def resolve(
         schedule=_schedule(rate, timeline, total_steps, max_peak_lr),
         scaled_batch_size=scaled_batch_size,
         optimizer_options=config.optimizer.options_for(k),
-        frozen_steps=tuple(
-            timeline.steps_in(group.frozen_until.length) if group.frozen_until else 0
-            for group in config.optimizer.groups or ()
-        ),
         obstacle_to_compiling=obstacle,
         expected=config.expected,
         optimizer_entry=entry,

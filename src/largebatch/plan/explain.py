@@ -218,9 +218,8 @@ def _optimizer(plan: RunPlan) -> list[str]:
     lines = [f"{optimizer.name} with {_options(plan.optimizer_options)}; {decay}"]
     if plan.optimizer_explanation:
         lines.append(plan.optimizer_explanation)
-    for group, frozen_steps in zip(optimizer.groups or (), plan.frozen_steps, strict=True):
-        frozen = f", and frozen for the first {counted(frozen_steps, 'step')}" if frozen_steps else ""
-        lines.append(f"{group.parameters}: {group.lr_factor:g} x the learning rate{frozen}")
+    for group in optimizer.groups or ():
+        lines.append(f"{group.parameters}: {group.lr_factor:g} x the learning rate")
     if optimizer.lr_factor_per_layer is not None:
         lines.append(f"each block's learning rate is {optimizer.lr_factor_per_layer:g} x that of the one above it")
     clip_norm = optimizer.clip_norm

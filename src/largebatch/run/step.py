@@ -51,7 +51,7 @@ class Step:
                 "remove such samples from the data",
                 everywhere=True,
             )
-        self._backend.begin_step(self.index)
+        self._backend.begin_step()
         for number, micro_step in enumerate(self._micro_steps):
             self._micro_step = micro_step
             self._heartbeat()

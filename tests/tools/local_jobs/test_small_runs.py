@@ -12,11 +12,9 @@ from tasks import TINY
 def test_every_part_of_a_long_schedule_occurs_in_its_first_steps():
     milestones = '{"name": "step", "at": [{"epochs": 0.6}, {"epochs": 0.8}], "factor": 0.1}'
     sizes = '[{"from": {"steps": 0}, "size": 24}, {"from": {"steps": 100}, "size": 48}]'
-    groups = '[{"parameters": "*", "frozen_until": {"steps": 60}}]'
     words = [
         f"--learning_rate.decay={milestones}",
         f"--batch.global_batch_size={sizes}",
-        f"--optimizer.groups={groups}",
         "--learning_rate.scaling=none",
     ]
     for steps, length in ((1, 4), (12, 12)):
@@ -26,7 +24,6 @@ def test_every_part_of_a_long_schedule_occurs_in_its_first_steps():
         assert plan.total_steps == length
         assert plan.batch_at(0).global_batch_size == 24
         assert plan.batch_at(length - 1).global_batch_size == 48
-        assert 0 < plan.frozen_steps[0] < length
         rates = [plan.lr_of(plan.batch_at(step)) for step in range(length)]
         peak = max(rates)
         last = rates[-1]

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from largebatch.batch.scaling import MomentRule, scaled_moments
 from largebatch.config.sections import (
     BelowOne,
-    Duration,
     NonEmpty,
     NonNegativeFloat,
     PositiveFloat,
@@ -19,16 +18,13 @@ ParameterKind = Literal["norm", "bias", "embedding", "output"]
 
 
 class ParameterGroup(Section):
-    """Parameters that have a learning rate of their own, or that are trained later than others."""
+    """Parameters that have a learning rate of their own."""
 
     parameters: NonEmpty
     """Pattern of the parameters' names in the model, such as "classifier.*", where * is any text. A parameter belongs
     to the first group whose pattern its name matches."""
     lr_factor: PositiveFloat = 1.0
     """Factor of the learning rate, with which weight decay is multiplied, too."""
-    frozen_until: Duration | None = None
-    """Time, from the start of training, until which the parameters are not updated: no weight decay, no states of the
-    optimizer, and no part in the gradient norm. null: never frozen."""
 
 
 class OptimizerSection(Section):
@@ -47,7 +43,7 @@ class OptimizerSection(Section):
     clip_norm: PositiveFloat | None = None
     """Clip gradients to this global norm; null means no clipping, on every strategy."""
     groups: Annotated[list[ParameterGroup], Field(min_length=1)] | None = None
-    """Parameters with a learning rate of their own, or that are frozen at first; null: all are trained alike."""
+    """Parameters with a learning rate of their own; null: all have the same."""
     lr_factor_per_layer: PositiveFraction | None = None
     """Factor between the learning rates of a block and of the one above it, as in BEiT and MAE (layer-wise decay). The
     parameters before the first block count as one layer, and those after the last have the full rate. null: 1."""

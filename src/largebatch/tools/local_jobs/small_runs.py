@@ -38,8 +38,8 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
 
     In the first steps of a long warmup, the learning rate is so small that no error of an optimizer shows in weights.
     The warmup and the decay of a warmup-stable-decay schedule each become a quarter of the run. Milestones, batch
-    sizes, frozen groups and weights of a mixture change at equal intervals. The schedule is only longer than `steps` if
-    they are too few for all of this.
+    sizes and weights of a mixture change at equal intervals. The schedule is only longer than `steps` if they are too
+    few for all of this.
     """
     rate = config.learning_rate
     recipe = as_json(config)
@@ -49,14 +49,12 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
         planned = sorted({*planned[:: -(-len(planned) // MAX_SIZES)], planned[-1]})
     all_sizes: list[dict[str, Any]] = [{"from": {"steps": 0}, "size": size} for size in planned]
     sizes = all_sizes[1:]
-    groups = recipe["optimizer"].get("groups") or []
-    frozen = [group for group in groups if group["frozen_until"]]
     phases = recipe["data"].get("weight_phases") or []
-    length = max(steps, 4, *(len(each) + 2 for each in (milestones, sizes, frozen, phases)))
+    length = max(steps, 4, *(len(each) + 2 for each in (milestones, sizes, phases)))
     quarter = length // 4
-    for parts, moment in ((sizes, "from"), (frozen, "frozen_until"), (phases, "from")):
+    for parts in (sizes, phases):
         for part, at in zip(parts, _moments(parts, 0, length), strict=True):
-            part[moment] = at
+            part["from"] = at
     changes: dict[str, Any] = {"train.duration": {"steps": length}}
     if rate.warmup:
         changes["learning_rate.warmup.duration"] = {"steps": quarter}
@@ -66,8 +64,6 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
         changes["learning_rate.decay.at"] = _moments(milestones, quarter, length)
     if sizes:
         changes["batch.global_batch_size"] = all_sizes
-    if frozen:
-        changes["optimizer.groups"] = groups
     if phases:
         changes["data.weight_phases"] = phases
     return override_words(changes)
