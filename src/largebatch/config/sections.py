@@ -169,9 +169,6 @@ class Train(Section):
     """Length of the whole run; the decay of the learning rate ends with it."""
     stop_after_steps: PositiveInt | None = None
     """Stop early after this many steps; the learning rate is still planned for the whole run."""
-    rehearse_largest_batch: bool = False
-    """Whether each start first runs forward and backward on the longest samples, with the memory of the optimizer's
-    states in use but without an update, so that too little memory shows at once; training is the same."""
 
 
 class EvalSet(Section):
