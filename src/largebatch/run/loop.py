@@ -34,7 +34,6 @@ from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.evaluate import Evaluator, PerSample
 from largebatch.run.feed import training_feed
 from largebatch.run.non_finite import NonFiniteSteps
-from largebatch.run.record.profile import traced
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients, until_updated
@@ -104,7 +103,6 @@ class Loop:
         """See `Run.steps`."""
         first = self.start.step
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
-        feed = traced(feed, first, self.plan.logging.profile, self.backend.device, self.recorder.trace_file)
         with self.watchdog, closing(feed):
             self.stopwatch.start()
             for index, step_feed in enumerate(feed, first):
