@@ -26,7 +26,6 @@ pytestmark = pytest.mark.slow
 TEXT = (ROOT / "docs/cookbook.md").read_text()
 (EVALUATION,) = re.findall(r'(?m)^```json\n"evaluation": (.*)\n```$', TEXT)
 (GROUPS,) = re.findall(r'(?m)^```json\n"optimizer.groups": (.*)\n```$', TEXT)
-REHEARSED = "--train.rehearse_largest_batch=true"
 OF_THIS_MACHINE = {"seconds", "samples_per_second", "data_wait_seconds", "peak_memory_gib"}  # what varies in a line
 CLIPPED = re.search(r'`"optimizer": (\{"name": "clipped_adamw".*\})`', TEXT)[1]
 
@@ -125,7 +124,7 @@ def test_a_sharded_strategy(strategy, recipe, alone, tmp_path):
 def test_resumed_under_another_strategy(recipe, alone, tmp_path):
     whole, words, _ = alone
     for strategy, world_size, last in (("ddp", 2, 4), ("zero2", 3, 9)):
-        more = (*words, f"--train.stop_after_steps={last}", "--batch.micro_batch_size=2", REHEARSED)
+        more = (*words, f"--train.stop_after_steps={last}", "--batch.micro_batch_size=2")
         run_recipe(recipe, tmp_path / "run", *more, strategy=strategy, world_size=world_size)
     losses = [
         line["shifted/loss"] for line in read_json_lines(tmp_path / "run/evaluations.jsonl") if "shifted/loss" in line
@@ -137,7 +136,7 @@ def test_resumed_under_another_strategy(recipe, alone, tmp_path):
     assert len(losses) == 4
     assert manifest["kept"].keys() == {"losses", "averages"}
     assert manifest["kept"]["losses"] == {"values": losses}
-    # Of the steps of one process, none of which was rehearsed.
+    # Of the steps of one process.
     averages = {}
     for line in read_json_lines(whole / "metrics.jsonl"):
         for name in ("loss", "share_of_errors", "loss_of_errors", "epoch_index"):

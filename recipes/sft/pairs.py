@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from largebatch.data.order import Indices
-from largebatch.data.source import Batch, longest_of
+from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX, count_targets
 from largebatch.errors import DataError
 
@@ -153,7 +153,3 @@ class PairSamples:
 
     def weight(self, batch: Batch) -> int:
         return count_targets(batch)
-
-    def longest(self, count: int) -> Indices:
-        """The indices of so many of the longest samples."""
-        return longest_of(np.add.reduceat(self.pairs.lengths, self.starts[:-1])[: self.num_samples], count)

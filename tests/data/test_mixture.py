@@ -99,3 +99,11 @@ def test_evaluation_counts_through_the_sources():
     batch = samples.fetch(np.array([49, 50, 56, 57, 79]), None)
     assert batch["which"].tolist() == [0, 1, 1, 2, 2]
     assert [source.asked for source in sources] == [[(49, None)], [(0, None), (6, None)], [(0, None), (22, None)]]
+
+
+def test_what_a_mixture_leaves_out_is_said():
+    skipped = "1 of 42 training pairs has an empty prompt or answer: skipped"
+    source = type("Source", (), {"remark": skipped, "num_available": 41, "__len__": lambda _: 40})()
+    mixed = MixedSamples(["a", "b"], [source, source], 0)
+    assert mixed.remark == f"a: {skipped}; b: {skipped}"
+    assert mixed.num_available == 82

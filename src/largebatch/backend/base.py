@@ -228,19 +228,6 @@ class Backend(ABC):
         """
 
     @contextmanager
-    def rehearsing(self) -> Iterator[None]:
-        """Passes for their memory only, with gradients that are NaN and cleared at the end.
-
-        The memory of states that the first update will allocate is in use. BatchNorm's running statistics stay, and the
-        task's own states, which its loop may change, are restored.
-        """
-        kept = self.kept.check(self.processes)
-        with self.statistics.kept(), self.allocate_future_states():
-            yield
-        self.kept.restore(kept)
-        self.discard_gradients()
-
-    @contextmanager
     def allocate_future_states(self, device: str | None = None) -> Iterator[None]:
         """Allocate the optimizer's states of all parameters for the duration of the block.
 

@@ -251,10 +251,6 @@ class RecipeConfig(Section):
     def _problems_of_the_run(self, timeline: Timeline, steps: Mapping[str, int]) -> Iterator[str]:
         """What does not fit into the run; `steps` are the durations by their paths."""
         total = steps["train.duration"]
-        end = min(self.train.stop_after_steps or total, total)
-        profile = self.logging.profile
-        if profile is not None and profile.last_step > end:
-            yield f"logging.profile.last_step: {profile.last_step} is after the run's last step; write at most {end}"
         last_phase = timeline.phases[-1]
         if last_phase.first_step >= total:
             starts = f"size {last_phase.global_batch_size} starts at step {last_phase.first_step}"

@@ -169,9 +169,6 @@ class Train(Section):
     """Length of the whole run; the decay of the learning rate ends with it."""
     stop_after_steps: PositiveInt | None = None
     """Stop early after this many steps; the learning rate is still planned for the whole run."""
-    rehearse_largest_batch: bool = False
-    """Whether each start first runs forward and backward on the longest samples, with the memory of the optimizer's
-    states in use but without an update, so that too little memory shows at once; training is the same."""
 
 
 class EvalSet(Section):
@@ -262,21 +259,6 @@ class Compute(Section):
     such a kernel raise an error. CPUs give the same bits in any case."""
 
 
-class ProfiledSteps(Section):
-    """The steps that torch's profiler traces on every process."""
-
-    first_step: PositiveInt
-    """First traced step, counted from 1 as in metrics.jsonl."""
-    last_step: PositiveInt
-    """Last traced step."""
-
-    @model_validator(mode="after")
-    def _at_least_one_step(self) -> Self:
-        if self.last_step < self.first_step:
-            raise ValueError(f"last_step {self.last_step} is before first_step; write {self.first_step} or more")
-        return self
-
-
 class NoiseScaleSection(Section):
     """When to measure the gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162)."""
 
@@ -303,10 +285,6 @@ class Logging(Section):
     peak_tflops: PositiveFloat | None = None
     """The peak that `mfu` is a fraction of: dense TFLOP/s of one process's device in the recipe's precision; null uses
     the GPU's data sheet, if its name is known."""
-    profile: ProfiledSteps | None = None
-    """Steps to trace, such as {"first_step": 11, "last_step": 13}: each process writes a Chrome trace, and
-    torch's table of their operations, to `profile` in the run folder. Traced steps are slower, and traces of many steps
-    are large; null means none."""
 
 
 class Expected(Section):

@@ -5,7 +5,6 @@ source go through its own shuffled epochs. An evaluation index counts through th
 """
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -97,17 +96,6 @@ class MixedSamples:
 
     def weight(self, batch: Batch) -> int | torch.Tensor:
         return self.sources[0].weight(batch)
-
-    def longest(self, count: int) -> Indices:
-        """The evaluation indices of so many of the longest samples of the source that has the longest of all."""
-        found = []
-        for source, part in zip(self.sources, self.parts.values(), strict=True):
-            # Those of a source without such a method are all of one length.
-            longest = getattr(source, "longest", np.arange)
-            first = source.fetch(longest(1), None)
-            size = max(tensor.numel() for tensor in first.values())
-            found.append((size, part.start + np.resize(longest(min(count, len(source))), count)))
-        return max(found, key=itemgetter(0))[1]
 
 
 def _joined(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:

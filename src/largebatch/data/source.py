@@ -2,9 +2,7 @@
 
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from largebatch.data.order import Indices
 
@@ -31,8 +29,3 @@ class SampleSource(Protocol):
 
         Or the weights of its samples or targets, in a floating-point tensor of any shape: multiples of 2^-20.
         """
-
-
-def longest_of(lengths: NDArray[np.integer], count: int) -> Indices:
-    """The indices of so many of the longest, for a source's optional method `longest(count)`."""
-    return np.argpartition(lengths, len(lengths) - count)[len(lengths) - count :]

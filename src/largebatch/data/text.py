@@ -15,7 +15,7 @@ from largebatch.data.megatron import open_megatron
 from largebatch.data.order import Indices
 from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import open_prepared
-from largebatch.data.source import Batch, SampleSource, longest_of
+from largebatch.data.source import Batch, SampleSource
 from largebatch.data.token_stream import TokenStream
 from largebatch.data.tokenizer import ByteTokenizer, Tokenizer
 from largebatch.errors import DataError
@@ -139,10 +139,6 @@ class PaddedDocuments(_TokenSamples):
             input_ids[number, :count] = tokens[:-1]
             labels[number, :count] = tokens[1:]
         return {"input_ids": input_ids, "labels": labels}
-
-    def longest(self, count: int) -> Indices:
-        """The indices of so many of the longest documents."""
-        return longest_of(self.documents.lengths()[: self.num_samples], count)
 
 
 # --- the Python reference -----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The micro-batches of one process in each optimizer step, and the weight of the whole global batch."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from itertools import islice, tee
 from typing import NamedTuple
@@ -39,7 +39,7 @@ def training_feed(
     num_workers: int,
     first_step: int,
     timed: Callable[[Iterator[Loaded]], Iterator[Loaded]],
-) -> Iterator[StepFeed]:
+) -> Generator[StepFeed, None, None]:
     """The work of this process in each step from `first_step` on; its micro-batches are read through `timed`.
 
     If samples have unequal weights, a step's micro-batches are loaded, and their weights summed over the processes,

@@ -34,9 +34,7 @@ from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.evaluate import Evaluator, PerSample
 from largebatch.run.feed import training_feed
 from largebatch.run.non_finite import NonFiniteSteps
-from largebatch.run.record.profile import traced
 from largebatch.run.record.recorder import Recorder
-from largebatch.run.rehearsal import rehearsed_step
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients, until_updated
 from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
@@ -105,12 +103,7 @@ class Loop:
         """See `Run.steps`."""
         first = self.start.step
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
-        feed = traced(feed, first, self.plan.logging.profile, self.backend.device, self.recorder.trace_file)
         with self.watchdog, closing(feed):
-            if self.config.train.rehearse_largest_batch:
-                self.step = rehearsed_step(first, self.backend, train_set, self.watchdog.heartbeat, self.recorder.say)
-                with self.backend.rehearsing():
-                    yield from until_updated(self.step)
             self.stopwatch.start()
             for index, step_feed in enumerate(feed, first):
                 # An all-reduce on the host that nobody waits for: by when `update` reads its result, it has long ended.
@@ -128,8 +121,6 @@ class Loop:
         self.backend.untouched.check()
         if step.index == self.start.step:
             self.agree_on_compiling()
-        if step.is_rehearsal:
-            return
         completed = step.index + 1
         with self._checkpoint_finished_before_failing():
             if step.index == self.start.step:
@@ -162,8 +153,7 @@ class Loop:
 
     def should_evaluate(self, name: str | None = None) -> bool:
         """See `Run.should_evaluate` and `Run.should_evaluate_on`."""
-        is_rehearsal = self.step is not None and self.step.is_rehearsal
-        return not is_rehearsal and self.plan.evaluates_after(self.completed_steps, name)
+        return self.plan.evaluates_after(self.completed_steps, name)
 
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample, name: str | None) -> dict[str, float]:
         """See `Run.evaluate`."""

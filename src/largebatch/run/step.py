@@ -15,8 +15,6 @@ from largebatch.run.record.task_metrics import Logged, TaskMetrics
 class Step:
     """One optimizer step: its micro-batches and their gradients; `Run.update` takes it when they are done."""
 
-    is_rehearsal = False  # whether it is made for its memory only, without an update
-
     def __init__(self, index: int, backend: Backend, feed: StepFeed, heartbeat: Callable[[], None]):
         self.index = index  # the step, counted from 0
         self.batch = feed.batch  # the global batch

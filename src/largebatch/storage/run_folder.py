@@ -16,7 +16,6 @@ trackers/             files of trackers, such as the id and the last number of t
 checkpoints/          see `storage.layout`
 model/                the final weights, for `from_pretrained`
 attempts/             the starts of the run, see `storage.attempts`, and how their processes ended, see `system.endings`
-profile/              of the steps in `logging.profile`: each process's Chrome trace, and where their time went
 stacks/               what the processes were doing when the run hung, and their collectives
 jobs/                 one folder per job of a scheduler, with one per start of it (logs, and how it ended), and copies
                       of what the jobs run
@@ -62,7 +61,6 @@ class RunFolder:
         self.model_dir = path / "model"
         self.tensorboard_dir = path / "tensorboard"
         self.trackers_dir = path / "trackers"
-        self.profile_dir = path / "profile"
         self.stacks_dir = path / "stacks"
         self.jobs_dir = path / "jobs"
         self.report_file = path / "report.html"

@@ -77,7 +77,6 @@ class Recorder:
         self.metrics = StepMetrics(backend, utilization, start.step, seconds)
         self.noise_scale = NoiseScale(backend, measured, partial(self.record.add, "noise_scale"))
         self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
-        self.trace_file = folder.profile_dir / f"attempt_{attempt.name}" / f"rank_{backend.rank:05d}.json.gz"
         trackers = config.logging.trackers if backend.is_main_process else []
         open_run = partial(connect, config=config, folder=folder, first_step=start.step)
         self._trackers = Trackers(trackers, open_run, self.say)
