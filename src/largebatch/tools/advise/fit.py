@@ -162,7 +162,8 @@ def fit(points: Array) -> Fit:
         return log_least, (log_samples - shape - log_least[:, None]) / errors
 
     def chi_square(log_critical: Array) -> Array:
-        return (fitted(log_critical)[1] ** 2).sum(axis=1)
+        total: Array = (fitted(log_critical)[1] ** 2).sum(axis=1)
+        return total
 
     grid = np.linspace(log_batch.min() - EDGE, log_batch.max() + EDGE, NUM_TRIED)
     tried = chi_square(grid)
