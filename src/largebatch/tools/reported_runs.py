@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from largebatch.config import flatten
 from largebatch.errors import UserError
@@ -24,17 +23,6 @@ EVALUATION = "evaluation: "
 """Titles of curves of evaluations begin with this."""
 
 
-class Started(BaseModel):
-    """What is reported of a start in history.jsonl."""
-
-    model_config = ConfigDict(strict=True)
-
-    world_size: int | None = None
-    strategy: str | None = None
-    recipe: str | None = None
-    versions: dict[str, str | None] = {}
-
-
 @dataclass(frozen=True)
 class ReportedRun:
     """One run, as its folder describes it."""
@@ -44,7 +32,7 @@ class ReportedRun:
     plan: RunPlan | None  # None if plan.json is damaged, or from a different version
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
-    start: Started  # of the latest attempt
+    start: Line  # of the latest attempt, in history.jsonl; empty if there is none
     ending: Ending | None  # how that has ended; None if it is still running, or was killed
 
     @property
@@ -63,13 +51,10 @@ class ReportedRun:
     @cached_property
     def _axes(self) -> dict[str, Array]:
         samples = columns(_by_step([*self.evaluations, *self.metrics]), "step", "samples")
+        axes = {"samples": samples, "minutes": columns(self.metrics, "step", "seconds") / [[1], [60]]}
         if self.plan and self.plan.timeline.tokens_per_sample:
-            tokens = samples * [[1], [self.plan.timeline.tokens_per_sample]]
-        else:
-            # Samples have different numbers of them, and the logged rates and times are rounded.
-            steps, seconds, rates = columns(self.metrics, "step", "seconds", "tokens_per_second")
-            tokens = np.stack([steps, np.cumsum(rates * np.diff(seconds, prepend=0.0)).round()])
-        return {"samples": samples, "tokens": tokens, "minutes": columns(self.metrics, "step", "seconds") / [[1], [60]]}
+            axes["tokens"] = samples * [[1], [self.plan.timeline.tokens_per_sample]]
+        return axes
 
     def places(self, steps: Sequence[float]) -> dict[str, list[float]]:
         """Steps as "step", "samples", "tokens" and "minutes" in training, as far as they are logged.
@@ -99,31 +84,17 @@ def _read(folder: Path, name: str) -> ReportedRun:
     run = RunFolder(folder)
     if not run.plan_file.is_file():
         raise UserError(f"{folder} has no plan.json; give the folder of a run, such as runs/resnet_digits")
+    config = sorted(flatten(run.config()).items())
     starts = [line for line in run.history() if line.get("event") == "started"]
     return ReportedRun(
         name=name,
-        config=_config(run.config()),
+        config={field: json.dumps(value, ensure_ascii=False) for field, value in config},
         plan=_consistent(run.plan()),
         metrics=_by_step(run.metrics()),
         evaluations=_by_step(run.evaluations()),
-        start=_started(starts[-1]) if starts else Started(),
+        start=starts[-1] if starts else {},
         ending=run.ending(),
     )
-
-
-def _started(line: Line) -> Started:
-    """What a line says; nothing if it is damaged."""
-    try:
-        return Started.model_validate(line)
-    except ValidationError:
-        return Started()
-
-
-def _config(recipe: Line) -> dict[str, str]:
-    try:
-        return {field: json.dumps(value, ensure_ascii=False) for field, value in sorted(flatten(recipe).items())}
-    except RecursionError:
-        return {}
 
 
 def _consistent(plan: RunPlan | None) -> RunPlan | None:

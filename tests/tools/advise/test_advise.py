@@ -79,12 +79,6 @@ def test_hours_are_steps_times_the_seconds_of_the_plan(advise, capsys):
         assert row[:2] == pytest.approx(seconds, rel=0.05)
         assert row[2:4] == pytest.approx([1000 * each / 3600 for each in seconds], rel=0.05)
         assert row[4:6] == pytest.approx([gpus * 1000 * each / 3600 for each in seconds], rel=0.05)
-    middles = [sum(column["strategies"][column["suggested"]]["step_seconds"].values()) for column in (two, four)]
-    speed, cost = (
-        float(word) for word in re.search(r"At 4 GPUs .*: ([\d.]+) times .*, ([\d.]+) times", prose(output)).groups()
-    )
-    assert speed == pytest.approx(middles[0] / middles[1], rel=0.01)
-    assert cost == pytest.approx(2 / speed, rel=0.01)
     assert "No time for batch 16 on 2 GPUs: batch: global_batch_size 16 is not a multiple" in prose(output)
 
 

@@ -67,7 +67,7 @@ def chi_square(points, critical, least):
 
 
 def fitted_by_scipy(points):
-    """The critical batch and the least samples, and their standard errors."""
+    """The critical batch and the least samples."""
     batch, samples, spread, seeds, every = points
     samples = samples - every / 2
     spread = np.sqrt(spread**2 + seeds * every**2 / 12)
@@ -77,8 +77,8 @@ def fitted_by_scipy(points):
 
     start = np.log([batch.mean(), samples.min()])
     errors = np.hypot(spread / np.sqrt(seeds) / samples, 0.04)
-    best, covariance = curve_fit(form, batch, np.log(samples), start, errors, absolute_sigma=True)
-    return np.exp(best), np.exp(best) * np.sqrt(np.diag(covariance))
+    best, _ = curve_fit(form, batch, np.log(samples), start, errors, absolute_sigma=True)
+    return np.exp(best)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,7 @@ def test_published_points(read, text, critical, residual):
     assert abs(found.largest_residual) < residual
     assert found.p > 0.1
     assert found.chi_square == pytest.approx(chi_square(points, found.critical_batch, found.least_samples))
-    best, errors = fitted_by_scipy(points)
-    assert [found.critical_batch, found.least_samples] == pytest.approx(best, rel=1e-3)
-    assert [found.critical_batch_error, found.least_samples_error] == pytest.approx(errors, rel=1e-3)
+    assert [found.critical_batch, found.least_samples] == pytest.approx(fitted_by_scipy(points), rel=1e-3)
 
 
 def test_points_that_contradict_the_form(read):
@@ -128,9 +126,7 @@ def test_the_interval_of_evaluations_is_half_subtracted_and_an_error(read):
     lines = [f"{line},{every}" for line, every in zip(LLAMA.split(), (12288, 12288, 12288, 49152, 49152), strict=True)]
     points = read("\n".join(["batch,samples,spread,seeds,every", *lines]))
     found = fit(points)
-    best, errors = fitted_by_scipy(points)
-    assert [found.critical_batch, found.least_samples] == pytest.approx(best, rel=1e-3)
-    assert [found.critical_batch_error, found.least_samples_error] == pytest.approx(errors, rel=1e-3)
+    assert [found.critical_batch, found.least_samples] == pytest.approx(fitted_by_scipy(points), rel=1e-3)
     assert found.critical_batch != pytest.approx(fit(read(LLAMA)).critical_batch, rel=0.01)
 
 
@@ -214,8 +210,7 @@ def test_bad_files(read, text, problem):
 
 def test_points_that_determine_nothing(read):
     points = read("1,27369,1e10,2\n128,466,5.46e10,4\n2097152,32539,6680,2\n536870912,22,1.48e12,4\n")
-    with pytest.raises(UserError, match="no fit is found"):
-        fit(points)
+    assert fit(points).interval == (0, np.inf)
 
 
 def test_no_file(tmp_path):

@@ -7,7 +7,6 @@ takes twice the fewest steps and twice the fewest samples (McCandlish et al. 201
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from largebatch.words import aligned, digits, span, wrapped
@@ -77,14 +76,6 @@ def table(critical: CriticalBatch, batches: Sequence[int], on_gpus: Sequence[OnG
         rows[f"batch {each.batch:,} on {each.gpus:,}{' (fastest)' if each in fastest.values() else ''}"] = cells
         cells[f"GPU-{in_time}"] = span(each.gpus * time for time in each.time)
     yield from (*aligned(rows), "")
-    for fewer, more in pairwise(fastest[gpus] for gpus in sorted(fastest)):
-        seconds = sum(fewer.step_seconds) / sum(more.step_seconds)
-        speeds = [seconds * steps_and_samples(each, fewer.batch, (1, more.batch))[0] for each in likely]
-        costs = [more.gpus / fewer.gpus / speed for speed in speeds]
-        yield from wrapped(
-            f"At {more.gpus:,} GPUs and batch {more.batch:,}: {_with_range(speeds)} times as fast as {fewer.gpus:,} "
-            f"GPUs at batch {fewer.batch:,}, {_with_range(costs)} times the cost."
-        )
 
 
 def _with_range(values: Sequence[float]) -> str:

@@ -1,7 +1,7 @@
 """The critical batch from the samples that runs at several batch sizes needed to reach the same target.
 
 The form is E = E_min (1 + B / B_crit), with samples E and batch B (`advice`). Both of its parameters are fitted by
-weighted least squares to log E. For each B_crit the best E_min has a closed form, so the search begins with values of
+weighted least squares to log E. For each B_crit the best E_min has a closed form, so the search is one of
 B_crit alone, up to its limits: at 0 the number of steps is the same at every batch, and at infinity the number of
 samples.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import curve_fit
+from scipy.optimize import minimize_scalar
 from scipy.stats import chi2
 
-from largebatch.errors import UserError, reason_of
+from largebatch.errors import UserError
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.options import MAX_AMOUNT
 from largebatch.words import digits, span
@@ -43,10 +43,8 @@ class Fit:
     """The form, as it was fitted to points."""
 
     critical_batch: float  # samples; 0 or infinity if one of these limits fits best
-    critical_batch_error: float  # standard error, as below; not a number at a limit
     interval: tuple[float, float]  # of the critical batch, with 95 % confidence; its ends may be 0 and infinity
     least_samples: float  # E_min
-    least_samples_error: float
     largest_residual: float  # the samples of the point that deviates most, divided by those of the form, minus 1
     chi_square: float
     degrees_of_freedom: int  # 0 if there are too few points to test the form
@@ -63,8 +61,8 @@ class Fit:
             sizes = "larger" if self.critical_batch else "smaller"
             yield f"B_crit is not determined, but within {span(self.interval)} (95 %); add {sizes} batch sizes"
         else:
-            yield f"B_crit {digits(self.critical_batch)} samples (standard error {digits(self.critical_batch_error)})"
-            yield f"E_min {digits(self.least_samples)} samples (standard error {digits(self.least_samples_error)})"
+            yield f"B_crit {digits(self.critical_batch)} samples (95 %: {span(self.interval)})"
+            yield f"E_min {digits(self.least_samples)} samples"
         verdict = f"fails (p < {P_OF_FAILURE:g})" if self.p < P_OF_FAILURE else "is not contradicted"
         if not self.degrees_of_freedom:
             verdict = "is not tested: two points follow it always"
@@ -150,9 +148,6 @@ def fit(points: Array) -> Fit:
     """Fit the form to the columns of `read_points`.
 
     A point has the weight 1 / (SE^2 + TUNING^2), where SE is the standard error of its mean, relative to it.
-
-    Raises:
-        UserError: No parameters are found.
     """
     batch, samples, spread, seeds, every = points
     samples = samples - every / 2
@@ -160,35 +155,33 @@ def fit(points: Array) -> Fit:
     log_samples = np.log(samples)
     errors = np.sqrt((spread**2 / seeds + every**2 / 12) / samples**2 + TUNING**2)
 
-    def form(log_batch: Array, log_critical: Array, log_least: Array) -> Array:
-        return log_least + np.logaddexp(0, log_batch - log_critical)
+    def fitted(log_critical: Array) -> tuple[Array, Array]:
+        """The best log E_min for each log B_crit, and the deviations of the points from it, each over its error."""
+        shape = np.logaddexp(0, log_batch - np.reshape(log_critical, (-1, 1)))
+        log_least = np.average(log_samples - shape, axis=1, weights=errors**-2)
+        return log_least, (log_samples - shape - log_least[:, None]) / errors
 
-    grid = np.linspace(log_batch.min() - EDGE, log_batch.max() + EDGE, NUM_TRIED)[:, None]
-    deviations = log_samples - form(log_batch, grid, np.zeros(1))
-    log_least = np.average(deviations, axis=1, weights=errors**-2)[:, None]
-    tried = (((deviations - log_least) / errors) ** 2).sum(axis=1)
+    def chi_square(log_critical: Array) -> Array:
+        total: Array = (fitted(log_critical)[1] ** 2).sum(axis=1)
+        return total
+
+    grid = np.linspace(log_batch.min() - EDGE, log_batch.max() + EDGE, NUM_TRIED)
+    tried = chi_square(grid)
     best = int(tried.argmin())
     likely = np.flatnonzero(tried <= tried[best] + CHI_SQUARE_95)
-    parameters = np.array([grid[best, 0], log_least[best, 0]])
-    relative_errors = np.full(2, np.nan)
     limits = {0: 0.0, NUM_TRIED - 1: math.inf}
+    log_critical = grid[best]
     if best not in limits:
-        try:
-            parameters, covariance = curve_fit(form, log_batch, log_samples, parameters, errors, absolute_sigma=True)
-        except RuntimeError as error:
-            remedy = "correct the points, such as spreads far above their samples"
-            raise UserError(f"--fit: no fit is found: {reason_of(error)}; {remedy}") from error
-        relative_errors = np.sqrt(np.diag(covariance))
-    residuals = log_samples - form(log_batch, *parameters)
-    critical, least = np.exp(parameters)
-    low, high = (limits.get(int(place), math.exp(grid[place, 0])) for place in likely[[0, -1]])
+        bounds = (grid[best - 1], grid[best + 1])
+        log_critical = minimize_scalar(lambda place: chi_square(place)[0], bounds=bounds).x
+    (log_least,), (deviations,) = fitted(log_critical)
+    residuals = deviations * errors
+    low, high = (limits.get(int(place), math.exp(grid[place])) for place in likely[[0, -1]])
     return Fit(
-        critical_batch=limits.get(best, float(critical)),
-        critical_batch_error=critical * relative_errors[0],
+        critical_batch=limits.get(best, math.exp(log_critical)),
         interval=(low, high),
-        least_samples=least,
-        least_samples_error=least * relative_errors[1],
+        least_samples=math.exp(log_least),
         largest_residual=math.expm1(residuals[np.abs(residuals).argmax()]),
-        chi_square=float(((residuals / errors) ** 2).sum()),
+        chi_square=float((deviations**2).sum()),
         degrees_of_freedom=len(batch) - (1 if best in limits else 2),
     )

@@ -8,10 +8,8 @@ from plotly.colors import qualitative
 from plotly.graph_objects import Scatter
 from plotly.subplots import make_subplots
 
-from largebatch.batch import Length
 from largebatch.errors import UserError
-from largebatch.plan.expected import range_of
-from largebatch.tools.reported_runs import EVALUATION, Array, ReportedRun, columns, number
+from largebatch.tools.reported_runs import EVALUATION, Array, ReportedRun
 
 MAX_POINTS = 2000  # of a curve as drawn
 MAX_DOTS = 30  # a curve of at most this many points has a dot at each
@@ -37,14 +35,12 @@ def curves_html(runs: Sequence[ReportedRun], axis: str) -> str:
     for index, run in enumerate(runs):
         drawn = [title for title in titles if title in run.curves]
         for order, title in enumerate(drawn):
-            points = run.curves[title]
-            more = _beside_the_noise_scale(index, run) if title == "noise_scale" else []
-            for trace in (_curve(index, run, points), *more, *_expected(index, run, title)):
-                # The legend names each run once, to show and hide all of its curves.
-                trace.showlegend = order == 0
-                places = run.places(trace.x)
-                if axis in places:
-                    figure.add_trace(trace.update(x=places[axis]), titles.index(title) + 1, 1)
+            trace = _curve(index, run, run.curves[title])
+            # The legend names each run once, to show and hide all of its curves.
+            trace.showlegend = order == 0
+            places = run.places(trace.x)
+            if axis in places:
+                figure.add_trace(trace.update(x=places[axis]), titles.index(title) + 1, 1)
     if not figure.data:
         raise UserError(f"--axis {axis}: no run has logged it; choose another, such as step")
     figure.update_xaxes(showticklabels=True, title_text=axis)
@@ -69,39 +65,6 @@ def _curve(index: int, run: ReportedRun, points: Array) -> Scatter:
         mode="lines+markers" if len(steps) <= MAX_DOTS else "lines",
         line={"color": qualitative.D3[index % len(qualitative.D3)], "dash": DASHES[index % len(DASHES)]},
     )
-
-
-def _beside_the_noise_scale(index: int, run: ReportedRun) -> list[Scatter]:
-    """The borders of the band of 95 % confidence, filled, and the global batch size."""
-    measured = [line for line in run.metrics if number(line, "noise_scale_low") is not None]
-    ends = [(number(line, "noise_scale_low"), number(line, "noise_scale_high")) for line in measured]
-    steps = columns(measured, "step")
-    # Without an upper end, the band has a gap.
-    bounds = np.array([each if each[1] is not None else (np.nan, np.nan) for each in ends], float).reshape(-1, 2)
-    low, high = (_curve(index, run, np.vstack([steps, each])) for each in bounds.T)
-    batch = _curve(index, run, columns(run.metrics, "step", "global_batch_size", "noise_scale")[:2])
-    low.line.width = 0
-    high.line.width = 0
-    high.fill = "tonexty"
-    return [low, high, batch]
-
-
-def _expected(index: int, run: ReportedRun, title: str) -> list[Scatter]:
-    """The range of the published figure in the plot of its metric: of values, or of when they were reached."""
-    plan = run.plan
-    expected = plan.expected if plan else None
-    if plan is None or expected is None or title != EVALUATION + expected.metric or not (ends := range_of(expected)):
-        return []
-    first = 0
-    last = plan.total_steps
-    low, high = ends
-    if expected.reached:
-        unit = expected.after.length.unit
-        first, last = (plan.timeline.steps_in(Length(unit, max(end, 0.0))) for end in ends)
-        low = high = expected.value
-    band = _curve(index, run, np.array([[first, last, last, first], [low, low, high, high]]))
-    name = as_text(f"expected of {run.name}")
-    return [band.update(name=name, mode="lines", line_width=8 if expected.reached else 1, fill="toself", opacity=0.3)]
 
 
 def _thinned(points: Array) -> Array:

@@ -46,7 +46,7 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
     `sweep` is the HTML about the sweep that the runs are from.
     """
     names = [run.name for run in runs]
-    recipes = dict.fromkeys(run.start.recipe or NONE for run in runs)
+    recipes = dict.fromkeys(_started_with(run, "recipe") for run in runs)
     configs = [{name: NONE if text == "null" else text for name, text in run.config.items()} for run in runs]
     differences = [row for row in _side_by_side(configs) if len(set(row[1:])) > 1]
     by_run = [["run", *names], *differences[:MAX_FIELDS], *_side_by_side([_outcome(run) for run in runs])]
@@ -73,9 +73,8 @@ def _outcome(run: ReportedRun) -> dict[str, str]:
             outcome[f"{title}, last and range"] = f"{values[-1]:.4g}\n{values.min():.4g} to {values.max():.4g}"
     if run.plan is not None and (figure := compare(run.plan, run.evaluations)):
         outcome["expected"] = str(figure)
-    start = run.start
-    if start.strategy is not None:
-        outcome["processes x strategy"] = f"{start.world_size} x {start.strategy}"
+    if run.start:
+        outcome["processes x strategy"] = f"{_started_with(run, 'world_size')} x {_started_with(run, 'strategy')}"
     return outcome | {"status": _status(run)}
 
 
@@ -109,14 +108,15 @@ def _results(run: ReportedRun) -> dict[str, str]:
         scale, low, size = (line[name] for name in names)
         found = in_words({"samples": scale, "low": low, "high": number(line, "noise_scale_high")})
         results["gradient noise scale, last"] = f"{found}, at a global batch of {size:,.0f}"
-    for title, points in run.curves.items():
-        if title == "loss" or title.startswith(EVALUATION):
-            choices = {"lowest": points[1].argmin(), "highest": points[1].argmax()}
-            for shown, index in choices.items():
-                results[f"{title}, {shown}"] = f"{points[1, index]:.4g} after step {points[0, index]:,.0f}"
-    results["recipe"] = run.start.recipe or NONE
-    results["versions"] = ", ".join(f"{name} {version}" for name, version in run.start.versions.items()) or NONE
+    results["recipe"] = _started_with(run, "recipe")
+    versions = run.start.get("versions")
+    if isinstance(versions, dict):
+        results["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
     return results
+
+
+def _started_with(run: ReportedRun, name: str) -> str:
+    return str(run.start.get(name) or NONE)
 
 
 def _side_by_side(columns_of_runs: Sequence[Mapping[str, str]]) -> list[list[str]]:
