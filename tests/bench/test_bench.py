@@ -24,7 +24,7 @@ from largebatch.estimate.step_time import EXPOSED_SHARE
 from largebatch.plan import resolve
 from largebatch.tools.local_jobs.jobs import JobFailed
 from paths import ROOT
-from planted import ALL
+from planted_bugs import ALL
 from planting import plant
 from record import Comparison, Figure, Record, behind, read_record, take_facts
 from runs import matrix, overrides_of
