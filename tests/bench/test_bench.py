@@ -14,8 +14,8 @@ import paired
 import performance
 import scale
 from experiments import EXPERIMENTS
-from fuzz import TARGETS, fuzz
-from fuzzing.cases import HELD, Case, Sound, run_case
+from fuzz import TARGETS, fuzz, warm_up
+from fuzzing.cases import HELD, Case, run_case
 from gpu import correctness, memory
 from gpu.__main__ import seconds_of_the_next
 from gpu.rows import GRACE, Deadline, Launcher, NotMeasured, Part, Row
@@ -142,7 +142,7 @@ def test_every_run_of_an_experiment_has_a_plan(name):
 
 
 def test_a_few_damaged_inputs(tmp_path):
-    sound = Sound.make(tmp_path)
+    sound = warm_up(tmp_path)
     for target in TARGETS:
         outcomes = fuzz(target, range(12), 7, sound)
         assert [(number, outcome.output) for number, _, outcome in outcomes if outcome.verdict != HELD] == []
