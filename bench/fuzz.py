@@ -54,7 +54,9 @@ TARGETS: dict[str, Callable[[Random, Sound, Path], Case]] = {
 
 def warm_up(folder: Path) -> Sound:
     """Import what the commands import, and make what cases are made from."""
+    import datasets  # noqa: F401
     import plotly.io  # noqa: F401
+    import transformers.models.llama.modeling_llama  # noqa: F401
 
     import largebatch.estimate.comparison
     import largebatch.estimate.recipe_model

@@ -159,7 +159,6 @@ SAMPLE = [
     ("sgd", "fsdp", 2),
     ("sgd", "hsdp", 4),
     ("sgd", "zero1", 2),
-    ("adamw", "single", 1, 4),
     ("adamw", "fsdp", 2, 4),
     ("adamw", "zero2", 1, 8),
     ("adamw", "zero3", 2, 8),
@@ -179,18 +178,16 @@ SAMPLE = [
     ("growing batch", "single", 1, 16),
     ("growing batch", "fsdp", 2),
     ("growing batch", "zero3", 2),
-    ("vit", "zero2", 2),
+    ("mixup", "zero2", 2),
     ("mixup", "ddp", 4, 2),
     ("mixup", "fsdp", 2),
     ("large model", "single", 1, 8),
     ("large model", "fsdp", 2),
     ("large model", "zero3", 2),
     ("large model", "zero3_offload", 2),
-    ("masked", "ddp", 2),
     ("masked", "zero1", 2),
     ("mixture", "single", 1, 4),
     ("mixture", "ddp", 4, 4),
-    ("mixture", "zero2", 2, 4),
 ]
 
 
@@ -225,15 +222,15 @@ def test_the_scenarios_are_what_they_are_called():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_evaluation_counts_each_sample_once(strategy, tmp_path):
+def test_evaluation_counts_each_sample_once(tmp_path):
     """360 digits in micro-batches of 16 leave a last one of 8, and an odd number of them; BatchNorm's running
     statistics must be the same, however many micro-batches each process had."""
     alone = run_job(recorded, DIGITS, tmp_path / "alone", strategy="single", world_size=1)[0]["evaluations"]
-    shared = run_job(recorded, DIGITS, tmp_path / "shared", strategy=strategy)[0]["evaluations"]
-    assert [line["step"] for line in shared] == [STEPS]
-    assert shared[0]["loss"] == pytest.approx(alone[0]["loss"], rel=TOLERANCE)
-    assert shared[0]["accuracy"] == pytest.approx(alone[0]["accuracy"], abs=1e-12)
+    for strategy in ("ddp", "zero3"):
+        shared = run_job(recorded, DIGITS, tmp_path / strategy, strategy=strategy)[0]["evaluations"]
+        assert [line["step"] for line in shared] == [STEPS]
+        assert shared[0]["loss"] == pytest.approx(alone[0]["loss"], rel=TOLERANCE)
+        assert shared[0]["accuracy"] == pytest.approx(alone[0]["accuracy"], abs=1e-12)
 
 
 @pytest.mark.slow

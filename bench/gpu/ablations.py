@@ -15,8 +15,6 @@ GPT-2 124M on 16 x 1,024 tokens; *ResNet-50* has 256 images of 224 pixels. The p
 # By name: the function, and the strategy whose launch it needs.
 ABLATIONS = {
     "asynchronous checkpoint": (state_ablations.asynchronous_checkpoint, SINGLE),
-    "autocast cache": (forward_ablations.autocast_cache, SINGLE),
-    "activation function": (forward_ablations.activation_function, SINGLE),
     "memory layout of images": (forward_ablations.image_layout, SINGLE),
     "loss chunks": (forward_ablations.loss_chunks, SINGLE),
     "LARS": (state_ablations.lars, SINGLE),
@@ -24,10 +22,7 @@ ABLATIONS = {
     "documents kept apart": (forward_ablations.document_mask, SINGLE),
     "documents kept apart by kernels": (forward_ablations.document_kernels, SINGLE),
     "unequal lengths": (forward_ablations.unequal_lengths, SINGLE),
-    "contiguous tokens": (forward_ablations.contiguous_tokens, SINGLE),
-    "packed sequences": (forward_ablations.packed_sequences, SINGLE),
     "DDP's optimizer in Dynamo": (forward_ablations.ddp_optimizer, "ddp"),
-    "DeepSpeed's timer": (state_ablations.deepspeed_timer, "zero1"),
 }
 
 

@@ -3,84 +3,16 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import torch
 from torch import nn
 
-from gpu.models import GPT2, LLAMA, RESNET_LARS, Batch, batch_of, build, fixed, join, tokens_of, train_on
+from gpu.models import GPT2, LLAMA, RESNET_LARS, batch_of, build, fixed, join, train_on
 from gpu.rows import Result
 from gpu.turns import Variant, device, in_turns
 from largebatch.backend.compilation import CompiledRegions
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import set_attention
-
-
-def autocast_cache(is_small: bool) -> list[Result]:
-    """Autocast keeps the bf16 copy of each weight to the end of the forward pass, or does not."""
-    config, model = build(LLAMA, is_small)
-    checkpoint_activations(model, "full")
-    batch = batch_of(config)
-    return in_turns(
-        "Llama with activation checkpointing, autocast's cache",
-        "on",
-        {"on": fixed(partial(train_on, model, batch, True)), "off": fixed(partial(train_on, model, batch, False))},
-    )
-
-
-def activation_function(is_small: bool) -> list[Result]:
-    """GELU's tanh approximation as eight operations or as one, eager and compiled."""
-    from transformers.activations import ACT2FN
-
-    variants: dict[str, Variant] = {}
-    for name in ("gelu_new", "gelu_pytorch_tanh"):
-        for compiled in (False, True):
-            config, model = build(GPT2, is_small)
-            for block in model.transformer.h:
-                block.mlp.act = ACT2FN[name]
-            if compiled:
-                CompiledRegions(model, device())
-            step = partial(train_on, model, batch_of(config))
-            variants[f"{name}, {'compiled' if compiled else 'eager'}"] = fixed(step)
-    return in_turns("GPT-2, activation function", "gelu_new, eager", variants)
-
-
-def contiguous_tokens(is_small: bool) -> list[Result]:
-    """Tokens are copied to the GPU as views with gaps, or as whole blocks of memory."""
-    config, model = build(GPT2, is_small)
-    tokens = tokens_of(config)
-    views = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:]}
-    whole = {name: view.contiguous() for name, view in views.items()}
-    if device().type == "cuda":
-        whole = {name: tensor.pin_memory() for name, tensor in whole.items()}
-
-    def step(batch: Batch) -> None:
-        train_on(model, {name: tensor.to(device(), non_blocking=True) for name, tensor in batch.items()})
-
-    return in_turns(
-        "GPT-2, tokens on the host",
-        "views",
-        {"views": fixed(partial(step, views)), "whole": fixed(partial(step, whole))},
-    )
-
-
-def packed_sequences(is_small: bool) -> list[Result]:
-    """`transformers` looks into positions for packed sequences, for which the host waits, or does not."""
-    from transformers import masking_utils
-
-    config, model = build(GPT2, is_small)
-    step = partial(train_on, model, batch_of(config))
-    installed = masking_utils.find_packed_sequence_indices
-
-    def variant(function: Callable[..., Any]) -> Callable[[], object]:
-        masking_utils.find_packed_sequence_indices = function
-        return step
-
-    return in_turns(
-        "GPT-2, find_packed_sequence_indices",
-        "as it is",
-        {"as it is": partial(variant, installed), "patched": partial(variant, lambda *_, **__: None)},
-    )
 
 
 def loss_chunks(is_small: bool) -> list[Result]:

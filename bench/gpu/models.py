@@ -38,22 +38,16 @@ def build(recipe: str, is_small: bool) -> tuple[Any, nn.Module]:
     return config, model.to(device()).train()
 
 
-def tokens_of(config: Any) -> torch.Tensor:
-    """Random tokens on the host, page-locked for a GPU, one more than a block has: (batch, tokens + 1)."""
-    size = (config.batch.micro_batch_size, config.data.block_size + 1)
-    tokens = torch.randint(config.model.vocab_size, size)
-    return tokens.pin_memory() if device().type == "cuda" else tokens
-
-
 def batch_of(config: Any) -> Batch:
-    """The arguments of a language model, on the device."""
-    tokens = tokens_of(config).to(device())
+    """The arguments of a language model, random tokens on the device."""
+    size = (config.batch.micro_batch_size, config.data.block_size + 1)
+    tokens = torch.randint(config.model.vocab_size, size, device=device())
     return {"input_ids": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
 
 
-def train_on(model: nn.Module, batch: Batch, cache_enabled: bool = True) -> None:
+def train_on(model: nn.Module, batch: Batch) -> None:
     """A forward and a backward pass of a language model."""
-    with torch.autocast(device().type, torch.bfloat16, cache_enabled=cache_enabled):
+    with torch.autocast(device().type, torch.bfloat16):
         losses = model(**batch)
     losses.sum().backward()
     model.zero_grad(set_to_none=True)

@@ -3,53 +3,20 @@
 import tempfile
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from gpu.jobs import JOBS, Enough, config_of, train_job
-from gpu.models import BERT_LAMB, GPT2, RESNET_LARS, Batch, batch_of, build, fixed, join
+from gpu.models import BERT_LAMB, RESNET_LARS, build
 from gpu.rows import Result
-from gpu.turns import GIB, Variant, device, in_turns, timed
+from gpu.turns import GIB, device, timed
 from largebatch.optim import build_optimizer
 from largebatch.optim.layerwise import LayerPart
 from largebatch.plan import resolve
 from largebatch.run.checkpoint.save import CheckpointWriter
 from record import Figure
-
-
-def deepspeed_timer(is_small: bool) -> list[Result]:
-    """DeepSpeed's throughput timer waits for the GPU before each micro-batch, or is off."""
-    import deepspeed
-
-    def step(engine: Any, batch: Batch) -> None:
-        with torch.autocast(device().type, torch.bfloat16):
-            loss = engine(**batch).mean()
-        engine.backward(loss)
-        engine.step()
-
-    # On a CPU it would otherwise compile a collective of its own first.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    join()
-    variants: dict[str, Variant] = {}
-    for name, enabled in {"on": True, "off": False}.items():
-        config, model = build(GPT2, is_small)
-        settings = {
-            "train_micro_batch_size_per_gpu": config.batch.micro_batch_size,
-            "gradient_accumulation_steps": 4,
-            "zero_optimization": {"stage": 1},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-            "timers": {"throughput": {"enabled": enabled}},
-        }
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-
-        variants[name] = fixed(partial(step, engine, batch_of(config)))
-    return in_turns("GPT-2, ZeRO-1 with AdamW, micro-batches with DeepSpeed's throughput timer", "on", variants)
 
 
 def lars(is_small: bool) -> list[Result]:

@@ -29,7 +29,6 @@ ACCUMULATED = "--batch.micro_batch_size=4"
 # Recipe, overrides, strategy and processes: one of each kind of layer, wrapper and policy. bench/results/gathers has
 # more of them, each under every strategy.
 RECIPES = {
-    "GPT-2": (PYDOC, (*SMALL, ACCUMULATED), ("fsdp", 2)),
     "GPT-2, recomputed, LAMB": (PYDOC, (*SMALL, RECOMPUTED, LAMB, ACCUMULATED), ("hsdp", 4)),
     "Llama, compiled": (LLAMA, (*SMALL_LLAMA, COMPILED), ("fsdp", 2)),
     "ResNet, LARS": (DIGITS, (LARS, "--learning_rate.base_lr=0.5"), ("fsdp", 2)),

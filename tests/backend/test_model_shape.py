@@ -3,7 +3,7 @@
 import pytest
 
 from jobs import run_job
-from paths import BERT, CIFAR, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
+from paths import BERT, CIFAR, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 
 pytestmark = pytest.mark.slow
 
@@ -14,7 +14,6 @@ MODELS = [
     (LLAMA, UNTIED),
     (BERT, ()),
     (VIT_DIGITS, ()),
-    (DIGITS, ()),
     # A commit is not looked up on the hub.
     (CIFAR, (f"--data.path=uoft-cs/cifar10@{'0' * 40}",)),
     (SIMCLR, ()),

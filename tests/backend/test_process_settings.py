@@ -70,13 +70,12 @@ DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("hang_seconds", "deterministic", "timeout", "settings"),
+    ("strategy", "hang_seconds", "deterministic", "timeout", "settings"),
     [
-        ("30", "false", timedelta(seconds=120), ["120", "2000", None, None, None]),
-        ("null", "true", timedelta(days=2), ["172800", "2000", ":4096:8", "Ring", "Simple"]),
+        ("ddp", "30", "false", timedelta(seconds=120), ["120", "2000", None, None, None]),
+        ("zero1", "null", "true", timedelta(days=2), ["172800", "2000", ":4096:8", "Ring", "Simple"]),
     ],
 )
-@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
 def test_settings(strategy, hang_seconds, deterministic, timeout, settings, tmp_path):
     """Without a limit NCCL's own would be 10 minutes."""
     samples = DOCUMENTS if deterministic == "true" else ()

@@ -48,7 +48,7 @@ CASES = [
     Case("fsdp", 4, (*UNTIED, "--precision=bf16"), recipe=LLAMA),
     Case("fsdp", 2, ("--optimizer.clip_norm=null", RECOMPUTE)),
     Case("hsdp", 4),
-    Case("hsdp", 8, (LAST,)),
+    Case("hsdp", 4, (LAST,)),
     Case("zero1", 2),
     Case("zero2", 4),
     # Each part is reduced to its owner.

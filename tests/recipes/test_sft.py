@@ -187,7 +187,7 @@ def test_adapters_are_saved_and_exported_as_peft_has_them(strategy, base, tmp_pa
         assert np.abs(after - before).max() > 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_adapters_resume_bit_for_bit(strategy, base, tmp_path):
     """With dropout, whose seeds must go on where they were."""
     place = {"strategy": strategy, "recipe": ADDITION}

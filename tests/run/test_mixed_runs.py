@@ -46,7 +46,7 @@ WORDS = (
 
 @pytest.mark.slow
 def test_a_mixture_resumes_in_the_middle_of_a_phase_under_another_strategy(tmp_path):
-    assert run_interrupted(tmp_path / "whole", WORDS, world_size=4) is None
+    assert run_interrupted(tmp_path / "whole", WORDS, strategy="single") is None
     stopped = run_interrupted(tmp_path / "parts", WORDS, Interruption("signal", 0, 8))
     assert "exit code 75" in stopped
     assert run_interrupted(tmp_path / "parts", WORDS, strategy="fsdp", world_size=4) is None

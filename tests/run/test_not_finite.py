@@ -59,7 +59,6 @@ def failure(run_dir: Path, strategy: str, step: int, rank: int, where: str, *ove
 @pytest.mark.parametrize(
     ("strategy", "step", "words"),
     [
-        ("ddp", 7, ()),
         ("fsdp", 7, ()),
         ("zero3", 7, ()),
         # An evaluation before the next log point; and the very last step.

@@ -44,6 +44,14 @@ def half_done(tmp_path_factory):
     return run_dir
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same run, which was not stopped."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    assert resume(run_dir) is None
+    return run_dir
+
+
 def resume(run_dir, *options, **place):
     return run_interrupted(run_dir, (*WORDS, *options), strategy="single", **place)
 
@@ -120,7 +128,7 @@ def test_a_task_of_another_name_is_another_recipe(run_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_does_not_change_the_training_may_change(run_dir, tmp_path):
+def test_what_does_not_change_the_training_may_change(run_dir, whole):
     options = (
         "--logging.every=3",
         "--evaluation.max_samples=8",
@@ -132,8 +140,7 @@ def test_what_does_not_change_the_training_may_change(run_dir, tmp_path):
     )
     assert resume(run_dir, *options) is None
     assert read_object(run_dir / "status.json")["step"] == 12
-    assert resume(tmp_path / "whole") is None
-    assert_same_weights(run_dir / "model", tmp_path / "whole/model")
+    assert_same_weights(run_dir / "model", whole / "model")
 
 
 def train_where_one_sees_the_folder_late(run_dir):
@@ -171,8 +178,8 @@ def test_a_run_of_an_older_format_is_refused(run_dir):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_left_as_it_is(run_dir):
-    assert resume(run_dir) is None
+def test_a_finished_run_is_left_as_it_is(whole, tmp_path):
+    run_dir = shutil.copytree(whole, tmp_path / "run")
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert resume(run_dir) is None
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
@@ -251,21 +258,19 @@ def output_of_training(run_dir, *words):
 
 
 @pytest.mark.slow
-def test_a_longer_stop_goes_on(run_dir, tmp_path):
+def test_a_longer_stop_goes_on(run_dir, whole):
     early = "--train.stop_after_steps=6"
     assert resume(run_dir, early) is None
     (output,) = run_job(output_of_training, run_dir, early, strategy="single")
     assert "is finished, after step 6 of 12; raise train.stop_after_steps to train longer (" in output
     assert resume(run_dir) is None
-    assert resume(tmp_path / "whole") is None
-    assert_same_weights(run_dir / "model", tmp_path / "whole/model")
+    assert_same_weights(run_dir / "model", whole / "model")
 
 
 @pytest.mark.slow
-def test_a_path_begins_another_run_or_goes_back(run_dir, tmp_path):
+def test_a_path_begins_another_run_or_goes_back(run_dir, whole, tmp_path):
     checkpoint = run_dir / "checkpoints/step_00000004"
     assert resume(run_dir) is None
-    shutil.copytree(run_dir / "model", tmp_path / "expected")
     other = tmp_path / "other"
     assert resume(other, "--resume", str(checkpoint)) is None
     assert logged_steps(other) == list(range(5, 13))
@@ -274,7 +279,7 @@ def test_a_path_begins_another_run_or_goes_back(run_dir, tmp_path):
     assert logged_steps(run_dir) == list(range(1, 13))
     assert list(run_dir.glob("checkpoints/set_aside_by_attempt_0003_*/step_00000012/complete.json"))
     for path in (other, run_dir):
-        assert_same_weights(path / "model", tmp_path / "expected")
+        assert_same_weights(path / "model", whole / "model")
 
 
 @pytest.mark.slow
@@ -288,15 +293,14 @@ def test_paths_that_are_no_checkpoint(run_dir):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_skipped_and_named(run_dir, tmp_path):
+def test_a_damaged_checkpoint_is_skipped_and_named(run_dir, whole):
     assert resume(run_dir, "--train.stop_after_steps=8") is None
     (file,) = run_dir.glob("checkpoints/step_00000008/rank_*.safetensors")
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
     assert resume(run_dir) is None
-    assert resume(tmp_path / "whole") is None
-    assert_same_weights(run_dir / "model", tmp_path / "whole/model")
+    assert_same_weights(run_dir / "model", whole / "model")
     started = events(run_dir, "started")[-1]
     assert started["step"] == 4
     assert "its checksum differs" in started["checkpoints_not_used"][0]

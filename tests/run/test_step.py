@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 import tasks
 from jobs import run_job
-from paths import PYDOC, STRATEGIES
+from paths import PYDOC
 from tasks import SMALL
 
 pytestmark = pytest.mark.slow
@@ -146,14 +146,14 @@ def test_mistakes_of_a_loop(mistake, words, tmp_path):
     assert words in report
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["ddp", "hsdp", "zero1", "zero3"])
 def test_a_parameter_without_gradient_is_refused_alike(strategy, tmp_path):
     """Left alone, some strategies would skip it, some decay it, and one fail in the second step."""
     for report in run_job(loop_with, "unused parameter", tmp_path / "run", strategy=strategy):
         assert "1 trainable parameters got no gradient, such as extra.weight" in report
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_processes_that_start_from_different_weights(strategy, tmp_path):
     """DDP and ZeRO would take rank 0's, FSDP2 a piece of each."""
     for report in run_job(loop_with, "other weights", tmp_path / "run", strategy=strategy):

@@ -38,7 +38,7 @@ def alone(tmp_path_factory):
     return words, run_job(recorded, PYDOC, folder / "run", *words, strategy="single")[0]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
 def test_processes_without_a_target(strategy, alone, tmp_path):
     """In most steps some process has no target at all."""
     words, expected = alone

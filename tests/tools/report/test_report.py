@@ -243,61 +243,64 @@ def test_what_cannot_be_reported(words, message, tmp_path, monkeypatch, capsys):
     assert message in error
 
 
-@pytest.mark.parametrize(
-    ("file", "values"),
-    [
-        ("plan.json", {"total_steps": "many"}),
-        ("plan.json", {"timeline": [1]}),
-        ("metrics.jsonl", {"step": None}),
-        ("metrics.jsonl", {"loss": float("nan"), "lr": "high", "mfu": 10**400}),
-        ("evaluations.jsonl", {"half a character: \ud800": 0.5}),
-        ("history.jsonl", {"recipe": 7, "world_size": [[]]}),
-    ],
-)
-def test_values_that_cannot_be_shown_are_left_out(file, values, tmp_path):
-    write_run(tmp_path / "run", steps=range(50, 52), history=[started(0, recipe="recipes/x/run.json")])
-    path = tmp_path / "run" / file
+def with_values(run, file, values):
+    """A run in whose file other values stand."""
+    write_run(run, steps=range(50, 52), history=[started(0, recipe="recipes/x/run.json")])
+    path = run / file
     if file.endswith(".jsonl"):
         write_lines(path, [json.loads(line) | values for line in path.read_text().splitlines()])
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    page = report(tmp_path / "run")
-    assert page.row("recipe") == (["7"] if "recipe" in values else ["recipes/x/run.json"])
-    if "loss" in values:
-        assert page.titles()[2:3] == ["grad_norm"]
+    return run
 
 
-@pytest.mark.parametrize(
-    ("places", "value"),
-    [
+def test_values_that_cannot_be_shown_are_left_out(tmp_path):
+    changes = [
+        ("plan.json", {"total_steps": "many"}),
+        ("plan.json", {"timeline": [1]}),
+        ("metrics.jsonl", {"step": None}),
+        ("evaluations.jsonl", {"half a character: \ud800": 0.5}),
+        ("history.jsonl", {"recipe": 7, "world_size": [[]]}),
+    ]
+    page = report(*(with_values(tmp_path / str(number), *change) for number, change in enumerate(changes)))
+    assert page.row("recipe") == [*["recipes/x/run.json"] * 4, "7"]
+    numbers = {"loss": float("nan"), "lr": "high", "mfu": 10**400}
+    assert report(with_values(tmp_path / "alone", "metrics.jsonl", numbers)).titles()[2:3] == ["grad_norm"]
+
+
+DAMAGED = "damaged, or written by a different version of largebatch"
+
+
+def test_a_plan_with_impossible_numbers_is_damaged(tmp_path):
+    changes = [
         (["num_train_samples"], -1),
         (["num_train_samples"], 10**400),
         (["tokens_per_sample"], 10**400),
         (["phases", 0, "global_batch_size"], -1),
         (["phases", 0, "first_step"], -(10**400)),
-    ],
-)
-def test_a_plan_with_impossible_numbers_is_damaged(places, value, tmp_path):
-    run = tmp_path / "run"
-    write_run(run, steps=range(50, 52))
-    plan = json.loads((run / "plan.json").read_text())
-    section = plan["timeline"]
-    for place in places[:-1]:
-        section = section[place]
-    section[places[-1]] = value
-    (run / "plan.json").write_text(json.dumps(plan))
-    assert report(run).row("plan") == ["damaged, or written by a different version of largebatch"]
+    ]
+    runs = [tmp_path / str(number) for number in range(len(changes))]
+    for run, (places, value) in zip(runs, changes, strict=True):
+        write_run(run, steps=range(50, 52))
+        plan = json.loads((run / "plan.json").read_text())
+        section = plan["timeline"]
+        for place in places[:-1]:
+            section = section[place]
+        section[places[-1]] = value
+        (run / "plan.json").write_text(json.dumps(plan))
+    assert report(*runs).row("plan") == [DAMAGED] * len(changes)
 
 
-@pytest.mark.parametrize("content", ['{"task": ', "[]", '{"outcome": null}'])
-def test_damaged_files_are_left_out(content, tmp_path):
-    run = tmp_path / "run"
-    write_run(run, steps=range(50, 52))
-    for path in run.rglob("*.json*"):
-        path.write_text(content)
-    page = report(run)
-    assert page.row("step, last known") == ["0"]
-    assert page.row("plan") == ["damaged, or written by a different version of largebatch"]
+def test_damaged_files_are_left_out(tmp_path):
+    contents = ['{"task": ', "[]", '{"outcome": null}']
+    runs = [tmp_path / str(number) for number in range(len(contents))]
+    for run, content in zip(runs, contents, strict=True):
+        write_run(run, steps=range(50, 52))
+        for path in run.rglob("*.json*"):
+            path.write_text(content)
+    page = report(*runs)
+    assert page.row("step, last known") == ["0"] * len(contents)
+    assert page.row("plan") == [DAMAGED] * len(contents)
 
 
 def test_pipes_and_links_in_a_run_folder_are_not_read(tmp_path):

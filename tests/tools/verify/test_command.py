@@ -15,7 +15,7 @@ def test_the_command(capfd):
     words = [
         "--strategies",
         "ddp,zero2",
-        "--world-sizes=1,2",
+        "--world-sizes=2",
         "--micro-batch-sizes=2",
         "--steps=3",
         *TINY,
@@ -25,10 +25,10 @@ def test_the_command(capfd):
     # A warmup and a decay need more steps than these.
     assert "gpt_pydoc: 3 steps of " in output
     assert """ '--train.duration={"steps": 4}' """ in output
-    assert output.count(" agrees") == 5
-    assert "5 of 5 combinations agree with one process" in output
+    assert output.count(" agrees") == 3
+    assert "3 of 3 combinations agree with one process" in output
     rows = [line.split() for line in output.split("verdict\n")[1].splitlines()]
-    assert [row[-1] for row in rows if len(row) == 11] == ["reference"] + ["agrees"] * 5
+    assert [row[-1] for row in rows if len(row) == 11] == ["reference"] + ["agrees"] * 3
     assert "relative differences may be at most 1e-05, " in output
     assert float(rows[1][3]) <= 1e-5
     assert "resumed halfway from a checkpoint of one process\n" in output

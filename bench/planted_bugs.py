@@ -1,0 +1,407 @@
+"""The bugs that `planted.py` plants: what is edited, and what `largebatch verify` must say of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paths import MAPS, RECIPES
+
+AGREES = "combinations agree with one process"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A bug, and what must be said of it.
+
+    Args:
+        name: What is wrong.
+        said: A part of the output that names the cause.
+        edits: The file, what is replaced, and by what; none must agree.
+        recipe: The recipe whose task gets it.
+        words: Options and overrides of `verify` besides those of all.
+    """
+
+    name: str
+    said: str
+    edits: Sequence[tuple[str, str, str]] = ()
+    recipe: Path = MAPS
+    words: Sequence[str] = ("--strategies=ddp,zero1", "--world-sizes=2", "--no-resume")
+
+
+ONE_AND_TWO = ("--strategies=ddp", "--world-sizes=1,2", "--micro-batch-sizes=2", "--no-resume")
+RESUMED = ("--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=2")
+STEP = 'weight.sub_(group["lr"] * direction / (direction.abs() + group["softness"]))'
+BACKWARD = "step.backward(losses(batch).sum())"
+UPDATE = "        run.update(step)\n"
+NOISE = "random.normal(0, 0.5, (side, side))"
+OF_THIS_PROCESS = 'np.random.default_rng([index, int(__import__("os").environ.get("RANK", 0))])'
+MODEL_END = "return nn.Sequential(*layers, "
+MASK = """class Mask(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, values):
+        return values * 2 * (torch.rand(values.shape, generator=self.generator) < 0.5) if self.training else values
+
+
+"""
+ALL_REDUCE = "torch.distributed.is_initialized() and torch.distributed.all_reduce(loss.detach())"
+IMPORT_TORCH = ("train.py", "from torch.nn.functional", "import torch\nfrom torch.nn.functional")
+IS_LATER = '(__import__("os").environ.get("RANK", "0") == "1")'
+SOMETIMES = """class Sometimes(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, values):
+        return self.layer(values) * self.scale if values.flatten()[0] > 0 else self.layer(values)
+
+
+"""
+NOT_KEPT = "training depends on something that checkpoints do not have, such as an average in train.py"
+BY_MICRO_BATCH = "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch"
+BY_PROCESS = "several processes differ where one does not, from the first loss on: data or noise depends on the process"
+IN_GRADIENTS = "the first loss agrees on several processes, but not its gradient"
+BY_COUNT = "where a process has another number of micro-batches in a step, the first loss differs"
+REPORTED_LOSS = "gradients and weights agree, only the reported loss does not"
+IN_EVALUATION = "only evaluations differ: their values are means over the micro-batch"
+BESIDE_UPDATE = "after step.backward; run.update clips, steps and clears gradients"
+OF_A_PIECE = "the optimizer takes a norm, a mean or a maximum of such a piece for that of a parameter"
+UNSEEDED = "random numbers that do not follow from the recipe's seed"
+
+OF_OPTIMIZERS = (
+    Planted(
+        "an optimizer ignores weight_decay",
+        "ignores the weight_decay 0.1 of a group",
+        [("softsign.py", 'weight.mul_(1 - group["lr"] * group["weight_decay"])', "pass")],
+    ),
+    Planted(
+        "an optimizer ignores the learning rate",
+        "twice the rate does not make steps twice as long",
+        [("softsign.py", STEP, STEP.replace('group["lr"]', "1e-3"))],
+    ),
+    Planted(
+        "an optimizer squares the learning rate",
+        "twice the rate does not make steps twice as long",
+        [("softsign.py", STEP, STEP.replace('group["lr"]', 'group["lr"] ** 2'))],
+    ),
+    Planted(
+        "an optimizer decays biases and norms",
+        "with a gradient of 0 in a group whose weight_decay is 0",
+        [("softsign.py", '* group["weight_decay"]', "* 0.1")],
+    ),
+    Planted(
+        "an optimizer counts steps in self",
+        "has state outside of `optimizer.state`",
+        [
+            (
+                "softsign.py",
+                'direction = average / (1 - beta ** state["step"])',
+                'self.t = getattr(self, "t", 0) + 1\n                    direction = average / (1 - beta**self.t)',
+            )
+        ],
+    ),
+    Planted(
+        "an optimizer keeps gradients in self",
+        "has state outside of `optimizer.state`",
+        [
+            ("softsign.py", STEP, STEP.replace("direction /", "damping * direction /")),
+            (
+                "softsign.py",
+                "                if beta:",
+                "                self.kept = getattr(self, 'kept', {})\n"
+                "                last, earlier = self.kept.get(parameter, (direction, direction))\n"
+                "                self.kept[parameter] = direction.clone(), last\n"
+                "                damping = 1 - 0.5 * (last * earlier < 0)\n"
+                "                if beta:",
+            ),
+        ],
+        words=RESUMED,
+    ),
+    Planted(
+        "an optimizer's module is missing",
+        "softsing",
+        [("config.py", ".softsign:Softsign", ".softsing:Softsign")],
+    ),
+    Planted(
+        "an optimizer does not know its argument",
+        "cannot be built by",
+        [("softsign.py", "lr, beta, softness, weight", "lr, beta, soft, weight")],
+    ),
+    Planted(
+        "an optimizer divides by the norm of a shard",
+        "depends on how strategies divide a tensor",
+        [("softsign.py", "(direction.abs() +", "(direction.norm() +")],
+    ),
+)
+OF_TASKS = (
+    Planted(
+        "a loss is a mean over the micro-batch",
+        BY_MICRO_BATCH,
+        [("train.py", BACKWARD, BACKWARD.replace("sum", "mean"))],
+    ),
+    Planted(
+        "an evaluation is a mean over the batch",
+        IN_EVALUATION,
+        [
+            (
+                "train.py",
+                '(losses(batch).sum(dim=(1, 2)), batch["weights"].sum(dim=(1, 2)))',
+                '(losses(batch).sum() / batch["weights"].sum()).expand(len(batch["map"]))',
+            )
+        ],
+    ),
+    Planted(
+        "dropout that the config does not declare",
+        BY_MICRO_BATCH,
+        [("model.py", MODEL_END, f"{MODEL_END}nn.Dropout(0.3), ")],
+    ),
+    Planted(
+        "BatchNorm that the config does not declare",
+        "uses_batch_norm",
+        [("model.py", MODEL_END, f"{MODEL_END}nn.BatchNorm2d(config.model.channels[-1]), ")],
+    ),
+    Planted(
+        "a loss is divided by the number of processes",
+        BY_PROCESS,
+        [("train.py", BACKWARD, "step.backward(losses(batch).sum() / run.plan.world_size)")],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "data are drawn with a seed that depends on the rank",
+        BY_PROCESS,
+        [
+            ("data.py", NOISE, NOISE.replace("random", "of_this_process")),
+            ("data.py", "\n        values =", f"\n        of_this_process = {OF_THIS_PROCESS}\n        values ="),
+        ],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "augmentation draws from NumPy's own generator",
+        BY_PROCESS,
+        [
+            ("data.py", 'derive_seed(self.config.seed, "mirror", epoch, index) % 2', "np.random.random() < 0.5"),
+            (
+                "data.py",
+                "def sources(config: Config, _):\n",
+                "def sources(config: Config, _):\n    np.random.seed(config.seed)\n",
+            ),
+        ],
+        words=("--strategies=ddp,fsdp", "--world-sizes=2", "--no-resume"),
+    ),
+    Planted(
+        "a mask of dropout from a generator of its own",
+        BY_PROCESS,
+        [
+            ("model.py", MODEL_END, f"{MODEL_END}Mask(), "),
+            ("model.py", "def build_model", f"{MASK}def build_model"),
+        ],
+        words=("--strategies=ddp,fsdp", "--world-sizes=1,2", "--no-resume"),
+    ),
+    Planted(
+        "data are drawn without a seed",
+        UNSEEDED,
+        [("data.py", NOISE, NOISE.replace("random", "np.random"))],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "starting weights are drawn without a seed",
+        UNSEEDED,
+        [("model.py", "    layers: list", "    torch.seed()\n    layers: list")],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "an average in train.py",
+        NOT_KEPT,
+        [
+            ("train.py", BACKWARD, "step.backward(losses(batch).sum() * average)"),
+            ("train.py", UPDATE, f"        average = 0.9 * average + 1\n{UPDATE}"),
+            ("train.py", "    for step in run", "    average = 1.0\n    for step in run"),
+        ],
+        words=RESUMED,
+    ),
+    Planted(
+        "train.py counts steps from the start of the process",
+        NOT_KEPT,
+        [
+            ("train.py", BACKWARD, "step.backward(losses(batch).sum() * 0.9**number)"),
+            ("train.py", "for step in run.steps(train_set)", "for number, step in enumerate(run.steps(train_set))"),
+        ],
+        words=RESUMED,
+    ),
+    Planted(
+        "losses are summed in bf16",
+        "in fp32 the first of them agrees",
+        [
+            ("train.py", ").to(run.dtype)\n        each", ")\n        each"),
+            ("train.py", 'batch["weights"].to(run.dtype)', 'batch["weights"].to(logits.dtype)'),
+        ],
+        words=("--strategies=ddp", "--world-sizes=2", "--no-resume", "--precision=bf16"),
+    ),
+    Planted(
+        "noise drawn in train.py",
+        "torch.rand in train.py: draw them in `fetch`, from `derive_seed`",
+        [
+            IMPORT_TORCH,
+            ("train.py", 'model(batch["map"].to(run.dtype))', 'model(batch["map"] + torch.randn_like(batch["map"]))'),
+        ],
+    ),
+    Planted(
+        "noise drawn in an evaluation",
+        IN_EVALUATION,
+        [
+            IMPORT_TORCH,
+            (
+                "train.py",
+                "(losses(batch).sum(dim=(1, 2)), batch",
+                "(losses(batch).sum(dim=(1, 2)) + torch.rand(1), batch",
+            ),
+        ],
+    ),
+    Planted(
+        "samples normalized over the micro-batch",
+        "samples that share a micro-batch change each other (statistics over it",
+        [("train.py", 'model(batch["map"].to(run.dtype))', 'model(batch["map"] - batch["map"].mean())')],
+    ),
+    Planted(
+        "a loss that is summed over processes",
+        REPORTED_LOSS,
+        [
+            IMPORT_TORCH,
+            (
+                "train.py",
+                BACKWARD,
+                f"loss = losses(batch).sum()\n            {ALL_REDUCE}\n            step.backward(loss)",
+            ),
+        ],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "a curriculum that counts micro-batches",
+        BY_COUNT,
+        [
+            (
+                "train.py",
+                BACKWARD,
+                f"{BACKWARD.replace('losses(batch)', '(losses(batch) * (1 + seen))')}\n            seen += 1",
+            ),
+            ("train.py", "    for step in run", "    seen = 0\n    for step in run"),
+        ],
+        words=("--strategies=ddp", "--world-sizes=1,2", "--no-resume"),
+    ),
+    Planted(
+        "a part of the loss without its gradient",
+        IN_GRADIENTS,
+        [
+            (
+                "train.py",
+                BACKWARD,
+                "loss = losses(batch).sum()\n            "
+                f"step.backward(loss - 0.5 * (loss - loss.detach()) * {IS_LATER})",
+            )
+        ],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "clipping in train.py",
+        BESIDE_UPDATE,
+        [
+            IMPORT_TORCH,
+            ("train.py", UPDATE, f"        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n{UPDATE}"),
+        ],
+    ),
+    Planted(
+        "gradients cleared in each micro-batch",
+        BESIDE_UPDATE,
+        [("train.py", BACKWARD, f"model.zero_grad()\n            {BACKWARD}")],
+    ),
+    Planted(
+        "optimizer.step in train.py",
+        BESIDE_UPDATE,
+        [("train.py", "model, _ =", "model, own ="), ("train.py", UPDATE, f"        own.step()\n{UPDATE}")],
+    ),
+    Planted(
+        "a scheduler in train.py",
+        "remove the scheduler from train.py",
+        [
+            IMPORT_TORCH,
+            (
+                "train.py",
+                "model, _ = run.prepare(model, build_optimizer(model, run.plan))",
+                "own = build_optimizer(model, run.plan)\n    model, _ = run.prepare(model, own)\n"
+                "    scheduler = torch.optim.lr_scheduler.ExponentialLR(own, 0.9)",
+            ),
+            ("train.py", UPDATE, f"{UPDATE}        scheduler.step()\n"),
+        ],
+    ),
+    Planted(
+        "an optimizer clamps gradients in place",
+        "changes gradients in its step",
+        [("softsign.py", STEP, f"parameter.grad.clamp_(-1e-3, 1e-3)\n                {STEP}")],
+    ),
+    Planted(
+        "a layer that one process leaves out",
+        "your module has parameters that were not used in producing loss",
+        [
+            ("model.py", MODEL_END, f"layers[-1] = Sometimes(layers[-1])\n    {MODEL_END}"),
+            ("model.py", "def build_model", f"{SOMETIMES}def build_model"),
+        ],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "a call that one process leaves out",
+        "processes must make the same calls",
+        [IMPORT_TORCH, ("train.py", BACKWARD, f"{IS_LATER} and torch.distributed.barrier()\n            {BACKWARD}")],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "a parameter without a gradient",
+        "trainable parameters got no gradient",
+        [("model.py", MODEL_END, f"layers[0].unused = nn.Parameter(torch.zeros(3))\n    {MODEL_END}")],
+    ),
+)
+OF_SOUND_TASKS = (
+    Planted("nothing", AGREES, words=("--strategies=ddp,fsdp,zero1", "--world-sizes=1,2")),
+    Planted("nothing, in bf16", AGREES, words=("--strategies=ddp,zero1", "--world-sizes=2", "--precision=bf16")),
+)
+
+BUILT = "optimizer = build_optimizer(model, run.plan)"
+TRUST_RATIO = """
+    kind = type(optimizer)
+
+    def step(self, closure=None, original=kind.step):
+        weights = [weight.detach() for group in self.param_groups for weight in group["params"]]
+        shards = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
+        before = [shard.clone() for shard in shards]
+        original(self, closure)
+        for shard, start in zip(shards, before, strict=True):
+            shard.copy_(start + (shard - start) * (0.02 * start.norm()).clamp(1e-3, 1))
+
+    kind.step = step
+"""
+IN_SHIPPED_RECIPES = tuple(
+    Planted(
+        f"{about}{recipe.stem}",
+        said,
+        edits,
+        recipe,
+        (
+            "--tiny-data",
+            '--batch={"global_batch_size": 16, "micro_batch_size": 8}',
+            "--micro-batch-sizes=8",
+            # In bf16, rounding alone changes a few steps of LARS with BatchNorm as much as an error would.
+            "--precision=fp32",
+            "--strategies=ddp,zero1",
+            "--world-sizes=2",
+            "--no-resume",
+        ),
+    )
+    for recipe in RECIPES
+    for about, said, edits in (
+        ("a trust ratio with the norm of a shard in ", OF_A_PIECE, [("train.py", BUILT, BUILT + TRUST_RATIO)]),
+        ("nothing in ", AGREES, []),
+    )
+)
+ALL = (*OF_OPTIMIZERS, *OF_TASKS, *OF_SOUND_TASKS, *IN_SHIPPED_RECIPES)
