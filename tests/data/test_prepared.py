@@ -235,6 +235,17 @@ def test_a_column_that_is_not_text(section, tmp_path):
         prepare(data_of(section | files, text_column="number"))
 
 
+def test_a_parquet_file_whose_first_row_group_is_empty(section, tmp_path):
+    file = str(tmp_path / "groups.parquet")
+    table = pyarrow.table({"text": ["one", "two"]})
+    with parquet.ParquetWriter(file, table.schema) as writer:
+        writer.write_table(table.slice(0, 0))
+        writer.write_table(table)
+    files = {"path": "parquet", "data_files": {"train": file, "eval": file}}
+    train, _ = prepare(data_of(section | files))
+    assert bytes_of(train) == b"one\0two\0"
+
+
 class Slow(ByteTokenizer):
     """Takes a while for each batch, and may end the process that encodes a certain document."""
 

@@ -83,6 +83,8 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         ),
         ("csv", "q,a\n1,2\n".encode("utf-16"), "line 1: its names are not in UTF-8; save it as UTF-8"),
         ("csv", b"q;a\n1,5;2\n", "it has 2 cells, but the header has 1, if they are separated by ','"),
+        ("csv", b"q;a\n1;2\n", "name one of these, or save the file with cells separated by ','"),
+        ("csv", b"q\ta\n1\t2\n", "name one of these, or save the file with cells separated by ','"),
         ("json", b'{"q": 1, "q": 2}\n', "line 1: 'q' occurs twice"),
         ("json", b'{"q": 1}\n["q"]\n', 'line 2 is ["q"], not an object'),
         ("json", b'{"q": 1}\n{"q": {"b": [1, 2]}}\n', """line 2: 'q' holds {"b": [1, 2]}, neither text nor a number"""),

@@ -28,6 +28,7 @@ CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
+ROWS_AT_ONCE = 1000  # of a Parquet file, in memory
 
 
 class Use(NamedTuple):
@@ -67,6 +68,9 @@ def open_splits(
     try:
         builder = datasets.load_dataset_builder(**arguments)
         _check_commit(builder, arguments.get("revision"))
+        if builder.name == "parquet":
+            # By default it is the number of rows of a file's first row group, which may be empty.
+            builder.config.batch_size = ROWS_AT_ONCE
         if uses is not None:
             builder = _with_exact_text(builder, uses)
         if not Path(builder.cache_dir).is_dir():

@@ -68,7 +68,10 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
             for name, use in uses.items():
                 if use.kind != "optional" and name not in names:
                     found = ", ".join(names) or "no rows"
-                    raise DataError(f"data.{use.field}: no column {name!r}; the data has {found}, in {file}")
+                    remedy = "name one of these"
+                    if self.config.reader == "csv":
+                        remedy += f", or save the file with cells separated by {self.config.separator!r}"
+                    raise DataError(f"data.{use.field}: no column {name!r}; the data has {found}, in {file}; {remedy}")
 
 
 _STRING = datasets.Value("string")
