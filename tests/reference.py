@@ -259,7 +259,7 @@ def train_plainly(config, model, optimizer, mean_loss, batches, rates, tensors=t
     model.train()
     metrics = []
     weights = []
-    for step, ((epoch, start, size, _), learning_rate) in enumerate(zip(batches, rates, strict=True)):
+    for (epoch, start, size, _), learning_rate in zip(batches, rates, strict=True):
         order = epoch_order(config.data.num_train_samples, config.seed, epoch)
         optimizer.zero_grad()
         loss = mean_loss(order(np.arange(start, start + size)))

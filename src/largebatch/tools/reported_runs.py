@@ -84,11 +84,16 @@ def _read(folder: Path, name: str) -> ReportedRun:
     run = RunFolder(folder)
     if not run.plan_file.is_file():
         raise UserError(f"{folder} has no plan.json; give the folder of a run, such as runs/resnet_digits")
-    config = sorted(flatten(run.config()).items())
+    try:
+        config = {
+            field: json.dumps(value, ensure_ascii=False) for field, value in sorted(flatten(run.config()).items())
+        }
+    except RecursionError:
+        config = {}
     starts = [line for line in run.history() if line.get("event") == "started"]
     return ReportedRun(
         name=name,
-        config={field: json.dumps(value, ensure_ascii=False) for field, value in config},
+        config=config,
         plan=_consistent(run.plan()),
         metrics=_by_step(run.metrics()),
         evaluations=_by_step(run.evaluations()),

@@ -210,7 +210,8 @@ def test_bad_files(read, text, problem):
 
 def test_points_that_determine_nothing(read):
     points = read("1,27369,1e10,2\n128,466,5.46e10,4\n2097152,32539,6680,2\n536870912,22,1.48e12,4\n")
-    assert fit(points).interval == (0, np.inf)
+    with pytest.raises(UserError, match="the points do not determine a critical batch"):
+        fit(points)
 
 
 def test_no_file(tmp_path):

@@ -148,6 +148,9 @@ def fit(points: Array) -> Fit:
     """Fit the form to the columns of `read_points`.
 
     A point has the weight 1 / (SE^2 + TUNING^2), where SE is the standard error of its mean, relative to it.
+
+    Raises:
+        UserError: Any critical batch would be as likely.
     """
     batch, samples, spread, seeds, every = points
     samples = samples - every / 2
@@ -177,6 +180,11 @@ def fit(points: Array) -> Fit:
     (log_least,), (deviations,) = fitted(log_critical)
     residuals = deviations * errors
     low, high = (limits.get(int(place), math.exp(grid[place])) for place in likely[[0, -1]])
+    if (low, high) == (0, math.inf):
+        raise UserError(
+            "--fit: the points do not determine a critical batch, but allow any from 0 to infinity; add batch sizes or "
+            "seeds, or correct the points, such as spreads far above their samples"
+        )
     return Fit(
         critical_batch=limits.get(best, math.exp(log_critical)),
         interval=(low, high),
