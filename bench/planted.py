@@ -40,7 +40,8 @@ def verify(planted: Planted, folder: Path) -> tuple[int, str]:
     shutil.copytree(planted.recipe.parent, task, ignore=shutil.ignore_patterns("__pycache__"))
     for file, old, new in planted.edits:
         plant(str(task / file), old, new)
-    words = [f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}", "--steps=3", *planted.words]
+    task.with_name("accelerate_configs").symlink_to(ROOT / "recipes/accelerate_configs")
+    words = ["--steps=3", *planted.words]
     output = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = largebatch(["verify", str(task / planted.recipe.name), *words])

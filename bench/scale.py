@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy
-from largebatch.estimate.step_time import Computing, Fabric, step_seconds
+from largebatch.estimate.step_time import Fabric, step_seconds
 from largebatch.estimate.traffic import Collective, traffic_of_a_step
 
 H100 = Fabric(8, node_bandwidth=450e9, net_bandwidth=50e9)
@@ -150,7 +150,7 @@ class Series:
 
     def step_seconds(self, computing: float, gpus: int, exposed_share: float) -> float:
         """Time of a step, with the seconds that a micro-batch computes."""
-        parts = Computing(self.forward_share * computing, (1 - self.forward_share) * computing)
+        parts = (self.forward_share * computing, (1 - self.forward_share) * computing)
         return step_seconds(self.sent(gpus), parts, self.micro_batches, self.fabric, exposed_share)
 
     def computing_seconds(self, step: float, exposed_share: float) -> float:

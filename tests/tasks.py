@@ -37,3 +37,11 @@ def build_model(recipe: Path):
 def copy(task: str, folder: Path) -> Path:
     """A copy of a task's folder, with its recipes, inside of another folder."""
     return shutil.copytree(ROOT / "recipes" / task, folder / task, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def link_accelerate_configs() -> None:
+    """Give the shipped Accelerate configs to the current folder, for tasks that have none next to them."""
+    folder = Path("recipes/accelerate_configs")
+    folder.parent.mkdir(exist_ok=True)
+    if not folder.exists():
+        folder.symlink_to(ROOT / folder)

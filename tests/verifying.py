@@ -6,7 +6,7 @@ import tasks
 from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.tools.verify.verification import Combination, Row, Verification
-from paths import ACCELERATE_CONFIGS, PYDOC, ROOT
+from paths import ACCELERATE_CONFIGS, PYDOC
 
 SGD = (
     '--optimizer={"name": "sgd", "weight_decay": 0.01, "momentum": 0.9, "nesterov": true, "clip_norm": null}',
@@ -33,5 +33,6 @@ def recipe_with(bug: str, folder: Path) -> Path:
 def verify(capfd, *words: str) -> tuple[int, str, str]:
     """Exit code, output and errors of the command, whose jobs are forked from the server of the other tests."""
     capfd.readouterr()
-    code = main(["verify", f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}", *words])
+    tasks.link_accelerate_configs()
+    code = main(["verify", *words])
     return code, *capfd.readouterr()

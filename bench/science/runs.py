@@ -136,7 +136,7 @@ def train(
     results = {result.point: result for result in _results_in(folder, experiment)}
     lines = [*read_json_lines(file), *(asdict(result) for point, result in results.items() if point not in known)]
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    replace_file(file, [memoryview(text.encode())])
+    replace_file(file, text.encode())
     if failed := [point.name for point in missing if point not in results]:
         raise UserError(f"not finished: {', '.join(failed)}; the same command continues")
 

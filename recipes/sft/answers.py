@@ -49,7 +49,7 @@ def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) ->
         file = run.folder.path / "answers" / f"{run.completed_steps}.jsonl"
         try:
             file.parent.mkdir(exist_ok=True)
-            replace_file(file, [memoryview(lines.encode())])
+            replace_file(file, lines.encode())
         except OSError as error:
             print(f"WARNING: {file} cannot be written: {error}", flush=True)
 

@@ -9,7 +9,6 @@ from largebatch.estimate.step_time import (
     CONVOLUTION_PASSES,
     EXPOSED_SHARE,
     MFU,
-    Computing,
     Fabric,
     Hardware,
     collective_seconds,
@@ -24,7 +23,7 @@ from largebatch.estimate.traffic import Collective, Group, traffic_of_a_step
 FABRIC = Fabric(8, node_bandwidth=100, net_bandwidth=5, call_latency=1, node_latency=2, net_latency=10)
 # A second is a byte that every GPU sends.
 BYTES = Fabric(8, node_bandwidth=1, net_bandwidth=1, call_latency=0, node_latency=0, net_latency=0)
-NOTHING = Computing(0, 0)
+NOTHING = (0, 0)
 MODEL = ModelShape(
     tuple(ParameterShape(str(unit), (8192, 16), 0, unit) for unit in range(4)), frozenset(), 0, element_bytes=4
 )
@@ -84,7 +83,7 @@ def test_what_is_computed_meanwhile():
     reduce = Collective("reduce-scatter", 8, 1, "backward", Group(8))
     update = Collective("gather", 16, 1, "update", Group(8))
     # Two micro-batches of 6 s forward and 12 backward; 7 s of gathering with each, of reducing with the last.
-    computing = Computing(6, 12)
+    computing = (6, 12)
     assert step_seconds([gather, reduce], computing, 2, BYTES, 0) == 7 + 12 + 7 + 12
     assert step_seconds([gather, reduce], computing, 2, BYTES, 1) == 2 * 18 + 2 * 7 + 7
     # Nothing is computed while the updated weights are gathered.
@@ -94,7 +93,7 @@ def test_what_is_computed_meanwhile():
 def test_the_last_micro_batch_reduces_behind_its_own_backward_pass_only():
     reduce = Collective("reduce-scatter", 8 * 100, 1, "backward", Group(8))
     # 700 s of reducing: 3 backward passes of 10 s, and one hidden behind it.
-    assert step_seconds([reduce], Computing(0, 10), 4, BYTES, 0) == 30 + 700
+    assert step_seconds([reduce], (0, 10), 4, BYTES, 0) == 30 + 700
 
 
 def test_low_and_high_by_hand():

@@ -11,6 +11,7 @@ from largebatch.optim import lamb
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
 from largebatch.optim.layerwise import LayerPart
+from largebatch.optim.whole_layers import LayerProcesses
 from paths import PYDOC
 from plain_optimizers import PlainLamb
 from test_strategies import LAMB, SMALL_GPT, recorded
@@ -118,7 +119,9 @@ def test_parts_in_flat_buffers_are_stepped_as_whole_layers_are(make_optimizer):
     sharded = make_optimizer([{"params": [flat]}, {"params": [padding]}], lr=0.1, weight_decay=0.1)
     sums = []
     located = {flat: [*parts, LayerPart("elsewhere", 10, flat.numel(), 0)], padding: []}
-    sharded.set_layer_parts(located, ["0", "1", "2", "elsewhere"], lambda squares: sums.append(squares) or squares)
+    layers = dict(zip(("0", "1", "2"), shapes, strict=True)) | {"elsewhere": (20,)}
+    processes = LayerProcesses(0, [], lambda squares: sums.append(squares) or squares, None)
+    sharded.set_layer_parts(located, layers, processes)
     for step in range(3):
         for parameter in whole:
             parameter.grad = torch.randn(parameter.shape)

@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 import torch
 
+import tasks
 from jobs import JobFailed, run_job
 from largebatch.__main__ import main
 from largebatch.config import load_config
@@ -18,7 +19,7 @@ from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
 from largebatch.tools.local_jobs.training import train
 from own_optimizers import write_own_task
-from paths import DIGITS, ROOT
+from paths import DIGITS
 
 MOMENTUM = 0.9
 
@@ -139,7 +140,7 @@ RATE = "does not follow the learning rate of its groups: twice the rate does not
         ("adds", "moves weights, or makes them NaN, with a gradient of 0 in a group whose weight_decay is 0" + REST),
         ("divides by zero", "moves weights, or makes them NaN, with a gradient of 0 in a group whose weight_decay is"),
         ("counts", "has state outside of `optimizer.state`, which a resumed run would not have" + REST),
-        ("more", "the optimizer's state 'more' for a parameter of shape (4, 3) is int, but its entry declares none"),
+        ("more", "{'average': (4, 3), 'more': ()}, but its entry declares {'average': (4, 3)}; correct"),
         ("rows", 'fails in a step of a matrix or, if it `needs` only "elements", of flat pieces: too many indices'),
         ("changes gradients", "changes gradients in its step, which DeepSpeed uses after it; change a copy" + REST),
         ("crash", "flat pieces: 'no such thing' (KeyError)"),
@@ -185,7 +186,7 @@ def test_what_needs_whole_tensors_may_depend_on_their_norms():
 
 
 def test_a_state_that_is_declared_but_not_kept():
-    with pytest.raises(UserError, match="the optimizer keeps no state 'momentum_buffer' for a parameter of shape"):
+    with pytest.raises(UserError, match=r"shape \(4, 3\): {}, but its entry declares"):
         try_optimizer(plan_of("torch.optim:SGD", {}, ["momentum_buffer"]))
 
 
@@ -218,9 +219,9 @@ def test_plan_and_verify_try_it_first(tmp_path, capsys):
     code = own.with_name("own_torch.py")
     code.write_text(code.read_text().replace('- group["lr"] * group["weight_decay"])', ")", 1))
     section = '--optimizer={"name": "softsign", "weight_decay": 0.1}'
-    configs = f"--accelerate-configs={ROOT / 'recipes/accelerate_configs'}"
+    tasks.link_accelerate_configs()
     for command in (["plan", "--world-sizes=2"], ["verify", "--world-sizes=1"]):
-        assert main([command[0], str(own), *command[1:], configs, section]) == 2
+        assert main([command[0], str(own), *command[1:], section]) == 2
         assert "own_torch:Softsign) ignores the weight_decay 0.1 of a group" in capsys.readouterr().err
     # A plan alone, and lint, import no torch.
     assert main(["plan", str(own), "--world-size=2", section]) == 0

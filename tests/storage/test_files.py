@@ -56,16 +56,17 @@ def test_json_files_are_json(tmp_path):
         assert path.read_text(encoding="utf-8").endswith("\n")
 
 
-def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path):
+def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"old")
+    write = os.write
 
-    def parts():
-        for part in (b"n", b"ew"):
-            assert path.read_bytes() == b"old"
-            yield memoryview(part)
+    def write_a_byte(descriptor, data):
+        assert path.read_bytes() == b"old"
+        return write(descriptor, data[:1])
 
-    replace_file(path, parts())
+    monkeypatch.setattr(os, "write", write_a_byte)
+    replace_file(path, b"new")
     assert path.read_bytes() == b"new"
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
@@ -79,7 +80,7 @@ def test_a_replacement_that_fails_leaves_the_old_file_and_nothing_else(call, tmp
 
     monkeypatch.setattr(os, call, fail)
     with pytest.raises(OSError, match="No space left"):
-        replace_file(tmp_path / "file", views(b"new"))
+        replace_file(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
@@ -91,7 +92,7 @@ def test_links_of_others_are_not_followed(tmp_path):
     names = ["file", "other", *(f".file.{number}.tmp" for number in (os.getpid(), os.getppid()))]
     for name in names:
         (tmp_path / name).symlink_to(mine)
-    replace_file(tmp_path / "file", views(b"new"))
+    replace_file(tmp_path / "file", b"new")
     write_file(tmp_path / "other", views(b"new"))
     assert mine.read_bytes() == b"mine"
     assert [(tmp_path / name).read_bytes() for name in ("file", "other")] == [b"new", b"new"]

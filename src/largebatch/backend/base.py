@@ -1,7 +1,7 @@
 """The interface between a run and a strategy; nothing outside this package knows which strategy is in use."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from largebatch.backend.untouched import Untouched
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
+from largebatch.optim.whole_layers import LayerProcesses, LayerRange
 from largebatch.plan import RunPlan
 from largebatch.plan.strategies import Policy, names_of
 
@@ -95,8 +96,9 @@ class Backend(ABC):
         if self.plan.compiles_on(self.device.type):
             is_whole = compiles_whole(model, self.launch.entry, self.plan.compute)
             self._compiled = CompiledRegions(model, self.device, is_whole)
+        shapes = {name: tuple(each.shape) for name, each in model.named_parameters() if each.requires_grad}
         prepared = self._wrap(model, optimizer)
-        self._locate_layers()
+        self._locate_layers(shapes)
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
         return prepared
 
@@ -139,12 +141,41 @@ class Backend(ABC):
         """Whether each of several processes steps only parts of the parameters."""
         return self.launch.entry.steps != "whole parameters" and self.world_size > 1
 
-    def _locate_layers(self) -> None:
-        """Tell an optimizer that needs norms of whole layers which parts of them this process steps."""
+    def _groups(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """The parameter group of each tensor that the optimizer steps."""
+        return {each: group for group in self._torch_optimizer.param_groups for each in group["params"]}
+
+    def _locate_layers(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Tell an optimizer that needs whole layers, of these shapes, which parts of them each process steps."""
         optimizer = self._torch_optimizer
-        if isinstance(optimizer, LayerwiseOptimizer):
-            layers = [name for name, parameter in self.unwrapped_model.named_parameters() if parameter.requires_grad]
-            optimizer.set_layer_parts(self._layer_parts(), layers, self._sum_vector if self._is_sharded else None)
+        if not isinstance(optimizer, LayerwiseOptimizer):
+            return
+        parts = self._layer_parts()
+        ranges = [
+            (part.name, number, part.start, part.length)
+            for number, found in enumerate(parts.values())
+            for part in found
+        ]
+        everyone = self.gather_objects(ranges)
+        ranks = torch.distributed.get_process_group_ranks(self._shard_group) if self.world_size > 1 else [0]
+        held = [{each[0]: LayerRange(*each) for each in everyone[rank]} for rank in ranks]
+        together = self._sum_vector if self._is_sharded else lambda vector: vector
+        processes = LayerProcesses(ranks.index(self.rank), held, together, self._exchange_vectors)
+        optimizer.set_layer_parts(parts, shapes, processes)
+
+    def _exchange_vectors(
+        self, sent: Sequence[list[torch.Tensor]], lengths: list[int], empty: torch.Tensor
+    ) -> Sequence[torch.Tensor]:
+        """Send vectors to each of the processes that hold a part of the model, and get vectors of these lengths."""
+        vectors = torch.cat([empty, *(vector for each in sent for vector in each)])
+        if self.world_size == 1:
+            return [vectors]
+        # As in `_sum_vector`.
+        vectors = vectors.to(self.device)
+        received = vectors.new_empty(sum(lengths))
+        sizes = [sum(vector.numel() for vector in each) for each in sent]
+        torch.distributed.all_to_all_single(received, vectors, lengths, sizes, group=self._shard_group)
+        return torch.split_with_sizes(received.to(empty.device), lengths)
 
     def _sum_vector(self, vector: torch.Tensor) -> torch.Tensor:
         # An offloaded optimizer's vectors are on the host, over which this group may not communicate.
@@ -235,9 +266,9 @@ class Backend(ABC):
         parameters' device, or on the given one.
         """
         state = self._torch_optimizer.state
-        unstepped = [tensor for tensor in self._layer_parts() if not state.get(tensor)]
-        for tensor in unstepped:
-            for kind, shape in self.plan.states_of(tuple(tensor.shape)).items():
+        unstepped = {tensor: group for tensor, group in self._groups().items() if not state.get(tensor)}
+        for tensor, group in unstepped.items():
+            for kind, shape in self.plan.states_of(tuple(tensor.shape), group).items():
                 like = torch.empty_like(tensor, device=device)
                 state[tensor][kind] = like if shape == tensor.shape else like.new_empty(shape) if shape else 0.0
         yield
@@ -316,7 +347,9 @@ class Backend(ABC):
         }
         for tensor in layer_parts.keys() - stepped.keys():
             optimizer.state.pop(tensor, None)
-        fresh_state(optimizer, stepped, self.plan)
+        fresh_state(
+            optimizer, {tensor: group for tensor, group in self._groups().items() if tensor in stepped}, self.plan
+        )
         # The engine may communicate next, so if one process raises, all must.
         with self.raise_on_all_ranks():
             fill(self.engine_state())

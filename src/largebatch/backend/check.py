@@ -88,8 +88,9 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
     for parameter in small:
         parameter.grad = torch.zeros_like(parameter)
     like.step()
-    for parameter in small:
-        split_state(like.state[parameter], parameter, f"a parameter of shape {tuple(parameter.shape)}", plan)
+    for parameter, group in zip(small, groups, strict=True):
+        shape = tuple(parameter.shape)
+        split_state(like.state[parameter], parameter, f"a parameter of shape {shape}", plan, group)
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     planned, given = (
         {each: options for group, options in zip(some, all_options, strict=True) for each in group["params"]}

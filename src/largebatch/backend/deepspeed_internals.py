@@ -1,6 +1,6 @@
 """Uses of private interfaces of DeepSpeed, as read in 0.19.8: where its ZeRO optimizers keep their tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,11 @@ class PartitionedStates(_Partitions):
         return masters
 
     @property
+    def group_numbers(self) -> Iterable[int]:
+        """The parameter group of each buffer. In stage 3, torch's groups have their buffers only during an update."""
+        return range(len(self.masters))
+
+    @property
     def group_sizes(self) -> list[int]:
         """The number of weights in each parameter group, over all processes."""
         return [sum(parameter.numel() for parameter in group) for group in self.optimizer.bit16_groups]
@@ -84,11 +89,14 @@ class PartitionedWeights(_Partitions):
         return masters
 
     @property
+    def group_numbers(self) -> Iterable[int]:
+        return [self.optimizer.sub_group_to_group_id[number] for number in range(len(self.masters))]
+
+    @property
     def group_sizes(self) -> list[int]:
-        optimizer = self.optimizer
-        sizes = [0] * len(optimizer.optimizer.param_groups)
-        for number, parameters in enumerate(optimizer.fp16_groups):
-            sizes[optimizer.sub_group_to_group_id[number]] += sum(parameter.ds_numel for parameter in parameters)
+        sizes = [0] * len(self.optimizer.optimizer.param_groups)
+        for number, parameters in zip(self.group_numbers, self.optimizer.fp16_groups, strict=True):
+            sizes[number] += sum(parameter.ds_numel for parameter in parameters)
         return sizes
 
     def layer_parts(self, names: Mapping[nn.Parameter, str]) -> dict[torch.Tensor, list[LayerPart]]:

@@ -109,9 +109,9 @@ def gather_once(model: nn.Module) -> None:
 
 def shape_of(model: nn.Module, plan: RunPlan) -> ModelShape:
     """The properties of a model, on any device and before `prepare`, that a plan's memory and traffic depend on."""
-    groups = {
-        parameter: number for number, group in enumerate(planned_groups(model, plan)) for parameter in group["params"]
-    }
+    planned = planned_groups(model, plan)
+    options = tuple({name: option for name, option in group.items() if name != "params"} for group in planned)
+    groups = {parameter: number for number, group in enumerate(planned) for parameter in group["params"]}
     modules = Counter(parameter for module in model.modules() for parameter in set(module.parameters(recurse=False)))
     units, gathered = fsdp_units(model)
     in_bf16 = weights_in_bf16(model, plan)
@@ -132,4 +132,6 @@ def shape_of(model: nn.Module, plan: RunPlan) -> ModelShape:
         gathered,
         buffer_bytes=sum(buffer.nbytes for buffer in set(model.buffers())),
         element_bytes=max(parameter.element_size() for parameter in model.parameters()),
+        group_options=options,
+        exchanged_groups=frozenset(number for number in range(len(options)) if plan.exchanges_layers(options[number])),
     )

@@ -84,9 +84,10 @@ class NativeBackend(Backend):
         vectors: dict[str, torch.Tensor] = {f"{WEIGHT}/{name}": weight for name, weight in model.named_parameters()}
         scalars = {}
         others = {}
+        groups = self._groups()
         for name, parameter in model.named_parameters():
             state = self._torch_optimizer.state.get(parameter, {})
-            states, scalars[name] = split_state(state, parameter, name, self.plan)
+            states, scalars[name] = split_state(state, parameter, name, self.plan, groups.get(parameter, {}))
             vectors |= {f"{kind}/{name}": tensor for kind, tensor in states.items()}
             others[name] = {kind: tuple(each.shape) for kind, each in states.items() if each.shape != parameter.shape}
         return EngineState(

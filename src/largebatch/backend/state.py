@@ -6,7 +6,7 @@ whole; under FSDP2 and HSDP it holds rows, under ZeRO parts of flat buffers: alw
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
+from largebatch.config.optimizers import GroupOptions
 from largebatch.errors import BackendMismatch
 from largebatch.optim.build import optimizer_over
 from largebatch.plan import RunPlan
@@ -148,19 +149,18 @@ def pieces_of(tensors: Mapping[str, torch.Tensor], rank: int, world_size: int) -
     return pieces
 
 
-def fresh_state(optimizer: Optimizer, tensors: Iterable[torch.Tensor], plan: RunPlan) -> None:
+def fresh_state(optimizer: Optimizer, groups: Mapping[torch.Tensor, GroupOptions], plan: RunPlan) -> None:
     """Give each tensor without optimizer state the state that a first step creates, to be overwritten.
 
-    A second optimizer of the same kind makes that step, with a gradient and a learning rate of zero.
+    A second optimizer of the same kind, with the options of the tensor's parameter group, makes that step, with a
+    gradient and a learning rate of zero.
     """
-    for tensor in tensors:
+    for tensor, options in groups.items():
         if optimizer.state.get(tensor):
             continue
-        group = next((g for g in optimizer.param_groups if any(p is tensor for p in g["params"])), None)
-        options = dict(group if group is not None else optimizer.param_groups[0])
         gradient = tensor.grad
         tensor.grad = torch.zeros_like(tensor)
-        scratch = optimizer_over([options | {"params": [tensor], "lr": 0.0}], plan)
+        scratch = optimizer_over([{**options, "params": [tensor], "lr": 0.0}], plan)
         scratch.step()
         tensor.grad = gradient
         optimizer.state[tensor] = scratch.state[tensor]

@@ -124,6 +124,11 @@ class ZeroBackend(Backend):
         optimizer: Optimizer = self.engine.optimizer.optimizer
         return optimizer
 
+    def _groups(self) -> dict[torch.Tensor, dict[str, Any]]:
+        groups = self._torch_optimizer.param_groups
+        partitions = self._partitions
+        return {flat: groups[each] for flat, each in zip(partitions.masters, partitions.group_numbers, strict=True)}
+
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
         names = {parameter: name for name, parameter in self.unwrapped_model.named_parameters()}
         return self._partitions.layer_parts(names)
@@ -132,9 +137,11 @@ class ZeroBackend(Backend):
         partitions = self._partitions
         pieces: list[Piece] = []
         scalars: dict[str, dict[str, float]] = {}
+        groups = self._groups()
         for flat, parts in self._layer_parts().items():
             owner = parts[0].name if parts else "no parameter"
-            states, singles = split_state(self._torch_optimizer.state.get(flat, {}), flat, owner, self.plan)
+            state = self._torch_optimizer.state.get(flat, {})
+            states, singles = split_state(state, flat, owner, self.plan, groups[flat])
             if isinstance(partitions, PartitionedWeights):
                 states[WEIGHT] = flat
             for kind, state in states.items():

@@ -69,7 +69,7 @@ class TarRows:
         np.save(content, np.array(rows, np.int64).reshape(-1, 4))
         with write_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, [content.getbuffer()])
+            replace_file(path, content.getvalue())
 
     def _samples(self, number: int, file: Path) -> Iterator[tuple[int, int, int, int]]:
         try:

@@ -59,7 +59,7 @@ def compare_strategies(
             columns.append({"world_size": world_size, "problem": "; ".join(error.problems)})
             continue
         counted = {
-            each.name: _cost(config, plan, workload, each, gpu_memory, hardware)
+            each.name: _cost(plan, workload, each, gpu_memory, hardware)
             for each in strategies
             if world_size % each.shards_of(world_size) == 0
         }
@@ -89,7 +89,6 @@ def compare_strategies(
 
 
 def _cost(
-    config: RecipeConfig,
     plan: RunPlan,
     workload: Workload,
     strategy: Strategy,
@@ -104,7 +103,7 @@ def _cost(
     reduced = when_reduced(model, strategy, plan, gpu_memory)
     strategy = replace(strategy, reduces_each=reduced == "each_micro_batch")
     states = model_states(model, strategy, plan.world_size, plan.states_of, micro_batches)
-    recomputes = config.compute.activation_checkpointing != "none"
+    recomputes = plan.compute.activation_checkpointing != "none"
     traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes)
     activations = max(0, (workload.activations or 0) - (0 if recomputes else states.not_cast))
     total, transient = states.peak(activations)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pkgutil import resolve_name
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, elements_of, padded
 from largebatch.plan.contract import RunPlan
@@ -55,8 +55,9 @@ class ModelStates:
         return self.held + largest, self.phases[totals.index(largest)].transient
 
 
-StatesOf = Callable[[tuple[int, ...]], Mapping[str, tuple[int, ...]]]
-"""Maps the shape of a tensor that an optimizer steps to the shapes of its states, as `RunPlan.states_of` does."""
+StatesOf = Callable[[tuple[int, ...], Mapping[str, Any]], Mapping[str, tuple[int, ...]]]
+"""Maps the shape of a tensor that an optimizer steps and its group's options to the shapes of its states, as
+`RunPlan.states_of` does."""
 
 
 def model_states(
@@ -65,7 +66,7 @@ def model_states(
     """The bytes on the fullest process, where each has this many micro-batches in an optimizer step."""
     count: Formula = resolve_name(f"{__name__}:{find_strategy(strategy.name).formulas}")
     held = count(model, strategy, world_size, micro_batches > 1)
-    states = (state for shape in held.stepped for state in states_of(shape).values())
+    states = (state for shape, group in held.stepped for state in states_of(shape, model.group_options[group]).values())
     size = model.element_bytes
     return ModelStates(
         weights=held.weights * size - held.in_bf16 * (size - 2),
@@ -75,7 +76,7 @@ def model_states(
         buffers=model.buffer_bytes,
         phases=[
             Phase(share, {cause: elements * size for cause, elements in transient.items() if elements})
-            for share, transient in held.phases
+            for share, transient in (*held.phases, (0.0, {"exchanged layers": exchanged(model, strategy, world_size)}))
         ],
         not_cast=2 * held.not_cast,
     )
@@ -110,7 +111,7 @@ class Elements(NamedTuple):
     weights: int
     masters: int
     gradients: int
-    stepped: list[tuple[int, ...]]
+    stepped: Sequence[tuple[tuple[int, ...], int]]  # with the number of the parameter group
     phases: list[tuple[float, dict[str, int]]]
     in_bf16: int = 0  # those of `weights` that are stored in bf16
     not_cast: int = 0  # those that autocast makes no copies of
@@ -122,7 +123,7 @@ Formula = Callable[[ModelShape, Strategy, int, bool], Elements]
 
 def replicated(model: ModelShape, _strategy: Strategy, _world_size: int, _accumulates: bool) -> Elements:
     """Everything on every process; micro-batches are summed in the buckets that are reduced."""
-    stepped = [parameter.shape for parameter in model.trained]
+    stepped = [(each.shape, each.group or 0) for each in model.trained]
     in_bf16 = elements_of(parameter for parameter in model.parameters if parameter.stored_in_bf16)
     return Elements(model.elements, 0, model.trained_elements, stepped, [(1.0, {})], in_bf16)
 
@@ -140,8 +141,8 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
             reduced[parameter.unit] += parameter.padded_rows(shards)
     stay = {unit for unit in units if unit in model.gathered_units or not strategy.reshards}
     others = sorted((size for unit, size in units.items() if unit not in stay), reverse=True)
-    stepped = [parameter.largest_shard(shards) for parameter in model.trained]
-    gradients = sum(map(prod, stepped))
+    stepped = [(each.largest_shard(shards), each.group or 0) for each in model.trained]
+    gradients = sum(prod(shape) for shape, _ in stepped)
     keeps_whole = accumulates and not strategy.reduces_each
     transient = {
         # Whole gradients, each until its shard takes its place in the last micro-batch.
@@ -154,8 +155,9 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
     }
     weights = sum(parameter.padded_rows(shards) for parameter in model.parameters) // shards
     in_bf16 = sum(parameter.padded_rows(shards) for parameter in model.parameters if parameter.stored_in_bf16) // shards
-    cast = (each.elements for each in model.parameters if each.in_bf16 and each.unit not in stay)
-    return Elements(weights, 0, gradients, stepped, [(1.0, transient)], in_bf16, sum(cast))
+    # Autocast makes no copies of weights that are stored in bf16.
+    cast = [each for each in model.parameters if each.in_bf16 and not each.stored_in_bf16 and each.unit not in stay]
+    return Elements(weights, 0, gradients, stepped, [(1.0, transient)], in_bf16, elements_of(cast))
 
 
 def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
@@ -181,7 +183,21 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
     ]
     frozen = model.elements - trained
     masters = [group // world_size for group in groups]
-    return Elements(sum(groups) + frozen, sum(masters), gradients, [(part,) for part in masters], phases)
+    stepped = [((part,), number) for number, part in enumerate(masters)]
+    return Elements(sum(groups) + frozen, sum(masters), gradients, stepped, phases)
+
+
+def exchanged(model: ModelShape, strategy: Strategy, world_size: int) -> int:
+    """Elements of the copies that an optimizer makes of layers which it puts together on one process each (Muon's)."""
+    groups = [group for group in model.groups if group[0].group in model.exchanged_groups]
+    if not groups:
+        return 0
+    layers = max(groups, key=elements_of)
+    is_whole = find_strategy(strategy.name).steps == "whole parameters"
+    processes = world_size if is_whole else strategy.shards_of(world_size)
+    own = max(elements_of(layers) // processes, max(layer.elements for layer in layers))
+    # What is sent and received, or the layers that a process owns, their results, and four copies of them meanwhile.
+    return max((2 * elements_of(layers) if is_whole else 2 * own) + own, 6 * own)
 
 
 def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
@@ -207,7 +223,8 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
     def whole(parameters: Iterable[ParameterShape]) -> list[int]:
         return [padded(parameter.elements, world_size) for parameter in parameters]
 
-    trained = sum(whole(model.trained)) // world_size
+    parts = [sum(whole(group)) // world_size for group in model.groups]
+    trained = sum(parts)
     threshold = zero.stage3_param_persistence_threshold
     small = whole(each for each in model.parameters if each.elements <= threshold)
     large = whole(each for each in model.parameters if each.elements > threshold)
@@ -224,4 +241,4 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
     # A single process has nothing to gather.
     gathered = sum(small) if world_size > 1 else 0
     weights = (sum(small) + sum(large)) // world_size + gathered
-    return Elements(weights, trained, trained, [(trained,)], phases)
+    return Elements(weights, trained, trained, [((part,), number) for number, part in enumerate(parts)], phases)

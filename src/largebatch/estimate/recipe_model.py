@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -76,8 +76,6 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
     Raises:
         NotEstimated: There is no such hook, or the model does not run on shapes alone.
     """
-    if example_batch is None:
-        raise NotEstimated("model.py has no example_batch")
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         batch = _prepared(model, config, example_batch)
@@ -107,10 +105,8 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             raise NotEstimated(f"the model does not run on shapes alone: {reason_of(error)}") from error
 
 
-def micro_batch_flops(
-    model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None
-) -> tuple[int, int] | None:
-    """Floating-point operations of a micro-batch's forward and backward pass; None if they cannot be counted.
+def micro_batch_flops(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> tuple[int, int]:
+    """Floating-point operations of a micro-batch's forward and backward pass.
 
     Those of matrix products, convolutions and attention, whose masked scores are counted, too.
 
@@ -118,9 +114,10 @@ def micro_batch_flops(
         model: The recipe's model as `activation_bytes` leaves it, with activation checkpointing if the recipe has it.
         config: The recipe.
         example_batch: The task's hook.
+
+    Raises:
+        NotEstimated: As of `activation_bytes`.
     """
-    if example_batch is None:
-        return None
     with FakeTensorMode(), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.simplefilter("ignore")
         batch = _prepared(model, config, example_batch)
@@ -134,8 +131,8 @@ def micro_batch_flops(
             with backward:
                 torch.autograd.backward([each.sum() for each in outputs if getattr(each, "requires_grad", False)])
         # As in `activation_bytes`.
-        except Exception:
-            return None
+        except Exception as error:
+            raise NotEstimated(f"the operations of the model cannot be counted: {reason_of(error)}") from error
     return forward.get_total_flops(), backward.get_total_flops()
 
 
@@ -144,8 +141,10 @@ def _addmm_flops(_: object, left: Sequence[int], right: Sequence[int], **__: obj
     return 2 * left[0] * left[1] * right[1]
 
 
-def _prepared(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch) -> dict[str, torch.Tensor]:
+def _prepared(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> dict[str, torch.Tensor]:
     """Give a model tensors of the current mode, and return arguments to call it with."""
+    if example_batch is None:
+        raise NotEstimated("model.py has no example_batch")
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     _give_fake_memory(model)
     model.train()
@@ -158,15 +157,14 @@ def _give_fake_memory(model: nn.Module) -> None:
     """Replace the model's tensors with tensors of the current mode; what modules share stays shared."""
     twins: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
-        for tensors in cast(list[dict[str, torch.Tensor | None]], [module._parameters, module._buffers]):
-            for name, tensor in tensors.items():
-                if tensor is None:
-                    continue
-                if tensor not in twins:
-                    twins[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
-                    if isinstance(tensor, nn.Parameter):
-                        twins[tensor] = nn.Parameter(twins[tensor], requires_grad=tensor.requires_grad)
-                tensors[name] = twins[tensor]
+        parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+        buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+        for name, tensor in [*parameters, *buffers]:
+            if tensor not in twins:
+                twins[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
+                if isinstance(tensor, nn.Parameter):
+                    twins[tensor] = nn.Parameter(twins[tensor], requires_grad=tensor.requires_grad)
+            setattr(module, name, twins[tensor])
 
 
 def _saved_bytes_by_block(

@@ -55,14 +55,6 @@ class Hardware:
     memory_bandwidth: float | None = None  # bytes per second of its memory if the model is one of convolutions
 
 
-@dataclass(frozen=True)
-class Computing:
-    """Seconds that one micro-batch takes on a GPU, without communication."""
-
-    forward: float
-    backward: float
-
-
 def step_time(
     traffic: Sequence[Collective], flops: tuple[int, int], micro_batches: int, hardware: Hardware, kept: int = 0
 ) -> dict[str, dict[str, float]]:
@@ -82,12 +74,12 @@ def step_time(
         seconds = sum(flops) / (mfu * hardware.peak)
         if hardware.memory_bandwidth is not None:
             seconds = max(seconds, passes * kept / hardware.memory_bandwidth)
-        computed.append(Computing(*(seconds * each / sum(flops) for each in flops)))
+        computed.append([seconds * each / sum(flops) for each in flops])
     least, most = (
         [step_seconds(traffic, each, micro_batches, hardware.fabric, share) for each in computed]
         for share in EXPOSED_SHARE
     )
-    alone = [micro_batches * (each.forward + each.backward) for each in computed]
+    alone = [micro_batches * sum(each) for each in computed]
     slow, fast = range(2)
     return {
         "step_seconds": {"least": least[fast], "most": most[slow]},
@@ -96,14 +88,21 @@ def step_time(
 
 
 def step_seconds(
-    collectives: Sequence[Collective], computing: Computing, micro_batches: int, fabric: Fabric, exposed_share: float
+    collectives: Sequence[Collective],
+    computing: Sequence[float],
+    micro_batches: int,
+    fabric: Fabric,
+    exposed_share: float,
 ) -> float:
-    """The time of an optimizer step with these collectives; see `overlapped` for the exposed share."""
+    """The time of an optimizer step with these collectives; see `overlapped` for the exposed share.
+
+    `computing` is what a micro-batch's forward and backward pass take without communication.
+    """
     step = 0.0
     for collective in collectives:
         if collective.phase == "update":
             step += collective.times * collective_seconds(collective, fabric)
-    for phase, computed in (("forward", computing.forward), ("backward", computing.backward)):
+    for phase, computed in zip(("forward", "backward"), computing, strict=True):
         # What each micro-batch communicates, and what the last one adds.
         each = 0.0
         last = 0.0
@@ -129,6 +128,8 @@ def overlapped(computing: float, communicating: float, exposed_share: float) -> 
 def collective_seconds(collective: Collective, fabric: Fabric) -> float:
     """The time of all calls of a collective, without its repetitions (`times`)."""
     size = collective.size / collective.calls
+    if collective.operation == "exchange":
+        return collective.calls * exchange(size, collective.group, fabric)
     seconds = ring(size, collective.group, fabric, collective.passes)
     if collective.operation == "all-reduce":
         # NCCL, too, chooses the faster algorithm.
@@ -157,6 +158,14 @@ def tree(size: float, group: Group, fabric: Fabric) -> float:
     net_hops = math.ceil(math.log2(_nodes(group, fabric)))
     latency = hops * fabric.node_latency + net_hops * fabric.net_latency
     return fabric.call_latency + 2 * (latency + size / _bandwidth(group, fabric))
+
+
+def exchange(size: float, group: Group, fabric: Fabric) -> float:
+    """The time in which each process sends an equal share of its bytes to each of the group, all at once."""
+    on_a_node = group.on_a_node(fabric.gpus_per_node)
+    near = size * (on_a_node - 1) / group.size / fabric.node_bandwidth
+    far = size * (group.size - on_a_node) / group.size / fabric.net_bandwidth
+    return fabric.call_latency + (fabric.net_latency if far else fabric.node_latency) + max(near, far)
 
 
 def _nodes(group: Group, fabric: Fabric) -> int:

@@ -43,10 +43,15 @@ def without_adapter(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
+def has_inputs_first(module: nn.Module) -> bool:
+    """Whether the first dimension of the module's weight is its inputs: in GPT-2's linear layers."""
+    # It is found by its module's name, because importing the class takes seconds.
+    return type(module).__module__ == "transformers.pytorch_utils"
+
+
 def is_cast_by_autocast(module: nn.Module) -> bool:
     """Whether autocast casts the module's weight to its own precision before every use."""
-    # GPT-2's linear layer is found by its module's name, because importing the class takes seconds.
-    return isinstance(module, nn.Linear | _ConvNd) or type(module).__module__ == "transformers.pytorch_utils"
+    return isinstance(module, nn.Linear | _ConvNd) or has_inputs_first(module)
 
 
 def store_frozen_in_bf16(model: nn.Module) -> None:

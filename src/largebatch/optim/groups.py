@@ -34,7 +34,7 @@ def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trainable:
         raise ConfigError(f"{type(model).__name__} has no trainable parameter; leave requires_grad of some true")
-    roles = roles_of(trainable, model, optimizer)
+    roles = roles_of(trainable, model, plan)
     factors = _lr_factors(trainable, plan)
     above = {} if optimizer.lr_factor_per_layer is None else _blocks_above(model)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}

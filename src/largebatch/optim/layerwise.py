@@ -9,6 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from largebatch.optim.whole_layers import LayerProcesses, Shape, WholeLayers
+
 TrustRatio = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps the norms of the layers' weights and of their gradients or updates, each of shape (layers,), to their ratios."""
 
@@ -48,14 +50,16 @@ class PartsOfLayers:
         numbers: Mapping[str, int],
     ):
         self.tensor_of_part: list[torch.Tensor] = []
+        self.names: list[str] = []
         self._splits: list[list[int]] = []
         layers: list[int] = []
-        for tensor in tensors:
+        for number, tensor in enumerate(tensors):
             size = local_part(tensor).numel()
-            found = [LayerPart("", 0, 0, size)] if parts is None else parts[tensor]
+            found = [LayerPart(str(number), 0, 0, size)] if parts is None else parts[tensor]
             found = [part for part in found if part.length]
             layers += [len(layers) if parts is None else numbers[part.name] for part in found]
             self.tensor_of_part += [tensor] * len(found)
+            self.names += [part.name for part in found]
             self._splits.append(_sizes_between(found, size))
         self._num_layers = len(layers) if parts is None else len(numbers)
 
@@ -102,37 +106,41 @@ class PartsOfLayers:
 
 
 class LayerwiseOptimizer(Optimizer):
-    """An optimizer that multiplies the update of each layer by a trust ratio, a function of two norms of the layer.
+    """An optimizer whose update of a layer depends on the whole layer: on two of its norms, or on all of its elements.
 
-    A layer is a parameter. Parameters in groups with `"layerwise": False` are not adapted: their ratio is 1.
-    Until `set_layer_parts` is called, each tensor counts as a whole layer.
+    A layer is a parameter. Those in groups with `"layerwise": False` are stepped element by element: their trust ratio
+    is 1. Until `set_layer_parts` is called, each tensor counts as a whole layer.
     """
 
     def __init__(self, params: Any, defaults: dict[str, Any]):
         super().__init__(params, defaults | {"layerwise": True})
         self._parts: Mapping[torch.Tensor, Sequence[LayerPart]] | None = None
         self._numbers: dict[str, int] = {}
-        self._sum_over_processes: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._shapes: Mapping[str, Shape] = {}
+        self._processes: LayerProcesses | None = None
         self._stepped_together: dict[tuple[torch.Tensor, ...], PartsOfLayers] = {}
+        self._whole: dict[tuple[torch.Tensor, ...], WholeLayers] = {}
 
     def set_layer_parts(
         self,
         parts: Mapping[torch.Tensor, Sequence[LayerPart]],
-        layers: Sequence[str],
-        sum_over_processes: Callable[[torch.Tensor], torch.Tensor] | None,
+        shapes: Mapping[str, Shape],
+        processes: LayerProcesses,
     ) -> None:
         """Set the parts of layers that the tensors of this process hold; to be called before the first step.
 
         Args:
             parts: The parts in each tensor; the rest of it is padding.
-            layers: All layers, in the same order on every process.
-            sum_over_processes: Sums a vector over all processes; None if this process has every layer whole. It is
-                called once per adapted parameter group, so every process must take the same steps.
+            shapes: The shapes of all layers, in the same order on every process.
+            processes: Those that hold the layers. They are asked for each parameter group that is not stepped element
+                by element, so every process must take the same steps.
         """
         self._parts = parts
-        self._numbers = {name: number for number, name in enumerate(layers)}
-        self._sum_over_processes = sum_over_processes
+        self._shapes = shapes
+        self._numbers = {name: number for number, name in enumerate(shapes)}
+        self._processes = processes
         self._stepped_together.clear()
+        self._whole.clear()
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -160,10 +168,27 @@ class LayerwiseOptimizer(Optimizer):
     ) -> torch.Tensor:
         """The trust ratios of all layers, of shape (layers,); 1 if one of the layer's norms is zero."""
         squares = parts.sums_of_squares(weights, updates)
-        if self._sum_over_processes is not None:
-            squares = self._sum_over_processes(squares)
+        if self._processes is not None:
+            squares = self._processes.sum(squares)
         weight_norms, norms = squares.sqrt()
         return torch.where((weight_norms > 0) & (norms > 0), trust_ratio(weight_norms, norms), 1.0)
+
+    def _whole_layers(self, tensors: Sequence[torch.Tensor], parts: PartsOfLayers) -> WholeLayers:
+        """The layers in tensors that are stepped together, and in those that other processes step at the same time."""
+        key = tuple(tensors)
+        if key not in self._whole:
+            shapes = self._shapes
+            processes = self._processes
+            if self._parts is None or processes is None:
+                named = zip(parts.names, parts.tensor_of_part, strict=True)
+                shapes = {name: tuple(local_part(tensor).shape) for name, tensor in named}
+                processes = LayerProcesses.only_this(shapes)
+            else:
+                numbers = {number for number, tensor in enumerate(self._parts) if tensor in set(key)}
+                stepped = {name for held in processes.ranges for name, found in held.items() if found.tensor in numbers}
+                shapes = {name: shape for name, shape in shapes.items() if name in stepped}
+            self._whole[key] = WholeLayers(shapes, processes)
+        return self._whole[key]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,18 +1,21 @@
 """What parameters are in their model: their kinds, and which of them have no weight decay."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
 from largebatch.config.optimizers import ParameterRole
-from largebatch.config.optimizers.sections import OptimizerSection, ParameterKind
-from largebatch.model.parts import embedding_layer
+from largebatch.config.optimizers.sections import ParameterKind
+from largebatch.model.parts import embedding_layer, has_inputs_first
 from largebatch.optim.names import names_matching
+from largebatch.plan import RunPlan
+
+# Of output layers, as torchvision, timm and transformers name them.
+OUTPUT_NAMES = {"classifier", "fc", "head", "heads", "score"}
 
 
-def roles_of(
-    trainable: Mapping[str, nn.Parameter], model: nn.Module, optimizer: OptimizerSection
-) -> dict[str, ParameterRole]:
+def roles_of(trainable: Mapping[str, nn.Parameter], model: nn.Module, plan: RunPlan) -> dict[str, ParameterRole]:
     """The role of each trainable parameter, by name.
 
     It has no weight decay if the recipe says so, by its kind or by its name, or if the model declares it.
@@ -21,20 +24,37 @@ def roles_of(
         ConfigError: A pattern of the recipe matches no name.
     """
     kinds: dict[nn.Parameter, ParameterKind | None] = {}
-    output = embedding_layer(model, "get_output_embeddings")
+    inputs_first = set()
+    output = _output_layer(model)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             # Several modules may share it.
             kinds.setdefault(parameter, _kind_of(module, name, output))
+            if has_inputs_first(module):
+                inputs_first.add(parameter)
     exempt = _declared_without_decay(model)
-    for pattern in optimizer.no_decay_names:
-        exempt.update(names_matching(pattern, trainable, "optimizer.no_decay_names"))
+    named: dict[str, dict[str, Any]] = {name: {} for name in trainable}
+    for field, patterns in plan.name_patterns.items():
+        for pattern, value in patterns.items():
+            for name in names_matching(pattern, trainable, f"optimizer.{field}"):
+                named[name].setdefault(field, value)
     roles = {}
     for name, parameter in trainable.items():
         kind = kinds[parameter]
-        decays = name not in exempt and kind not in optimizer.no_decay
-        roles[name] = ParameterRole(kind, tuple(parameter.shape), decays)
+        decays = name not in exempt and kind not in plan.optimizer.no_decay and "no_decay_names" not in named[name]
+        shape = tuple(parameter.shape)
+        roles[name] = ParameterRole(kind, shape, decays, parameter in inputs_first, named[name])
     return roles
+
+
+def _output_layer(model: nn.Module) -> nn.Module | None:
+    """The layer of `transformers`' output embeddings or, in other models, the last one inside a usual name's module."""
+    output = embedding_layer(model, "get_output_embeddings")
+    if output is None:
+        for path, module in model.named_modules():
+            if OUTPUT_NAMES & set(path.split(".")) and [*module.parameters(recurse=False)]:
+                output = module
+    return output
 
 
 def _kind_of(module: nn.Module, name: str, output: nn.Module | None) -> ParameterKind | None:

@@ -58,10 +58,11 @@ def _problems(plan: RunPlan, entry: OptimizerEntry) -> Iterator[str]:
         # torch's own does so, too: SGD with Nesterov's momentum, of a list of tensors.
         if is_changed and not entry.constructor.startswith("torch."):
             yield "changes gradients in its step, which DeepSpeed uses after it; change a copy"
-    for parameter in _parameters(trained):
-        # Not empty, so that a state that is missing is an error.
-        state = trained.state[parameter] or {"": None}
-        split_state(state, parameter, f"a parameter of shape {tuple(parameter.shape)}", plan)
+    for group in trained.param_groups:
+        for parameter in group["params"]:
+            # Not empty, so that a state that is missing is an error.
+            state = trained.state[parameter] or {"": None}
+            split_state(state, parameter, f"a parameter of shape {tuple(parameter.shape)}", plan, group)
     resumed = _build(plan, entry)
     for parameter, copy in zip(_parameters(trained), _parameters(resumed), strict=True):
         resumed.state[copy] = deepcopy(trained.state[parameter])

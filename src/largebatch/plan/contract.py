@@ -14,7 +14,7 @@ from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
 from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
-from largebatch.config.optimizers import OptimizerEntry, Shape
+from largebatch.config.optimizers import GroupOptions, OptimizerEntry, Shape
 from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
 from largebatch.errors import ConfigError, UserError
@@ -65,6 +65,8 @@ class RunPlan:
     scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
     optimizer_options: dict[str, Any]  # momentum, betas and the like, as torch names them, for this batch size
 
+    # What the optimizer's section says of parameters by patterns of their names, for each of its fields.
+    name_patterns: dict[str, dict[str, Any]] = field(default_factory=dict)
     obstacle_to_compiling: str | None = None  # why the model cannot be compiled; None if nothing is known
     expected: Expected | None = None  # a published figure of these settings
     commits: dict[str, str] = field(default_factory=dict)  # those of a run's repositories; see `config.commits`
@@ -94,10 +96,16 @@ class RunPlan:
         """The learning rate after warmup at a batch size."""
         return self.learning_rate.peak_for(self.scaled_batch_size or global_batch_size)
 
-    def states_of(self, shape: Shape) -> Mapping[str, Shape]:
-        """The shapes of the states that the optimizer keeps for a tensor that it steps, by name; () means a scalar."""
+    def states_of(self, shape: Shape, group: GroupOptions) -> Mapping[str, Shape]:
+        """The shapes of the states that the optimizer keeps for a tensor of a parameter group, by name; () means a
+        scalar."""
         assert self.optimizer_entry is not None
-        return self.optimizer_entry.states(self.optimizer_options, shape)
+        return self.optimizer_entry.states({**self.optimizer_options, **group}, shape)
+
+    def exchanges_layers(self, group: GroupOptions) -> bool:
+        """Whether the optimizer puts the layers of a parameter group together, each on one process."""
+        assert self.optimizer_entry is not None
+        return self.optimizer_entry.needs == "whole layers" and bool(group["layerwise"])
 
     # --- after a number of completed steps ------------------------------------------------------------------------
 
@@ -195,9 +203,9 @@ def resolve(
     ends = [*(phase.first_step for phase in timeline.phases[1:]), total_steps + 1]
     to_come = [size for size, end in zip(sizes, ends, strict=True) if end > completed_steps]
     accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in to_come)
-    obstacle, remedy = _obstacle_to_compiling(config, world_size, accumulation) or (None, None)
-    if obstacle is not None and config.compute.compile not in ("auto", "off"):
-        raise ConfigError(f'compute.compile: {obstacle}, which cannot be compiled; write "off", or {remedy}')
+    obstacle = _obstacle_to_compiling(config, world_size, accumulation)
+    if obstacle and config.compute.compile not in ("auto", "off"):
+        raise ConfigError(f'compute.compile: {obstacle}, which cannot be compiled; write "auto" or "off"')
     scaled_batch_size = sizes[0] if isinstance(rate.decay, BatchGrowth) else None
     max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))
     k = sizes[0] / rate.reference_batch_size
@@ -236,22 +244,24 @@ def resolve(
         schedule=_schedule(rate, timeline, total_steps, max_peak_lr),
         scaled_batch_size=scaled_batch_size,
         optimizer_options=config.optimizer.options_for(k),
+        name_patterns=config.optimizer.name_patterns,
         obstacle_to_compiling=obstacle,
         expected=config.expected,
         optimizer_entry=entry,
     )
 
 
-def _obstacle_to_compiling(config: RecipeConfig, world_size: int, accumulation: int) -> tuple[str, str] | None:
-    """Why the model cannot be compiled, and what would have to change; None if it can be."""
+def _obstacle_to_compiling(config: RecipeConfig, world_size: int, accumulation: int) -> str | None:
+    """Why the model cannot be compiled; None if it can be."""
     if not config.model.uses_batch_norm:
         return None
     if config.model.synchronizes_batch_norm and world_size > 1:
-        return "BatchNorm communicates between processes", "set model.sync_batch_norm to false (another loss)"
+        return "BatchNorm communicates between processes"
     if accumulation > 1:
-        return "BatchNorm's momentum differs between micro-batches", f"start {accumulation * world_size} processes"
+        processes = accumulation * world_size
+        return f"BatchNorm's momentum differs between micro-batches (on {processes} processes, there is one)"
     if config.compute.activation_checkpointing != "none":
-        return "blocks with BatchNorm are recomputed", 'set compute.activation_checkpointing to "none"'
+        return "blocks with BatchNorm are recomputed"
     return None
 
 

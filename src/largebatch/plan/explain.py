@@ -59,13 +59,13 @@ def _batch(plan: RunPlan) -> list[str]:
 
 
 def _division(plan: RunPlan, global_batch_size: int) -> str:
+    processes = counted(plan.world_size, "process", "processes")
     if global_batch_size % (plan.micro_batch_size * plan.world_size):
-        processes = counted(plan.world_size, "process", "processes")
         return f"{counted(global_batch_size, 'sample')} per optimizer step, taken before there were {processes}"
     accumulation = micro_steps(global_batch_size, plan.micro_batch_size, plan.world_size)
     return (
         f"{counted(global_batch_size, 'sample')} per optimizer step = {plan.micro_batch_size:,} per micro-batch "
-        f"x {accumulation:,} accumulated x {counted(plan.world_size, 'process', 'processes')}"
+        f"x {accumulation:,} accumulated x {processes}"
     )
 
 
@@ -110,8 +110,8 @@ def _steps(plan: RunPlan) -> list[str]:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}, on the whole run's learning-rate schedule")
     evaluation = plan.evaluation
     checkpoint = plan.checkpoint
-    evaluated = evaluation.samples_of(plan.num_eval_samples)
     of = plan.num_eval_samples
+    evaluated = evaluation.samples_of(of)
     unseen = plan.mixture.never_evaluated(evaluated) if plan.mixture else []
     none_of = f"; none of {', '.join(unseen)}" if unseen else ""
     every = f"every {checkpoint.every.length}, " if checkpoint.every else ""
@@ -218,6 +218,9 @@ def _optimizer(plan: RunPlan) -> list[str]:
     lines = [f"{optimizer.name} with {_options(plan.optimizer_options)}; {decay}"]
     if plan.optimizer_explanation:
         lines.append(plan.optimizer_explanation)
+    for field in sorted(plan.name_patterns.keys() - optimizer.names):
+        if plan.name_patterns[field]:
+            lines.append(f"{field}: {_options(plan.name_patterns[field])}")
     for group in optimizer.groups or ():
         lines.append(f"{group.parameters}: {group.lr_factor:g} x the learning rate")
     if optimizer.lr_factor_per_layer is not None:

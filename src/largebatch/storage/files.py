@@ -54,20 +54,20 @@ def write_file(path: Path, parts: Iterable[memoryview]) -> FileRecord:
 
 def write_json_file(path: Path, value: Any) -> FileRecord:
     """`write_file` with a value as JSON."""
-    return write_file(path, _as_json(value))
+    return write_file(path, [memoryview(_as_json(value))])
 
 
-def replace_file(path: Path, parts: Iterable[memoryview], keep_mode: bool = False) -> None:
+def replace_file(path: Path, content: bytes, keep_mode: bool = False) -> None:
     """Replace a file in such a way that readers, even after a crash, see the old one or all of the new one.
 
     Args:
         path: The file; a link is replaced, too.
-        parts: The content.
+        content: What is written.
         keep_mode: Whether the new file has the permissions of the old one, which must be there.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        write_file(temporary, parts)
+        write_file(temporary, [memoryview(content)])
         if keep_mode:
             shutil.copymode(path, temporary)
         temporary.rename(path)
@@ -82,8 +82,8 @@ def replace_json_file(path: Path, value: Any) -> None:
     replace_file(path, _as_json(value))
 
 
-def _as_json(value: Any) -> list[memoryview]:
-    return [memoryview((json.dumps(value, indent=2) + "\n").encode())]
+def _as_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def sync_folder(path: Path) -> None:

@@ -57,12 +57,6 @@ def add_task(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", type=Path, metavar="DIR", help=help)
 
 
-def add_accelerate_configs(parser: argparse.ArgumentParser) -> None:
-    """Add the folder of Accelerate configs, as `accelerate_configs`; None means that of the recipe's project."""
-    help = "folder of the strategies' YAML files; default: accelerate_configs next to the task's folder"
-    parser.add_argument("--accelerate-configs", type=Path, help=help)
-
-
 def add_options_of_a_run(parser: argparse.ArgumentParser) -> None:
     """Accept and ignore the options of a run, so that its command line can be reused unchanged."""
     for name in ("--run-dir", "--resume", "--allow-change"):

@@ -171,7 +171,7 @@ def _write(recipe: Path, found: dict[str, dict[str, int]]) -> None:
     text = json.dumps(raw, indent=2, ensure_ascii=False) + "\n"
     with file_errors(f"--write: {recipe} cannot be written", "correct that"):
         # A link to a recipe stays one.
-        replace_file(recipe.resolve(), [memoryview(text.encode())], keep_mode=True)
+        replace_file(recipe.resolve(), text.encode(), keep_mode=True)
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -27,15 +27,6 @@ def test_a_missing_package():
     assert compare(findings(n3={"versions": {}})).bad_nodes == {"n3": ["torch is missing, but 2.13 on 3 nodes"]}
 
 
-@pytest.mark.parametrize(("amount", "is_bad"), [(250.9, False), (4.0, True), (900.0, False)])
-def test_amounts_may_differ_a_little(amount, is_bad):
-    """Machines of one kind do not have the same memory to the byte; the 64 MiB of a container are another thing."""
-    sizes = {node: {"amounts": {"the size of /dev/shm in GiB": 251.2}} for node in NODES}
-    sizes["n2"] = {"amounts": {"the size of /dev/shm in GiB": amount}}
-    reason = f"the size of /dev/shm in GiB is {amount:.4g}, but 251.2 on other nodes"
-    assert compare(findings(**sizes)).bad_nodes == ({"n2": [reason]} if is_bad else {})
-
-
 @pytest.mark.parametrize(("cut_off", "bad"), [(["n2"], ["n2"]), (["n2", "n4"], ["n2", "n4"]), (NODES[1:], ["n1"])])
 def test_nodes_that_cannot_reach_the_first_one(cut_off, bad):
     """If nobody can, it is the first one's fault."""

@@ -82,7 +82,6 @@ def test_a_small_batch_of_tiny_data_is_not_held_against_the_warmup_of_the_recipe
         (['--debug_model={"hidden_sise": 8}'], "model.hidden_sise: unknown key, did you mean hidden_size?"),
         (["--world-sizes=0"], "'0' is not a positive whole number"),
         (["--strategies=ddp,zero4"], "zero4.yaml; known: ddp, fsdp, hsdp, zero1, zero2, zero3"),
-        (["--accelerate-configs=nowhere"], "there is no nowhere; add --accelerate-configs FOLDER"),
         (["--batch.micro_batch_size=5"], "32 is not a multiple of batch.micro_batch_size 5; nearest: 30, 35"),
     ],
 )

@@ -6,6 +6,7 @@ recipe's JSON may say is in `sections`. An entry does not import torch: its cons
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
 
 from pydantic import Field
@@ -37,6 +38,9 @@ class ParameterRole(NamedTuple):
     kind: ParameterKind | None  # None for ordinary weights, such as matrices inside blocks
     shape: Shape
     decays: bool  # whether the recipe and the model give it weight decay, if there is any
+    inputs_first: bool = False  # whether its module's inputs, not its outputs, are the first dimension, as in GPT-2
+    # What the section's `name_patterns` say of its name, by field.
+    named: Mapping[str, Any] = MappingProxyType({})
 
 
 GroupOptions = Mapping[str, Any]
@@ -55,13 +59,15 @@ class OptimizerEntry:
         section: Its section of a recipe's JSON, with a field `name: Literal["…"]`.
         constructor: "module:name" of a class or function that is called with parameter groups, `lr=0.0` and the options
             (the section's own fields), and returns a torch optimizer.
-        states: A function of the options and the shape of a tensor that it steps, which may be a part of a parameter or
-            of several. It returns the shapes of the states kept for the tensor, by name; () means a scalar. Only an
-            optimizer that needs whole matrices may keep states of other shapes than the tensor's.
+        states: A function of the options, with those of the parameter group, and the shape of a tensor that it steps,
+            which may be a part of a parameter or of several. It returns the shapes of the states kept for the tensor,
+            by name; () means a scalar. Only an optimizer that needs whole matrices may keep states of other shapes than
+            the tensor's.
         tolerance: How far rounding may move a run, for `verify`.
-        needs: "elements": each element of a parameter is stepped by itself. "norms of layers": the optimizer is an
-            `optim.layerwise.LayerwiseOptimizer`. "whole matrices": it must see each parameter in its own shape; refused
-            on strategies that cut parameters up.
+        needs: "elements": each element of a parameter is stepped by itself. "norms of layers", "whole layers": the
+            optimizer is an `optim.layerwise.LayerwiseOptimizer`, which is told where the parts of layers are. For
+            groups with `layerwise`, it sums numbers over processes, or puts each layer together on one of them. "whole
+            matrices": it must see each parameter in its own shape; refused on strategies that cut parameters up.
         group_of: A function of a parameter's role. It returns the options of the parameter's group besides weight decay
             and rates, such as {"layerwise": True}; parameters with different options are in different groups.
         explanation: A line that the plan adds to the optimizer's name and options.
@@ -72,7 +78,7 @@ class OptimizerEntry:
     constructor: str
     states: Callable[[Options, Shape], Mapping[str, Shape]]
     tolerance: Tolerance
-    needs: Literal["elements", "norms of layers", "whole matrices"] = "elements"
+    needs: Literal["elements", "norms of layers", "whole layers", "whole matrices"] = "elements"
     group_of: Callable[[ParameterRole], GroupOptions] = lambda _: {}
     explanation: str = ""
     constants: Options = field(default_factory=dict)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from largebatch.batch.scaling import MomentRule, scaled_moments
+from largebatch.batch.scaling import DecayRule, MomentRule, scaled_moments, weight_decay_factor
 from largebatch.config.sections import (
     BelowOne,
     NonEmpty,
@@ -49,12 +49,20 @@ class OptimizerSection(Section):
     parameters before the first block count as one layer, and those after the last have the full rate. null: 1."""
 
     rules: ClassVar[tuple[str, ...]] = ()
-    """Fields that are no options but rules by which options follow the batch; "fixed" is the rule that they do not."""
+    """Fields that are no options but rules: by which options follow the batch ("fixed": they do not), or for names."""
+    names: ClassVar[tuple[str, ...]] = ("no_decay_names",)
+    """Fields with patterns of parameters' names: lists, or mappings from patterns to values."""
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of the optimizer's constructor, as tuned."""
         return self.model_dump(exclude={*OptimizerSection.model_fields, *self.rules})
+
+    @property
+    def name_patterns(self) -> dict[str, dict[str, Any]]:
+        """For each of the fields `names`, the value of each pattern; True in a list."""
+        given = {field: getattr(self, field) for field in self.names}
+        return {field: each if isinstance(each, dict) else dict.fromkeys(each, True) for field, each in given.items()}
 
     def options_for(self, k: float) -> dict[str, Any]:  # noqa: ARG002 - used by those that scale
         """The options for a batch k times as large as the one they were tuned at."""
@@ -90,8 +98,8 @@ class WithBetas(OptimizerSection):
     """Added to the denominator."""
 
 
-class WithScaledBetas(WithBetas):
-    """An optimizer of the Adam family whose betas and eps may follow the batch size."""
+class WithScaledMoments(WithBetas):
+    """An optimizer with AdamW's step whose betas, eps and weight decay may follow the batch size."""
 
     beta_scaling: MomentRule = "fixed"
     """How betas and eps follow the batch size, which is k times `learning_rate.reference_batch_size`, the one they
@@ -100,8 +108,18 @@ class WithScaledBetas(WithBetas):
     divided by the square root of k, to go with the square-root rule of the learning rate (Malladi et al. 2022, arXiv
     2205.10287)."""
 
-    rules: ClassVar[tuple[str, ...]] = ("beta_scaling",)
+    weight_decay_scaling: DecayRule = "fixed"
+    """How weight decay follows the run. "timescale": it is multiplied by batch / `learning_rate.reference_batch_size` x
+    base_lr / peak, and divided by the samples of the run over `learning_rate.reference_duration`, if that is given. The
+    1 / (learning rate x weight decay) steps that AdamW averages over then stay the same share of the run (Wang and
+    Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738). "fixed": it does not."""
+
+    rules: ClassVar[tuple[str, ...]] = ("beta_scaling", "weight_decay_scaling")
 
     def options_for(self, k: float) -> dict[str, Any]:
         betas, eps = scaled_moments(self.beta_scaling, k, self.betas, self.eps)
         return self.options | {"betas": betas, "eps": eps}
+
+    def weight_decay_for(self, k: float, lr_factor: float, horizon: float) -> float:
+        is_fixed = self.weight_decay_scaling == "fixed"
+        return self.weight_decay * (1 if is_fixed else weight_decay_factor(k, lr_factor, horizon))

@@ -22,6 +22,7 @@ from largebatch.run.record.trackers import Trackers, connect
 from largebatch.run.resume import Start
 from largebatch.run.watch.waiting import Progress, in_thread, wait_together
 from largebatch.storage.attempts import Attempt
+from largebatch.storage.files import replace_json_file
 from largebatch.system.endings import OwnEnding, StopReason
 from largebatch.system.failures import Kind
 from largebatch.words import printable
@@ -156,7 +157,7 @@ class Recorder:
         }
         if figure := compare(self._plan, self.folder.evaluations()):
             summary["expected"] = asdict(figure) | {"in_words": str(figure)}
-        self.folder.write_summary(summary)
+        replace_json_file(self.folder.summary_file, summary)
         return summary
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import dropwhile
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,7 +78,7 @@ class JobFailed(AssertionError):
         inside = [f"{file}:{line}" for file, line in places if folder and Path(file).is_relative_to(folder)]
         # The places of a traceback are indented, the exception after them is not.
         last = reason.rpartition("Traceback (most recent call last):\n")[2]
-        said = " ".join(" ".join(dropwhile(lambda line: line.startswith(" "), last.splitlines())).split())
+        said = " ".join(re.sub(r"\A(?: .*\n)*", "", last).split())
         return f"rank {rank}: {said[:MAX_MESSAGE_CHARS]}" + (f" ({inside[-1]})" if inside else "")
 
 

@@ -3,7 +3,6 @@
 import argparse
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -59,9 +58,18 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Create a folder in the layout of this repository, with a recipe and everything it needs to run."""
     folder: Path = options.folder
-    original = smallest_task(options.task) if options.task else shipped_recipe(options.recipe)
-    copies = _copies(original)
-    texts = _texts(original)
+    name = options.task or options.recipe
+    if options.task:
+        _check_task_name(name)
+        recipe = SMALLEST_TASK / "task.json"
+        script = SMALLEST_TASK / "task.sbatch"
+        task = name
+    else:
+        recipe = _shipped_recipe(name)
+        script = SHIPPED / "slurm" / f"{name}.sbatch"
+        task = recipe.parent.name
+    copies = _copies(recipe, f"recipes/{task}") | {f"slurm/{name}.sbatch": script}
+    texts = _texts(recipe, script, task, name)
     try:
         folder.mkdir()
         for path, source in copies.items():
@@ -76,43 +84,30 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Original:
-    """The recipe in this installation that a project is made from."""
-
-    recipe: Path  # its JSON file, in the folder of its task
-    script: Path  # its batch script
-    task: str  # name of the task's folder in the project
-    name: str  # the recipe's name in the project
-
-
-def shipped_recipe(name: str) -> Original:
-    """A shipped recipe; UserError if there is no such recipe."""
+def _shipped_recipe(name: str) -> Path:
+    """The file of a shipped recipe; UserError if there is no such recipe."""
     recipes = {path.stem: path for path in recipes_in(SHIPPED / "recipes")}
     if name not in recipes:
         close = did_you_mean(name, sorted(recipes))
         raise UserError(f"--recipe {name}: no such recipe{close}; write one of {', '.join(sorted(recipes))}")
-    return Original(recipes[name], SHIPPED / "slurm" / f"{name}.sbatch", recipes[name].parent.name, name)
+    return recipes[name]
 
 
-def smallest_task(name: str) -> Original:
-    """The smallest complete task, under a name that the user chose; UserError if it is not a valid name."""
+def _check_task_name(name: str) -> None:
+    """Raise UserError if a name that the user chose is not a valid one."""
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or name == "accelerate_configs":
         raise UserError(
             f"--task {name}: this names a folder next to accelerate_configs, and a recipe; write lowercase letters, "
             "digits and _, such as my_task"
         )
-    return Original(SMALLEST_TASK / "task.json", SMALLEST_TASK / "task.sbatch", name, name)
 
 
-def _copies(original: Original) -> dict[str, Path]:
-    """The files to copy, by their paths in the project."""
+def _copies(recipe: Path, task: str) -> dict[str, Path]:
+    """The files to copy, by their paths in the project; those of the recipe's task into the folder `task`."""
     copies = {str(path.relative_to(SHIPPED)): path for pattern in COPIED for path in SHIPPED.glob(pattern)}
     # The license of the copied files, not of the new repository.
     copies["LICENSE.largebatch"] = SHIPPED / "LICENSE"
-    task = f"recipes/{original.task}"
-    copies[f"slurm/{original.name}.sbatch"] = original.script
-    for path in original.recipe.parent.iterdir():
+    for path in recipe.parent.iterdir():
         if path.suffix in (".py", ".md") or path.name == SCHEMA:
             copies[f"{task}/{path.name}"] = path
     return copies
@@ -123,34 +118,34 @@ class _Text(Template):
     delimiter = "@"
 
 
-def _texts(original: Original) -> dict[str, str]:
-    """The project's own texts, by their paths."""
-    script = BatchScript(original.script)
-    assert script.layout is not None
-    nodes = script.layout[0][-1]
-    processes = script.layout[1]
+def _texts(recipe: Path, script: Path, task: str, name: str) -> dict[str, str]:
+    """The project's own texts, by their paths; `task` and `name` are those of the recipe in the project."""
+    job = BatchScript(script)
+    assert job.layout is not None
+    nodes = job.layout[0][-1]
+    processes = job.layout[1]
     # The tested versions of what a run needs.
     tested = (SHIPPED / "requirements.txt").read_text(encoding="utf-8").partition("# Tests and checks")[0]
     values = {
         "version": largebatch.__version__,
-        "name": original.name,
-        "task": original.task,
-        "recipe": f"recipes/{original.task}/{original.name}.json",
-        "script": f"slurm/{original.name}.sbatch",
-        "strategy": script.strategy,
+        "name": name,
+        "task": task,
+        "recipe": f"recipes/{task}/{name}.json",
+        "script": f"slurm/{name}.sbatch",
+        "strategy": job.strategy,
         "nodes": nodes,
         "processes": processes,
         "world_size": nodes * processes,
         "pins": "\n".join(line for line in tested.splitlines() if "==" in line),
     }
     written = dict(WRITTEN)
-    if original.recipe.parent == SMALLEST_TASK:
+    if recipe.parent == SMALLEST_TASK:
         # Its other files are complete; these have names to fill in.
-        written[f"slurm/{original.name}.sbatch"] = "task/task.sbatch"
-        written[f"recipes/{original.task}/README.md"] = "task/README.md"
+        written[f"slurm/{name}.sbatch"] = "task/task.sbatch"
+        written[f"recipes/{task}/README.md"] = "task/README.md"
     # What is made from a demonstration is none, so that its plan has notes.
-    recipe = original.recipe.read_text(encoding="utf-8").replace('  "demonstration": true,\n', "")
-    return {f"recipes/{original.task}/{original.name}.json": recipe} | {
+    content = recipe.read_text(encoding="utf-8").replace('  "demonstration": true,\n', "")
+    return {f"recipes/{task}/{name}.json": content} | {
         path: _Text((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
         for path, template in written.items()
     }

@@ -11,10 +11,9 @@ from largebatch.errors import ConfigError
 from largebatch.estimate.comparison import Json, Workload, compare_strategies
 from largebatch.estimate.table import table
 from largebatch.plan import RunPlan, explain, notes_on, resolve
-from largebatch.system.hardware import GIB, GPUS, SHORT_NAMES, Network, find_gpu
+from largebatch.system.hardware import GIB, GPUS
 from largebatch.tools.options import (
     Commands,
-    add_accelerate_configs,
     add_command,
     add_options_of_a_run,
     add_recipe,
@@ -24,7 +23,7 @@ from largebatch.tools.options import (
     positive_ints,
 )
 
-GPU_NAMES = [*(gpu.name for gpu in GPUS), *SHORT_NAMES]
+GPU_OF_NAME = {gpu.name: gpu for gpu in GPUS}
 
 
 def add_parser(commands: Commands) -> None:
@@ -61,29 +60,28 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
 
 def add_gpus(parser: argparse.ArgumentParser, group: argparse._ActionsContainer) -> None:
     """Add the GPUs, as `gpu` in a group of options, and what connects them: options of `scale_model`."""
-    kind = f"kind of GPU ({', '.join(GPU_NAMES)}): also estimate the time of a step, and suggest the fastest strategy"
-    group.add_argument("--gpu", choices=GPU_NAMES, metavar="NAME", help=f"{kind}; with --world-sizes and --network")
-    help = "network between nodes: Gbit/s per direction, per GPU or node, such as 400G/gpu or 3200G/node; with --gpu"
+    kind = f"kind of GPU ({', '.join(GPU_OF_NAME)}): also estimate the time of a step, and suggest the fastest strategy"
+    group.add_argument("--gpu", choices=GPU_OF_NAME, metavar="NAME", help=f"{kind}; with --world-sizes and --network")
+    help = "network between nodes: Gbit/s per direction and GPU, such as 400G/gpu; with --gpu"
     parser.add_argument("--network", type=network, metavar="SPEED", help=help)
     parser.add_argument("--gpus-per-node", type=positive_int, default=8, help="GPUs per node; default: 8")
-    add_accelerate_configs(parser)
     parser.set_defaults(gpu_memory=None)
 
 
-def network(text: str) -> Network:
-    """Return the network of so many Gbit/s per GPU or node, such as "400G/gpu"."""
-    speed = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)g/(gpu|node)", text.strip().lower())
+def network(text: str) -> float:
+    """Return the bytes per second of a bandwidth such as "400G/gpu", in Gbit/s."""
+    speed = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)G/gpu", text)
     if not speed or not float(speed[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a network bandwidth: write 400G/gpu or 3200G/node")
-    return Network(float(speed[1]) * 1e9 / 8, speed[2])
+        raise argparse.ArgumentTypeError(f"{text!r} is not a network bandwidth: write 400G/gpu")
+    return float(speed[1]) * 1e9 / 8
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan, or the comparison."""
     if options.world_sizes and options.critical_batch:
         options.refuse("--critical-batch requires --world-size")
-    if options.world_size and (options.gpu_memory or options.gpu or options.network or options.accelerate_configs):
-        options.refuse("--gpu-memory, --gpu, --network and --accelerate-configs require --world-sizes")
+    if options.world_size and (options.gpu_memory or options.gpu or options.network):
+        options.refuse("--gpu-memory, --gpu and --network require --world-sizes")
     if bool(options.gpu) != bool(options.network):
         options.refuse("--gpu, such as h100, and --network, such as 400G/gpu, require each other; or give --gpu-memory")
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
@@ -144,27 +142,24 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
     from largebatch.tools.plan.accelerate_configs import find_strategies
 
     try_optimizer(plan)
-    strategies, not_counted = find_strategies(options.accelerate_configs, config, options.gpus_per_node)
+    strategies, not_counted = find_strategies(config, options.gpus_per_node)
     model, example_batch = recipe_model(config)
     shape = shape_of(model, plan)
-    activations = not_estimated = None
+    activations = flops = not_estimated = None
     try:
         activations = activation_bytes(model, config, example_batch)
+        if options.gpu:
+            flops = micro_batch_flops(model, config, example_batch)
     except NotEstimated as reason:
         not_estimated = str(reason)
     memory = options.gpu_memory and round(options.gpu_memory * GIB)
     hardware = None
-    flops = None
     if options.gpu:
-        gpu = find_gpu(options.gpu)
-        assert gpu is not None
-        # A GPU without bf16 units computes bf16 as fp32.
-        peak = gpu.peak_tflops(config.precision) or gpu.fp32_tflops
-        bandwidth = options.network.per_gpu(options.gpus_per_node)
-        fabric = Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, bandwidth)
+        gpu = GPU_OF_NAME[options.gpu]
+        peak = gpu.bf16_tflops if config.precision == "bf16" else gpu.fp32_tflops
+        fabric = Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, options.network)
         hardware = Hardware(peak * 1e12, fabric, gpu.memory_gb_per_s * 1e9 if convolves(model) else None)
-        flops = None if activations is None else micro_batch_flops(model, config, example_batch)
-        memory = gpu.memory_bytes
+        memory = round(gpu.memory_gib * GIB)
     return partial(
         compare_strategies,
         options.config.stem,

@@ -34,10 +34,10 @@ def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, st
     else:
         launched = prepare_multi_gpu_env(args)
     changed = {name: value for name, value in launched.items() if os.environ.get(name) != value}
-    if DEEPSPEED_FILE in changed and not Path(changed[DEEPSPEED_FILE]).is_file():
+    file = changed.get(DEEPSPEED_FILE)
+    if file and not Path(file).is_file():
         # It is meant to be launched from the top of its project, which may not be this folder.
-        beside = accelerate_config.resolve().parent.parent.parent / changed[DEEPSPEED_FILE]
-        changed[DEEPSPEED_FILE] = str(beside) if beside.is_file() else changed[DEEPSPEED_FILE]
+        changed[DEEPSPEED_FILE] = str(accelerate_config.resolve().parents[2] / file)
     return changed | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
 
 
@@ -53,46 +53,37 @@ def rehearsal_environment(accelerate_config: Path, world_size: int) -> dict[str,
 
 def is_rehearsed(strategy: str, world_size: int) -> bool:
     """Whether `verify` includes a strategy without being asked: HSDP only where it has replicas of several shards."""
-    entry = STRATEGIES.get(strategy)
-    if entry is None or not entry.replicates_shards:
+    if not STRATEGIES[strategy].replicates_shards:
         return True
     return world_size % REHEARSED_SHARDS == 0 and world_size > REHEARSED_SHARDS
 
 
-def find_accelerate_configs(
-    folder: Path | None, strategies: Sequence[str] | None, config: RecipeConfig
-) -> dict[str, Path]:
+def find_accelerate_configs(strategies: Sequence[str] | None, config: RecipeConfig) -> dict[str, Path]:
     """The Accelerate config of each strategy; with None for `strategies`, of all that can train the recipe.
 
-    If no folder is given, they are in that of the recipe's own project, or else in that of the current folder.
+    They are in the folder of the recipe's own project, or else in that of the current folder.
 
     Raises:
         UserError: There is no such folder, or none of that name in it.
     """
     beside = folder_of(type(config)).parent / "accelerate_configs"
-    folders = [folder] if folder else [beside, Path("recipes/accelerate_configs")]
-    found = next((place for place in folders if place.is_dir()), None)
-    if found is None:
-        raise UserError(
-            f"there is no {' or '.join(map(str, folders))}; add --accelerate-configs FOLDER, the folder that has "
-            f"{next(iter(STRATEGIES))}.yaml and the others"
-        )
-    files = {file.stem: file.resolve() for file in sorted(found.glob("*.yaml"))}
+    folder = beside if beside.is_dir() else Path("recipes/accelerate_configs")
+    files = {file.stem: file.resolve() for file in sorted(folder.glob("*.yaml"))}
     if strategies is None:
         suitable = [name for name, entry in STRATEGIES.items() if not entry.refusal_of(config)]
         strategies = [name for name in suitable if name in files] or suitable
     if missing := [name for name in strategies if name not in files]:
-        raise UserError(f"there is no {found / missing[0]}.yaml; known: {', '.join(files) or 'none'}")
+        raise UserError(
+            f"there is no {folder / missing[0]}.yaml; known: {', '.join(files) or 'none'}; Accelerate configs are in "
+            "the folder accelerate_configs next to the task's folder, or in that of the current project"
+        )
     return {name: files[name] for name in strategies}
 
 
-def find_strategies(
-    folder: Path | None, config: RecipeConfig, gpus_per_node: int
-) -> tuple[list[Strategy], Mapping[str, str]]:
+def find_strategies(config: RecipeConfig, gpus_per_node: int) -> tuple[list[Strategy], Mapping[str, str]]:
     """Return the strategies as a run would be launched with them, and why others are not counted.
 
     Args:
-        folder: The folder of Accelerate configs; None means that of the recipe's own project.
         config: The recipe.
         gpus_per_node: Processes that hsdp shards over, unless its Accelerate config or LARGEBATCH_SHARD_SIZE sets them.
 
@@ -102,7 +93,7 @@ def find_strategies(
     found: list[Strategy] = []
     refusals = {name: entry.refusal_of(config) for name, entry in STRATEGIES.items()}
     not_counted = {name: refusal.why for name, refusal in refusals.items() if refusal}
-    for name, file in find_accelerate_configs(folder, None, config).items():
+    for name, file in find_accelerate_configs(None, config).items():
         environment = {**os.environ, **launch_environment(file, world_size=gpus_per_node)}
         if environment.get("FSDP_TRANSFORMER_CLS_TO_WRAP"):
             not_counted[name] = "its Accelerate config has fsdp_transformer_layer_cls_to_wrap"

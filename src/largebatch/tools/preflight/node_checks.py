@@ -24,7 +24,6 @@ from largebatch.tools.preflight.verdict import Findings
 
 FREE_SHARE_OF_GPU = 0.9
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def check_node(node: Node, recipe: Path, accelerate_config: Path, overrides: Sequence[str]) -> Findings:
@@ -32,7 +31,6 @@ def check_node(node: Node, recipe: Path, accelerate_config: Path, overrides: Seq
     findings = Findings(node.name)
     findings.versions = _versions([recipe, *sorted(task_of(recipe).rglob("*.py")), accelerate_config])
     findings.versions |= _gpu_versions() | _limits()
-    findings.amounts = _shared_memory()
     found = torch.cuda.device_count()
     if found and not node.gpus:
         findings.refusals.append(
@@ -70,14 +68,6 @@ def _limits() -> dict[str, str]:
     limits = {"open files (ulimit -n)": resource.RLIMIT_NOFILE, "locked memory (ulimit -l)": resource.RLIMIT_MEMLOCK}
     values = {name: resource.getrlimit(number)[0] for name, number in limits.items()}
     return {name: "unlimited" if value == resource.RLIM_INFINITY else str(value) for name, value in values.items()}
-
-
-def _shared_memory() -> dict[str, float]:
-    if not SHARED_MEMORY.is_dir():
-        return {}
-    usage = shutil.disk_usage(SHARED_MEMORY)
-    share = usage.free / max(usage.total, 1)
-    return {"the size of /dev/shm in GiB": usage.total / 2**30, "the free share of /dev/shm": share}
 
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------
@@ -130,16 +120,12 @@ def _gpu_problems(gpus: int, found: int) -> list[str]:
 
 
 def _reason_for_no_gpu() -> str:
-    if _built_for() == "none":
-        return "this torch was built without support for GPUs; install one that was built for your CUDA or ROCm"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        reason = "CUDA starts, but CUDA_VISIBLE_DEVICES or the container hides them"
     # An AssertionError, among others.
     except Exception as error:
-        reason = reason_of(error)
-    driver = driver_version() or "not loaded"
-    return f"{reason}. The driver is {driver}; torch was built for CUDA {_built_for()}, which may need a newer driver"
+        return reason_of(error)
+    return "CUDA starts, but CUDA_VISIBLE_DEVICES or the container hides them"
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------------

@@ -46,12 +46,8 @@ class Node:
         return self.folder / f"{name}.{hashlib.sha256(self.token.encode()).hexdigest()[:16]}"
 
     def name_of(self, rank: int) -> str:
-        """The name of a node, which has reported its presence if names are not known."""
-        if self.names:
-            return self.names[rank]
-        file = self.file(f"{PRESENCE}_{rank}")
-        present = Findings.read(file.read_text(encoding="utf-8")) if file.exists() else None
-        return present.node if present else f"node {rank}"
+        """The name of a node, or its number if names are not known."""
+        return self.names[rank] if self.names else f"node {rank}"
 
 
 def report(node: Node, phase: str, findings: Findings, deadline: float) -> int:
@@ -145,6 +141,6 @@ def _names_in(folder: Path) -> set[str]:
 
 def _write(path: Path, text: str) -> None:
     try:
-        replace_file(path, [memoryview(text.encode())])
+        replace_file(path, text.encode())
     except OSError as error:
         raise UserError(f"{path} cannot be written: {reason_of(error)}") from error

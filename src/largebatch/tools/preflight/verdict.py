@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import median_high
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -13,7 +12,6 @@ GOOD = 0
 REFUSED = 2
 BAD_NODES = 3
 MAX_FAILURES = 3
-MIN_SHARE = 0.5  # a node is bad if it has less than this share of what nodes usually have
 
 
 @dataclass
@@ -23,8 +21,6 @@ class Findings:
     node: str
     # What must be the same everywhere, by name: versions, checksums of the code and the recipe, GPUs, limits.
     versions: dict[str, str] = field(default_factory=dict)
-    # What may differ a little between nodes, by name and unit.
-    amounts: dict[str, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # what is wrong with this node itself
     refusals: list[str] = field(default_factory=list)  # what is wrong with the job, wherever it runs
     notes: list[str] = field(default_factory=list)  # what was measured
@@ -68,7 +64,7 @@ def compare(findings: Sequence[Findings]) -> Verdict:
     What most nodes have is taken to be right; in a tie, what the first node has.
     """
     bad = {each.node: [*each.problems] for each in findings if each.problems}
-    for node, reason in (*_unreachable(findings), *_differing_versions(findings), *_small_amounts(findings)):
+    for node, reason in (*_unreachable(findings), *_differing_versions(findings)):
         bad.setdefault(node, []).append(reason)
     problems = sorted({text for each in findings for text in each.refusals})
     problems += _first_failures(findings)
@@ -98,11 +94,3 @@ def _differing_versions(findings: Sequence[Findings]) -> Iterator[tuple[str, str
         for each, value in zip(findings, values, strict=True):
             if value != usual:
                 yield each.node, f"{name} is {value}, but {usual} on {counted(values.count(usual), 'node')}"
-
-
-def _small_amounts(findings: Sequence[Findings]) -> Iterator[tuple[str, str]]:
-    for name in dict.fromkeys(name for each in findings for name in each.amounts):
-        usual = median_high(each.amounts.get(name, 0) for each in findings)
-        for each in findings:
-            if (amount := each.amounts.get(name, 0)) < MIN_SHARE * usual:
-                yield each.node, f"{name} is {amount:.4g}, but {usual:.4g} on other nodes"

@@ -37,7 +37,7 @@ def write_page(text: str, out: Path) -> None:
     # Names of files may have lone surrogates, which cannot be encoded.
     content = text.encode(errors="replace")
     out.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(out, [memoryview(content)])
+    replace_file(out, content)
 
 
 def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:

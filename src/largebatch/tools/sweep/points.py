@@ -98,8 +98,8 @@ class Sweep:
             replace_json_file(folder / SWEEP_FILE, asdict(self))
             (folder / POINTS).mkdir(exist_ok=True)
             for number, point in enumerate(self.points):
-                lines = [f"{line}\n".encode() for line in (point.name, *self.options, *point.overrides)]
-                replace_file(folder / POINTS / str(number), map(memoryview, lines))
+                lines = [point.name, *self.options, *point.overrides, ""]
+                replace_file(folder / POINTS / str(number), "\n".join(lines).encode())
         for point in self.points:
             if self.start and not (folder / point.name).exists():
                 _branch_off(Path(self.start), folder / point.name)

@@ -109,7 +109,7 @@ def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path,
     if world_size > 1 or options.strategy:
         strategy = options.strategy or next(iter(STRATEGIES))
         config: RecipeConfig = load_config(sweep.recipe, points[0].overrides, task=task)
-        environment = launch_environment(find_accelerate_configs(None, [strategy], config)[strategy], world_size)
+        environment = launch_environment(find_accelerate_configs([strategy], config)[strategy], world_size)
     preload_tasks([task])
     waiting = iter(points)
 

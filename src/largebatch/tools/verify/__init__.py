@@ -4,7 +4,6 @@ import argparse
 
 from largebatch.tools.options import (
     Commands,
-    add_accelerate_configs,
     add_command,
     add_recipe,
     add_task,
@@ -41,7 +40,6 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
     parser.add_argument("--steps", type=positive_int, default=20, help="optimizer steps to train; default: 20")
     resume = "do not also stop a run on one process halfway and resume it on several"
     parser.add_argument("--no-resume", action="store_false", dest="resume", help=resume)
-    add_accelerate_configs(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ def verify(options: argparse.Namespace) -> bool:
     Return whether all combinations that the global batch divides over agree with the reference.
     """
     config, overrides = _small_recipe(options)
-    configs = find_accelerate_configs(options.accelerate_configs, options.strategies, config)
+    configs = find_accelerate_configs(options.strategies, config)
     plan = resolve(config, 1)
     steps = min(options.steps, plan.total_steps)
     verification = Verification(config, options.config, overrides, configs, steps)

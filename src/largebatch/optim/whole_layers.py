@@ -1,0 +1,109 @@
+"""Whole layers, each put together on one process from the parts that others hold, and taken apart again."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+Shape = tuple[int, ...]
+
+
+class LayerRange(NamedTuple):
+    """What a process holds of a layer: `length` elements from `start` on, in its tensor of number `tensor`."""
+
+    name: str
+    tensor: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class LayerProcesses:
+    """The processes that hold all parts of the layers between them."""
+
+    rank: int  # of this process among them
+    ranges: Sequence[Mapping[str, LayerRange]]  # for each, what it holds of each layer, by name
+    sum: Callable[[torch.Tensor], torch.Tensor]  # of a vector over them, where they hold different parts
+    # Sends the n-th list of vectors to the n-th process, all in one call; returns what each has sent to this one, given
+    # the numbers of elements. An empty vector has the dtype and device of the others.
+    exchange: Callable[[Sequence[list[torch.Tensor]], list[int], torch.Tensor], Sequence[torch.Tensor]]
+
+    @classmethod
+    def only_this(cls, shapes: Mapping[str, Shape]) -> "LayerProcesses":
+        """One process, which holds each layer as a tensor."""
+        ranges = {name: LayerRange(name, place, 0, prod(shape)) for place, (name, shape) in enumerate(shapes.items())}
+        return cls(0, [ranges], lambda vector: vector, lambda sent, _, empty: [torch.cat([empty, *sent[0]])])
+
+
+class WholeLayers:
+    """Layers that are stepped together. Each is owned by a process, and all owners have about the same work.
+
+    Args:
+        shapes: The shapes of the layers, by name, in the same order on every process.
+        processes: Those that hold them: a part each, or all of each.
+    """
+
+    def __init__(self, shapes: Mapping[str, Shape], processes: LayerProcesses):
+        self._shapes = shapes
+        self._exchange = processes.exchange
+        owners = _owners(shapes, len(processes.ranges))
+        mine = processes.rank
+        everyone = range(len(processes.ranges))
+
+        def held(holder: int, owner: int) -> list[LayerRange]:
+            """What a process holds of this owner's layers."""
+            ranges = processes.ranges[holder]
+            return [ranges[name] for name in shapes if owners[name] == owner and name in ranges and ranges[name].length]
+
+        def needed(holder: int, owner: int) -> list[LayerRange]:
+            """What of it is sent: nothing of layers that the owner, another process, has whole."""
+            own = processes.ranges[owner]
+            has = {name for name, shape in shapes.items() if name in own and own[name].length == prod(shape)}
+            return [each for each in held(holder, owner) if holder == owner or each.name not in has]
+
+        # By process: what this one sends to owners and gets from holders, and what it sends back and gets back.
+        self._sent = [needed(mine, owner) for owner in everyone]
+        self._got = [needed(holder, mine) for holder in everyone]
+        self._returned = [held(holder, mine) for holder in everyone]
+        self._got_back = [held(mine, owner) for owner in everyone]
+
+    def gather(self, parts: Mapping[str, torch.Tensor], empty: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The whole layers that this process owns; every process gives the parts that it holds."""
+        vectors = [[parts[each.name].reshape(-1) for each in ranges] for ranges in self._sent]
+        pieces: dict[str, dict[int, torch.Tensor]] = {}
+        for each, piece in self._exchanged(vectors, self._got, empty):
+            pieces.setdefault(each.name, {})[each.start] = piece
+        return {
+            name: torch.cat([found[start] for start in sorted(found)]).view(self._shapes[name])
+            for name, found in pieces.items()
+        }
+
+    def scatter(self, layers: Mapping[str, torch.Tensor], empty: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parts of all layers that this process holds, as vectors; every process gives the layers that it owns."""
+        vectors = [
+            [layers[each.name].reshape(-1).narrow(0, each.start, each.length) for each in ranges]
+            for ranges in self._returned
+        ]
+        return {each.name: part for each, part in self._exchanged(vectors, self._got_back, empty)}
+
+    def _exchanged(
+        self, sent: Sequence[list[torch.Tensor]], expected: Sequence[list[LayerRange]], empty: torch.Tensor
+    ) -> Iterator[tuple[LayerRange, torch.Tensor]]:
+        """Send vectors to each process, and take apart what each has sent."""
+        lengths = [[each.length for each in ranges] for ranges in expected]
+        received = self._exchange(sent, [sum(each) for each in lengths], empty)
+        for ranges, vector, sizes in zip(expected, received, lengths, strict=True):
+            yield from zip(ranges, torch.split_with_sizes(vector, sizes), strict=True)
+
+
+def _owners(shapes: Mapping[str, Shape], count: int) -> dict[str, int]:
+    """A process for each layer: the largest layer first, to the one that has the least work."""
+    work = {name: prod(shape) * min(shape[0], prod(shape[1:])) for name, shape in shapes.items()}
+    load = [0] * count
+    owners = {}
+    for name in sorted(shapes, key=lambda name: -work[name]):
+        owners[name] = load.index(min(load))
+        load[owners[name]] += work[name]
+    return owners

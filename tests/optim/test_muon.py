@@ -1,0 +1,337 @@
+"""Muon: against torch's own, the polynomial of singular values, a model with its matrices apart, and one process."""
+
+import threading
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from jobs import run_job, train_in_job
+from largebatch.config import load_config
+from largebatch.config.optimizers.muon import COEFFICIENTS
+from largebatch.errors import ConfigError
+from largebatch.estimate.memory import model_states
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
+from largebatch.estimate.step_time import Fabric, collective_seconds
+from largebatch.estimate.traffic import traffic_of_a_step
+from largebatch.optim import planned_groups
+from largebatch.optim.muon import Muon, orthogonalized
+from largebatch.optim.whole_layers import LayerProcesses, LayerRange, WholeLayers
+from largebatch.plan import resolve
+from paths import PYDOC
+from resuming import assert_close_weights
+from test_strategies import SMALL_GPT, recorded
+
+MUON = '--optimizer={"name": "muon", "split": {"*.c_attn.weight": 3}, "clip_norm": 1.0}'
+STEPS = 20
+
+
+def parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
+
+
+def step(optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor], rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    each = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for parameter, gradient in zip(each, gradients, strict=True):
+        parameter.grad = gradient.clone()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(("scale", "theirs"), [("original", "original"), ("adamw_rms", "match_rms_adamw")])
+def test_as_in_torch(nesterov, scale, theirs, monkeypatch):
+    """Torch computes in bf16, which is made a copy here."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    shapes = ((5, 7), (8, 3), (6, 6))
+    mine = parameters(*shapes)
+    other = parameters(*shapes)
+    options = {"lr": 0.0, "weight_decay": 0.1, "nesterov": nesterov}
+    optimizers = Muon(mine, scale=scale, **options), torch.optim.Muon(other, adjust_lr_fn=theirs, **options)
+    for number in range(STEPS):
+        gradients = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+        for optimizer in optimizers:
+            step(optimizer, gradients, 0.01 * (1 + number % 3))
+    for left, right in zip(mine, other, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+
+
+def test_others_as_torch_s_adamw():
+    mine = parameters((5, 7), (6,))
+    other = parameters((5, 7), (6,))
+    options = {"lr": 0.0, "weight_decay": 0.1, "betas": (0.9, 0.95)}
+    optimizers = Muon([{"params": mine, "layerwise": False}], **options), torch.optim.AdamW(other, **options)
+    for number in range(STEPS):
+        gradients = [torch.randn_like(parameter) for parameter in mine]
+        for optimizer in optimizers:
+            step(optimizer, gradients, 0.01 * (1 + number % 3))
+    for left, right in zip(mine, other, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", COEFFICIENTS)
+def test_singular_vectors_stay_and_singular_values_follow_the_polynomial(name):
+    torch.manual_seed(0)
+    matrices = torch.randn(2, 5, 9, dtype=torch.float64)
+    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+    values = values / values.norm(dim=1, keepdim=True)
+    a, b, c = COEFFICIENTS[name]
+    for _ in range(5):
+        values = a * values + b * values**3 + c * values**5
+    expected = left @ torch.diag_embed(values) @ right
+    for given, result in ((matrices, expected), (matrices.mT, expected.mT)):
+        torch.testing.assert_close(orthogonalized(given, COEFFICIENTS[name], 5), result, rtol=0, atol=1e-12)
+
+
+def test_the_classical_coefficients_converge():
+    torch.manual_seed(0)
+    result = orthogonalized(torch.randn(1, 5, 9, dtype=torch.float64), COEFFICIENTS["classical"], 30)
+    torch.testing.assert_close(result @ result.mT, torch.eye(5, dtype=torch.float64).unsqueeze(0))
+
+
+@pytest.mark.parametrize("norm", [1e-30, 1e-8, 1e30])
+def test_gradients_of_any_size_make_the_same_step(norm):
+    torch.manual_seed(0)
+    matrices = torch.randn(1, 4, 6)
+    jordan = COEFFICIENTS["jordan"]
+    result = orthogonalized(norm * matrices, jordan, 5)
+    torch.testing.assert_close(result, orthogonalized(matrices, jordan, 5), rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_of_zero_makes_no_step():
+    assert orthogonalized(torch.zeros(1, 4, 6), COEFFICIENTS["jordan"], 5).eq(0).all()
+
+
+@pytest.mark.parametrize("scale", ["adamw_rms", "original", "spectral"])
+def test_matrices_in_one_weight_are_stepped_as_if_apart(scale):
+    """GPT-2's fused weight has the inputs first, others' have the outputs first."""
+    apart = parameters((8, 5), (8, 5), (8, 5))
+    fused = nn.Parameter(torch.cat([each.detach() for each in apart]))
+    inputs_first = nn.Parameter(fused.detach().T.clone())
+    optimizers = [
+        Muon(apart, lr=0.0, scale=scale),
+        Muon([{"params": [fused], "matrices": 3}], lr=0.0, scale=scale),
+        Muon([{"params": [inputs_first], "matrices": 3, "inputs_first": True}], lr=0.0, scale=scale),
+    ]
+    for _ in range(3):
+        gradients = [torch.randn_like(each) for each in apart]
+        together = torch.cat(gradients)
+        for optimizer, given in zip(optimizers, (gradients, [together], [together.T]), strict=True):
+            step(optimizer, given, 0.01)
+    torch.testing.assert_close(fused.detach(), torch.cat([each.detach() for each in apart]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(inputs_first.detach().T, fused.detach(), rtol=0, atol=1e-12)
+
+
+def test_a_convolution_is_stepped_as_a_matrix_of_its_outputs():
+    (weights,) = parameters((6, 4, 3, 3))
+    flat = nn.Parameter(weights.detach().flatten(1))
+    gradient = torch.randn_like(weights)
+    for parameter, given in ((weights, gradient), (flat, gradient.flatten(1))):
+        step(Muon([parameter], lr=0.0, scale="spectral"), [given], 0.01)
+    torch.testing.assert_close(weights.detach().flatten(1), flat.detach(), rtol=0, atol=1e-14)
+
+
+def exchanging(count: int) -> list:
+    """For each of some threads, a function that exchanges vectors with the others; and the elements that all send."""
+    sent: dict[int, list[list[torch.Tensor]]] = {}
+    between = threading.Barrier(count, timeout=30)
+    totals = []
+
+    def exchange(rank, vectors, lengths, empty):
+        sent[rank] = [list(each) for each in vectors]
+        totals.append(sum(each.numel() for to, some in enumerate(vectors) for each in some if to != rank))
+        between.wait()
+        received = [torch.cat([empty, *sent[other][rank]]) for other in range(count)]
+        between.wait()
+        assert [vector.numel() for vector in received] == list(lengths)
+        return received
+
+    return [lambda *given, rank=rank: exchange(rank, *given) for rank in range(count)], totals
+
+
+@pytest.mark.parametrize("is_sharded", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_layers_are_put_together_on_one_process_each(count, is_sharded):
+    """Of a flat buffer in equal parts, whose bounds cut through layers; one process has only padding."""
+    shapes = {"a": (5, 7), "b": (3, 2, 2), "c": (4, 4), "d": (1, 3)}
+    layers = {name: torch.arange(prod(shape)) + 100 * number for number, (name, shape) in enumerate(shapes.items())}
+    total = sum(map(prod, shapes.values()))
+    part = -(-total // max(1, count - 1)) if is_sharded else total
+    ranges = []
+    for rank in range(count):
+        first = rank * part if is_sharded else 0
+        begin = 0
+        held = {}
+        for name, shape in shapes.items():
+            start, stop = max(begin, first), min(begin + prod(shape), first + part)
+            if start < stop:
+                held[name] = LayerRange(name, 0, start - begin, stop - start)
+            begin += prod(shape)
+        ranges.append(held)
+    exchanges, totals = exchanging(count)
+    results = {}
+
+    def work(rank):
+        whole_layers = WholeLayers(shapes, LayerProcesses(rank, ranges, None, exchanges[rank]))
+        mine = {name: layers[name][each.start : each.start + each.length] for name, each in ranges[rank].items()}
+        empty = torch.empty(0, dtype=torch.int64)
+        gathered = whole_layers.gather(mine, empty)
+        back = whole_layers.scatter({name: 2 * layer for name, layer in gathered.items()}, empty)
+        results[rank] = gathered, {name: torch.equal(part, 2 * mine[name]) for name, part in back.items()}
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    owned = [name for rank in range(count) for name in results[rank][0]]
+    assert sorted(owned) == sorted(shapes)
+    for rank in range(count):
+        gathered, back = results[rank]
+        assert all(torch.equal(layer, layers[name].view(shapes[name])) for name, layer in gathered.items())
+        assert back == dict.fromkeys(ranges[rank], True)
+    if not is_sharded:
+        # Only results are sent, to all others.
+        assert sum(totals) == (count - 1) * total
+
+
+def groups_of(model: nn.Module, optimizer: str) -> dict[str, dict]:
+    """The options of each parameter's group, by name."""
+    plan = resolve(load_config(PYDOC, [f"--optimizer={optimizer}"]), 1)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[each]: group for group in planned_groups(model, plan) for each in group["params"]}
+
+
+class Model(nn.Module):
+    """With a tied output layer, GPT-2's kind of linear layer, and an image model's names."""
+
+    def __init__(self):
+        super().__init__()
+        self.wte = nn.Embedding(10, 6)
+        self.c_attn = Conv1D(18, 6)
+        self.linear = nn.Linear(6, 4)
+        self.conv = nn.Conv2d(3, 5, 2)
+        self.norm = nn.LayerNorm(6)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, 6))
+        self.head = nn.Sequential(nn.Linear(4, 6), nn.LogSoftmax(dim=1))
+        self.tied = nn.Linear(6, 10, bias=False)
+        self.tied.weight = self.wte.weight
+
+
+def test_parameters_are_stepped_by_their_roles():
+    groups = groups_of(Model(), '{"name": "muon", "split": {"c_attn.weight": 3}}')
+    matrices = {name for name, group in groups.items() if group["layerwise"]}
+    assert matrices == {"c_attn.weight", "linear.weight", "conv.weight"}
+    assert {name for name, group in groups.items() if group.get("inputs_first")} == {"c_attn.weight"}
+    assert {name: group["matrices"] for name, group in groups.items() if group["layerwise"]}["c_attn.weight"] == 3
+    groups = groups_of(Model(), '{"name": "muon", "adamw_names": ["conv.*"]}')
+    assert not groups["conv.weight"]["layerwise"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ('{"name": "muon", "split": {"linear.weight": 3}}', "has 4 outputs, which are not 3 matrices of equal size"),
+        ('{"name": "muon", "split": {"c_attn.bias": 3}}', r"shape \(18,\), which is no matrix"),
+        ('{"name": "muon", "split": {"wte.weight": 2}}', r"shape \(10, 6\), which AdamW steps"),
+        ('{"name": "muon", "split": {"attn.weight": 3}}', 'optimizer.split: "attn.weight" matches no trainable'),
+        ('{"name": "muon", "adamw_names": ["pos"]}', 'optimizer.adamw_names: "pos" matches no trainable'),
+    ],
+)
+def test_names_that_have_no_effect_are_refused(optimizer, message):
+    with pytest.raises(ConfigError, match=message):
+        groups_of(Model(), optimizer)
+
+
+def test_momentum_follows_the_batch_as_betas_do():
+    words = ["--optimizer", '{"name": "muon", "momentum": 0.9, "beta_scaling": "half_life"}']
+    base = load_config(PYDOC, words)
+    words += ["--batch.global_batch_size", str(2 * base.learning_rate.reference_batch_size)]
+    options = resolve(load_config(PYDOC, words), 1).optimizer_options
+    assert options["momentum"] == pytest.approx(0.81)
+    assert options["betas"] == pytest.approx((0.9, 0.9025))
+
+
+MODEL = ModelShape(
+    (
+        ParameterShape("small", (16, 32), 0, 0),
+        ParameterShape("large", (64, 32), 0, 0),
+        ParameterShape("head", (32, 100), 1, 0),
+    ),
+    frozenset(),
+    0,
+    element_bytes=4,
+    group_options=({"layerwise": True}, {"layerwise": False}),
+    exchanged_groups=frozenset({0}),
+)
+MATRICES = 16 * 32 + 64 * 32  # elements
+
+
+def exchange_of(strategy: Strategy, world_size: int):
+    """The one exchange of a step."""
+    (found,) = (each for each in traffic_of_a_step(MODEL, strategy, world_size, 1) if each.operation == "exchange")
+    return found
+
+
+def test_the_plan_has_what_is_exchanged():
+    """Of four processes, each sends three quarters of what it has: its quarter and back, or its results, to all."""
+    sharded = exchange_of(Strategy("zero1", ZeroSettings(1)), 4)
+    assert sharded.sent == 2 * 4 * MATRICES // 4 * 3 // 4
+    assert exchange_of(Strategy("ddp"), 4).sent == 4 * MATRICES * 3 // 4
+    # Two of its three messages leave a node of two.
+    assert sharded.sent_between_nodes(2) == sharded.sent * 2 // 3
+    assert sharded.sent_between_nodes(4) == 0
+    within = exchange_of(Strategy("hsdp", shard_size=2), 4)
+    assert (within.group.size, within.sent) == (2, 2 * 4 * MATRICES // 2 // 2)
+    fabric = Fabric(2, node_bandwidth=1e6, net_bandwidth=1e4, call_latency=1, node_latency=0, net_latency=10)
+    assert collective_seconds(sharded, fabric) == pytest.approx(1 + 10 + MATRICES / 2 / 1e4)
+
+
+def test_the_plan_has_the_copies_of_layers():
+    def copies(strategy: Strategy, world_size: int) -> int:
+        return max(
+            phase.transient.get("exchanged layers", 0)
+            for phase in model_states(MODEL, strategy, world_size, lambda *_: {}, 1).phases
+        )
+
+    assert copies(Strategy("ddp"), 1) == 4 * 6 * MATRICES
+    # A process owns at least the largest layer.
+    assert copies(Strategy("fsdp"), 4) == 4 * 6 * 64 * 32
+    assert copies(Strategy("ddp"), 1000) == 4 * 6 * 64 * 32
+
+
+WORDS = (*SMALL_GPT, MUON, "--batch.global_batch_size=24", "--batch.micro_batch_size=2")
+SYSTEMS = [("ddp", 3), ("fsdp", 3), ("hsdp", 4), ("zero2", 3), ("zero3", 3)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    return run_job(recorded, PYDOC, run_dir, *WORDS, strategy="single")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "world_size"), SYSTEMS)
+def test_weights_are_those_of_one_process(strategy, world_size, alone, tmp_path):
+    """Up to rounding, which is enlarged in small singular values. Where layers meet, there is none (see above)."""
+    place = {"strategy": strategy, "world_size": world_size, "environment": {"LARGEBATCH_SHARD_SIZE": "2"}}
+    shared = run_job(recorded, PYDOC, tmp_path / "run", *WORDS, **place)[0]
+    for name, expected in alone["weights"][-1].items():
+        difference = np.linalg.norm(shared["weights"][-1][name] - expected) / np.linalg.norm(expected)
+        assert difference <= 1e-4, (name, difference)
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_under_other_strategies(tmp_path):
+    chain = [("single", 1), ("zero3", 3), ("ddp", 2), ("zero1", 3), ("fsdp", 2)]
+    words = (*WORDS, "--logging.trackers=[]")
+    train_in_job(PYDOC, tmp_path / "whole", *words, f"--train.stop_after_steps={2 * len(chain)}")
+    for number, (strategy, world_size) in enumerate(chain, 1):
+        last = f"--train.stop_after_steps={2 * number}"
+        train_in_job(PYDOC, tmp_path / "chain", *words, last, strategy=strategy, world_size=world_size)
+    assert_close_weights(tmp_path / "chain", tmp_path / "whole", tolerance=1e-4)
