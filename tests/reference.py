@@ -4,7 +4,6 @@ What every strategy is compared with: one loop over the whole global batch, torc
 """
 
 import math
-import re
 from itertools import count
 from pathlib import Path
 
@@ -152,7 +151,6 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
         {
             "params": [p],
             "weight_decay": options.weight_decay if n.endswith("weight") and "layernorm" not in n else 0.0,
-            "factor": factor_of_layer(n, config),
         }
         for n, p in trained.items()
     ]
@@ -195,10 +193,7 @@ def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict
     train_set, _ = tasks.sources("masked_lm")(config)
     # Nothing depends on key biases.
     trained = {n: p for n, p in model.named_parameters() if "key.bias" not in n}
-    groups = [
-        {"params": [p], "weight_decay": (p.ndim - 1) * options.weight_decay, "factor": factor_of_layer(n, config)}
-        for n, p in trained.items()
-    ]
+    groups = [{"params": [p], "weight_decay": (p.ndim - 1) * options.weight_decay} for n, p in trained.items()]
     optimizer = PlainLamb(groups, betas=options.betas, eps=options.eps)
 
     def mean_loss(indices):
@@ -211,14 +206,6 @@ def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict
     rates = [config.learning_rate.base_lr * step / 40 for step in range(steps)]
     batches = global_batches(len(train_set), {0: config.batch.global_batch_size}, False, steps)
     return train_plainly(config, model, optimizer, mean_loss, batches, rates)
-
-
-def factor_of_layer(name: str, config) -> float:
-    """`get_layer_id_for_vit` of MAE's util/lr_decay.py, and layer_decay ** (num_layers - layer_id), as BEiT has it."""
-    block = re.search(r"\.layers?\.(\d+)\.", name)
-    num_layers = config.model.num_layers + 1
-    layer_id = int(block[1]) + 1 if block else 0 if "embeddings" in name else num_layers
-    return (config.optimizer.lr_factor_per_layer or 1) ** (num_layers - layer_id)
 
 
 def draw_by_name(model, seed: int, std: float) -> None:

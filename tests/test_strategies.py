@@ -38,7 +38,6 @@ GROUPS = json.dumps(
     ]
 )
 IN_GROUPS = {".h.1.": 0.3, ".ln_": 3}
-PER_LAYER = "--optimizer.lr_factor_per_layer=0.7"
 # Of the second source, 40 samples are drawn more than twice.
 MIXED = {"long": (str(ROOT / "LICENSE"), 300), "short": (str(ROOT / "SECURITY.md"), 40)}
 SHARES = {0: {"long": Fraction(7, 10), "short": Fraction(3, 10)}, 7: {"long": Fraction(1, 4), "short": Fraction(3, 4)}}
@@ -92,9 +91,9 @@ RECIPES = {
         (reference_pydoc, {0: 16, 6: 32, 10: 96}),
     ),
     "vit": (VIT_DIGITS, SMALL_VIT, (reference_vit_digits,)),
-    "mixup": (VIT_DIGITS, (*SMALL_VIT, MIXUP, PER_LAYER), (reference_vit_digits,)),
+    "mixup": (VIT_DIGITS, (*SMALL_VIT, MIXUP), (reference_vit_digits,)),
     "large model": (LLAMA, SMALL_LLAMA, (reference_pydoc, {0: 32})),
-    "masked": (BERT, (*SMALL_BERT, PER_LAYER), (reference_bert,)),
+    "masked": (BERT, SMALL_BERT, (reference_bert,)),
     "mixture": (PYDOC, MIXTURE_WORDS, (reference_mixture, MIXED, SHARES)),
 }
 TOLERANCE = 1e-5

@@ -69,7 +69,7 @@ def test_a_kind_with_two_names(tmp_path):
         ("--learning_rate.base_lr=NaN", "learning_rate.base_lr"),
         (
             "--optimizer.name=adam",
-            '"adam" is unknown, did you mean adamw?; write one of "adamw", "lamb", "lars", "sgd"',
+            '"adam" is unknown, did you mean adamw?; write one of "adamw", "lamb", "lars", "muon", "sgd"',
         ),
         ("--model.num_heads=3", "hidden_size 128 is not a multiple of num_heads 3"),
         ("--train.duration={}", "give exactly one of epochs, steps, samples, tokens"),

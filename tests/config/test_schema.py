@@ -93,7 +93,6 @@ def test_rows_of_the_page_by_hand():
     for row in (
         "| `max_bad_steps` | integer > 0 | `10` | Number of such steps that the whole run may have; one more stops "
         "it. |",
-        "| `last_step` | integer > 0 | required | Last traced step. |",
         "| `final_fraction` | number ≥ 0 ≤ 1 | `0.0` | Learning rate at the end, as a fraction of the peak. |",
         "| `data_files` | [DataFiles](#datafiles) or `null` | `null` | Local files, with their format in `path`. |",
         "| `faults` | [Faults](#faults) | | |",

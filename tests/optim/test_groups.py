@@ -26,8 +26,7 @@ from largebatch.optim.groups import decay_summary
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
 from largebatch.plan import explain, resolve
-from paths import BERT, DIGITS, PYDOC, VIT_DIGITS
-from tasks import build_model
+from paths import DIGITS, PYDOC
 
 
 def groups_of(model: nn.Module, recipe=DIGITS, **options) -> list[dict]:
@@ -233,39 +232,8 @@ def test_frozen_for_good_is_not_for_patterns():
         groups_of(model, groups=[HEAD])
 
 
-@pytest.mark.parametrize(
-    ("recipe", "layers", "blocks"),
-    [
-        (VIT_DIGITS, r"vit\.layers\.(\d+)\.", "vit.embeddings"),
-        (BERT, r"bert\.encoder\.layer\.(\d+)\.", "bert.embeddings"),
-    ],
-)
-def test_rates_per_layer_are_those_of_beit(recipe, layers, blocks):
-    """By hand from its formula, layer_decay ** (num_layers + 1 - layer_id), for a model of two blocks."""
-    config = load_config(recipe)
-    model = build_model(recipe)(config)
-    head = {"parameters": "c*", "lr_factor": 10}
-    groups = groups_of(model, recipe, lr_factor_per_layer=0.5, groups=[head])
-    found = {each: group.get("lr_factor", 1.0) for group in groups for each in group["params"]}
-    assert config.model.num_layers == 2
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if block := re.match(layers, name):
-            assert found[parameter] == [0.25, 0.5][int(block[1])], name
-        else:
-            expected = 0.125 if name.startswith(blocks) else 10.0 if name.startswith("c") else 1.0
-            assert found[parameter] == expected, name
-
-
-def test_a_model_without_one_list_of_blocks_has_no_layers():
-    with pytest.raises(ConfigError, match=r"optimizer\.lr_factor_per_layer: Linear has 0 lists of blocks"):
-        groups_of(nn.Linear(2, 2), lr_factor_per_layer=0.5)
-
-
 def test_the_plan_explains_groups():
-    words = [f"--optimizer.groups={json.dumps([HEAD, REST])}", "--optimizer.lr_factor_per_layer=0.75"]
+    words = [f"--optimizer.groups={json.dumps([HEAD, REST])}"]
     text = explain(resolve(load_config(DIGITS, words), world_size=2), "digits")
     assert "head.*: 3 x the learning rate\n" in text
     assert "*: 0.5 x the learning rate\n" in text
-    assert "each block's learning rate is 0.75 x that of the one above it\n" in text

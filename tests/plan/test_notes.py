@@ -28,10 +28,6 @@ def steps(number, *others):
 
 
 FEW_OF_WARMUP = "steps of warmup are few for averages over gradients to settle; lengthen learning_rate.warmup.duration"
-BEST_BATCH = (
-    "the best batch of a run 4 times as long as reference_duration is about 871, if it grows with the length to the "
-    "power of 0.383 (arXiv 2505.13738)"
-)
 NO_EVALUATION = "no evaluation before the end: write a shorter evaluation.every"
 NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over: write a shorter checkpoint.every"
 
@@ -83,9 +79,6 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
             ["--batch.global_batch_size=64"],
             ["a batch above 32 costs LoRA more than whole weights (doi 10.64434/tml.20250929)"],
         ),
-        # 4 times the samples: 512 x 4 ^ 0.383 = 870.7, which is less than half of 2,048; and 16 times: 1,480.7.
-        (GPT2, ['--learning_rate.reference_duration={"samples": 2399744}'], [BEST_BATCH]),
-        (GPT2, ['--learning_rate.reference_duration={"samples": 599936}'], []),
     ],
 )
 def test_notes(recipe, words, expected):

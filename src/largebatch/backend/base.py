@@ -36,15 +36,6 @@ class Update(NamedTuple):
     applied: bool  # False if weights and optimizer are unchanged, as the gradient was not finite; True if not checked
 
 
-class StartRequest(NamedTuple):
-    """The inputs for starting Accelerate; `group` says how long processes wait for each other."""
-
-    launch: Launch
-    plan: RunPlan
-    on_gpu: bool
-    group: InitProcessGroupKwargs
-
-
 class Backend(ABC):
     """One strategy, configured from a plan.
 
@@ -86,8 +77,13 @@ class Backend(ABC):
 
     @staticmethod
     @abstractmethod
-    def accelerate_arguments(request: StartRequest) -> dict[str, Any]:
-        """The strategy's arguments for `Accelerator`; without a GPU, processes must communicate over gloo."""
+    def accelerate_arguments(
+        launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
+    ) -> dict[str, Any]:
+        """The strategy's arguments for `Accelerator`; without a GPU, processes must communicate over gloo.
+
+        `group` says how long processes wait for each other.
+        """
 
     # --- training -------------------------------------------------------------------------------------------------
 
@@ -259,17 +255,14 @@ class Backend(ABC):
         """
 
     @contextmanager
-    def allocate_future_states(self, device: str | None = None) -> Iterator[None]:
-        """Allocate the optimizer's states of all parameters for the duration of the block.
-
-        The states of parameters that it has not stepped yet are uninitialized, and removed at the end. They are on the
-        parameters' device, or on the given one.
-        """
+    def future_states(self) -> Iterator[None]:
+        """For the duration of the block, the optimizer has states of all parameters: on the meta device, of those that
+        it has not stepped yet."""
         state = self._torch_optimizer.state
         unstepped = {tensor: group for tensor, group in self._groups().items() if not state.get(tensor)}
         for tensor, group in unstepped.items():
             for kind, shape in self.plan.states_of(tuple(tensor.shape), group).items():
-                like = torch.empty_like(tensor, device=device)
+                like = torch.empty_like(tensor, device="meta")
                 state[tensor][kind] = like if shape == tensor.shape else like.new_empty(shape) if shape else 0.0
         yield
         for tensor in unstepped:

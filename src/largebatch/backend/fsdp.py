@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.state import PartialState
-from accelerate.utils import ParallelismConfig
+from accelerate.utils import InitProcessGroupKwargs, ParallelismConfig
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from largebatch.backend.accelerate_internals import rehearse_fsdp_on_cpu
-from largebatch.backend.base import Observed, StartRequest, Update
+from largebatch.backend.base import Observed, Update
 from largebatch.backend.exchange import all_gather
 from largebatch.backend.fsdp_units import gather_once, shape_of, shardable_parts
 from largebatch.backend.gathers import gather_in_bf16
-from largebatch.backend.launch import SHARD_SIZE
+from largebatch.backend.launch import SHARD_SIZE, Launch
 from largebatch.backend.native import NativeBackend
 from largebatch.backend.state import EngineState, parameters_without_memory
 from largebatch.backend.torch_internals import (
@@ -29,6 +29,7 @@ from largebatch.backend.torch_internals import (
 )
 from largebatch.errors import BackendMismatch, LaunchError
 from largebatch.estimate.memory import when_reduced
+from largebatch.plan import RunPlan
 
 
 class FsdpBackend(NativeBackend):
@@ -41,16 +42,18 @@ class FsdpBackend(NativeBackend):
     _mesh: DeviceMesh  # of shape (processes that shard the model,) or, with replicas, (replicas, processes)
 
     @staticmethod
-    def accelerate_arguments(request: StartRequest) -> dict[str, Any]:
-        if not request.on_gpu:
+    def accelerate_arguments(
+        launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
+    ) -> dict[str, Any]:
+        if not on_gpu:
             rehearse_fsdp_on_cpu()
-        if request.plan.compute.activation_checkpointing == "selective":
+        if plan.compute.activation_checkpointing == "selective":
             hide_gathers_from_modes()
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-        arguments = {"fsdp_plugin": plugin, "kwargs_handlers": [request.group]}
-        if shard_size := request.launch.shard_size:
-            _agree_on_shards(shard_size, request)
-            replicas = request.launch.world_size // shard_size
+        arguments = {"fsdp_plugin": plugin, "kwargs_handlers": [group]}
+        if shard_size := launch.shard_size:
+            _agree_on_shards(shard_size, group)
+            replicas = launch.world_size // shard_size
             arguments["parallelism_config"] = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shard_size)
         return arguments
 
@@ -148,9 +151,9 @@ class FsdpBackend(NativeBackend):
         }
 
 
-def _agree_on_shards(shard_size: int, request: StartRequest) -> None:
+def _agree_on_shards(shard_size: int, group: InitProcessGroupKwargs) -> None:
     """Refuse groups of different sizes, because the processes would wait for each other while forming them."""
-    device = PartialState(**request.group.to_kwargs()).device
+    device = PartialState(**group.to_kwargs()).device
     sizes = [int(size) for size in all_gather(torch.tensor([shard_size], device=device), None)]
     if len(set(sizes)) > 1:
         found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))

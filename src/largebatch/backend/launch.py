@@ -16,7 +16,6 @@ from largebatch.system.variables import whole_number
 # The values of distributed_type for which `accelerate launch` starts as many processes as requested.
 STARTS_PROCESSES = ("MULTI_GPU", "FSDP", "DEEPSPEED")
 FSDP_VERSION = "2"
-MAX_PROCESSES = 2**20
 DATA_PARALLELISM = "largebatch supports data parallelism only"
 NOT_FSDP2 = "version 1 keeps parameters in flat buffers, which largebatch is not tested with"
 
@@ -94,7 +93,9 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
     _refuse_use_cpu(environment)
     _refuse_tasks_without_a_launcher(environment)
     _refuse_settings(environment, config.precision if config else "fp32")
-    rank, world_size, local_world_size = _read_place(environment)
+    rank = whole_number("RANK", 0, environment)
+    world_size = whole_number("WORLD_SIZE", 1, environment)
+    local_world_size = whole_number("LOCAL_WORLD_SIZE", 1, environment)
     engine = engine_of(environment)
     version = environment.get("FSDP_VERSION", "1")
     if engine == "FSDP" and version != FSDP_VERSION:
@@ -115,18 +116,6 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
         _check_shard_size(shard_size, world_size, local_world_size)
     reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true"
     return Launch(entry.name, rank, world_size, local_world_size, deepspeed_config, shard_size, reshards)
-
-
-def _read_place(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """The process's rank, the number of processes, and how many of them are on this machine."""
-    rank = whole_number("RANK", 0, environment)
-    world_size, local_world_size = (whole_number(name, 1, environment) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if not (rank < world_size <= MAX_PROCESSES and 0 < local_world_size <= world_size):
-        raise LaunchError(
-            f"RANK={rank}, WORLD_SIZE={world_size} and LOCAL_WORLD_SIZE={local_world_size} are not those of a process; "
-            "unset them, and let accelerate launch or torchrun set them"
-        )
-    return rank, world_size, local_world_size
 
 
 def is_true(environment: Mapping[str, str], name: str) -> bool:

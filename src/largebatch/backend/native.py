@@ -3,19 +3,21 @@
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Backend, Observed, StartRequest, Update
+from largebatch.backend.base import Backend, Observed, Update
 from largebatch.backend.gradient_watch import GradientWatch
+from largebatch.backend.launch import Launch
 from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.groups import group_sizes
 from largebatch.optim.layerwise import LayerPart
 from largebatch.optim.states import split_state
+from largebatch.plan import RunPlan
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 
@@ -114,10 +116,12 @@ class DdpBackend(NativeBackend):
     """
 
     @staticmethod
-    def accelerate_arguments(request: StartRequest) -> dict[str, Any]:
+    def accelerate_arguments(
+        _launch: Launch, _plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
+    ) -> dict[str, Any]:
         # Broadcasting rank 0's buffers would lose the other processes' statistics, which are averaged before use.
         ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-        return {"cpu": not request.on_gpu, "kwargs_handlers": [request.group, ddp]}
+        return {"cpu": not on_gpu, "kwargs_handlers": [group, ddp]}
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         prepared = super()._wrap(model, optimizer)

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-from largebatch.backend.base import Backend, StartRequest
+from largebatch.backend.base import Backend
 from largebatch.backend.launch import Launch
 from largebatch.backend.processes import PATIENCE
 from largebatch.errors import LaunchError
@@ -33,8 +33,7 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
         plan: The resolved plan.
 
     Raises:
-        LaunchError: There are more processes than GPUs, or than this machine lets a process have connections, or the
-            processes did not find each other.
+        LaunchError: There are more processes than GPUs, or the processes did not find each other.
     """
     quiet(launch.rank)
     on_gpu = torch.cuda.is_available()
@@ -56,7 +55,7 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
         torch.backends.cuda.enable_cudnn_sdp(False)
     if plan.compute.deterministic:
         _use_deterministic_kernels()
-    _allow_open_files(launch.world_size)
+    _allow_open_files()
     backend_class: type[Backend] = resolve_name(launch.entry.backend)
     # The engine, whose message says less, gives up on a hanging job later than the run's watchdog.
     hang_seconds = plan.faults.hang_seconds
@@ -67,7 +66,7 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
     # How many of its latest collectives torch records, to tell after a hang which process is missing.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_own_folder() / "torchinductor"))
-    arguments = backend_class.accelerate_arguments(StartRequest(launch, plan, on_gpu, group))
+    arguments = backend_class.accelerate_arguments(launch, plan, on_gpu, group)
     # The backends apply autocast, in the same way on every strategy.
     accelerator = Accelerator(mixed_precision="no", **arguments)
     backend = backend_class(accelerator, launch, plan)
@@ -102,23 +101,10 @@ def _use_deterministic_kernels() -> None:
     os.environ.setdefault("NCCL_PROTO", "Simple")
 
 
-# gloo connects each process with all others: once for the run, once for the thread that writes checkpoints and, on
-# CPUs, once for the engine. A connection has a file descriptor, and as many are spare while connecting.
-CONNECTIONS_PER_PROCESS = 3
-OTHER_FILES = 768  # data (`token_stream.MAX_MAPS` and more), loader processes, libraries
-
-
-def _allow_open_files(world_size: int) -> None:
-    """Raise this process's limit on open files, usually 1,024, if it is too low for its connections."""
-    current, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = CONNECTIONS_PER_PROCESS * world_size + OTHER_FILES
-    if current != resource.RLIM_INFINITY and current < needed <= most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
-    if most != resource.RLIM_INFINITY and most < needed:
-        raise LaunchError(
-            f"a process may open {most} files here (ulimit -Hn), but each of {world_size} processes needs about "
-            f"{needed}; raise the limit (LimitNOFILE= of slurmd's unit, or /etc/security/limits.conf)"
-        )
+def _allow_open_files() -> None:
+    """Raise this process's limit on open files, usually 1,024, as far as it may: gloo connects it with all others."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def quiet(rank: int) -> None:

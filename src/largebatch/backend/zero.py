@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate.utils import InitProcessGroupKwargs
 from deepspeed.runtime.zero import Init
 from deepspeed.utils import set_z3_leaf_module
 from torch import nn
 from torch.optim import Optimizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from largebatch.backend.base import Backend, Observed, StartRequest, Update
+from largebatch.backend.base import Backend, Observed, Update
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.backend.deepspeed_internals import (
     PartitionedStates,
@@ -42,8 +43,9 @@ class ZeroBackend(Backend):
     engine: Any
 
     @staticmethod
-    def accelerate_arguments(request: StartRequest) -> dict[str, Any]:
-        launch, plan, on_gpu, group = request
+    def accelerate_arguments(
+        launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
+    ) -> dict[str, Any]:
         if not on_gpu:
             switch_off_shared_memory()
             group.backend = "gloo"

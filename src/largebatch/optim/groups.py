@@ -7,7 +7,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.errors import ConfigError
-from largebatch.model.parts import lists_of_blocks
 from largebatch.optim.names import names_matching
 from largebatch.optim.roles import roles_of
 from largebatch.plan import RunPlan
@@ -25,8 +24,7 @@ def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
             `no_decay` is then ["norm"].
 
     Raises:
-        ConfigError: A pattern of the plan matches nothing, the model has no blocks for layer-wise rates, or every
-            parameter is frozen.
+        ConfigError: A pattern of the plan matches nothing, or every parameter is frozen.
     """
     optimizer = plan.optimizer
     entry = plan.optimizer_entry
@@ -36,12 +34,11 @@ def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
         raise ConfigError(f"{type(model).__name__} has no trainable parameter; leave requires_grad of some true")
     roles = roles_of(trainable, model, plan)
     factors = _lr_factors(trainable, plan)
-    above = {} if optimizer.lr_factor_per_layer is None else _blocks_above(model)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter in trainable.items():
         role = roles[name]
         options: dict[str, Any] = {"weight_decay": optimizer.weight_decay if role.decays else 0.0}
-        lr_factor = factors.get(name, 1.0) * (optimizer.lr_factor_per_layer or 1.0) ** above.get(parameter, 0)
+        lr_factor = factors.get(name, 1.0)
         if lr_factor != 1.0:
             options["lr_factor"] = lr_factor
         options |= entry.group_of(role)
@@ -75,24 +72,3 @@ def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:
     names = {*optimizer.defaults, "weight_decay", "lr_factor"}
     names -= {"lr", "foreach", "fused", "capturable", "differentiable"}
     return [{name: group.get(name) for name in sorted(names)} for group in optimizer.param_groups]
-
-
-def _blocks_above(model: nn.Module) -> dict[nn.Parameter, int]:
-    """The number of blocks above each parameter; of those before the first block, one more than there are blocks.
-
-    What is before and after the blocks is decided by the order in which the model registers its parameters.
-    """
-    lists = lists_of_blocks(model)
-    if len(lists) != 1:
-        raise ConfigError(
-            f"optimizer.lr_factor_per_layer: {type(model).__name__} has {len(lists)} lists of blocks, so its layers "
-            "have no order; write null, and an lr_factor for each of optimizer.groups"
-        )
-    number_of = {parameter: number for number, block in enumerate(lists[0], 1) for parameter in block.parameters()}
-    top = len(lists[0]) + 1
-    is_below = True
-    above = {}
-    for parameter in model.parameters():
-        is_below = is_below and parameter not in number_of
-        above[parameter] = top - number_of.get(parameter, 0 if is_below else top)
-    return above

@@ -177,16 +177,15 @@ class LayerwiseOptimizer(Optimizer):
         """The layers in tensors that are stepped together, and in those that other processes step at the same time."""
         key = tuple(tensors)
         if key not in self._whole:
-            shapes = self._shapes
             processes = self._processes
-            if self._parts is None or processes is None:
+            if processes is None:
                 named = zip(parts.names, parts.tensor_of_part, strict=True)
                 shapes = {name: tuple(local_part(tensor).shape) for name, tensor in named}
                 processes = LayerProcesses.only_this(shapes)
             else:
-                numbers = {number for number, tensor in enumerate(self._parts) if tensor in set(key)}
-                stepped = {name for held in processes.ranges for name, found in held.items() if found.tensor in numbers}
-                shapes = {name: shape for name, shape in shapes.items() if name in stepped}
+                numbers = {number for number, tensor in enumerate(self._parts or ()) if tensor in set(key)}
+                stepped = {each.name for held in processes.ranges for each in held.values() if each.tensor in numbers}
+                shapes = {name: shape for name, shape in self._shapes.items() if name in stepped}
             self._whole[key] = WholeLayers(shapes, processes)
         return self._whole[key]
 

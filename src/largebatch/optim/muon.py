@@ -38,15 +38,17 @@ class Muon(LayerwiseOptimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
     ):
-        options = {"momentum": momentum, "nesterov": nesterov, "scale": scale, "coefficients": coefficients}
-        options |= {"iterations": iterations, "betas": betas, "eps": eps, "inputs_first": False, "matrices": 1}
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay} | options)
-        # Torch's own, given the groups and states of this one when it steps.
+        options = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "scale": scale}
+        options |= {"coefficients": coefficients, "iterations": iterations, "betas": betas, "eps": eps}
+        super().__init__(params, options | {"inputs_first": False, "matrices": 1})
+        # Torch's own, which gets groups and states of this one to step.
         self._adamw = torch.optim.AdamW([torch.empty(0)], fused=True)
 
     def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
         if not group["layerwise"]:
-            self._step_by_adamw(group, tensors)
+            self._adamw.param_groups = [{**self._adamw.defaults, **group, "params": tensors}]
+            self._adamw.state = self.state
+            self._adamw.step()
             return
         for tensor in tensors:
             if not self.state[tensor]:
@@ -71,17 +73,12 @@ class Muon(LayerwiseOptimizer):
             directions = [steps[name].view_as(weight) for name, weight in zip(parts.names, weights, strict=True)]
             torch._foreach_add_(weights, directions, alpha=-group["lr"])
 
-    def _step_by_adamw(self, group: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-        self._adamw.param_groups = [{**self._adamw.defaults, **group, "params": tensors}]
-        self._adamw.state = self.state
-        self._adamw.step()
-
 
 def _orthogonal_steps(layers: dict[str, torch.Tensor], group: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The step of each layer from its momentum, both whole; layers of one shape are computed together."""
     inputs_first = group["inputs_first"]
     for names in _alike(layers):
-        stacked = torch.stack([_matrix(layers.pop(name)) for name in names])
+        stacked = torch.stack([layers.pop(name) for name in names]).flatten(2)
         # (layers, outputs, inputs) in any case
         stacked = stacked.mT if inputs_first else stacked
         count, outputs, inputs = stacked.shape
@@ -90,11 +87,6 @@ def _orthogonal_steps(layers: dict[str, torch.Tensor], group: dict[str, Any]) ->
         steps = orthogonalized(stacked, COEFFICIENTS[group["coefficients"]], group["iterations"])
         steps = steps.mul_(SCALES[group["scale"]](outputs, inputs)).reshape(count, -1, inputs)
         yield from zip(names, steps.mT if inputs_first else steps, strict=True)
-
-
-def _matrix(layer: torch.Tensor) -> torch.Tensor:
-    """A layer of any shape as (first dimension, others)."""
-    return layer.reshape(len(layer), -1)
 
 
 def _alike(layers: dict[str, torch.Tensor]) -> Iterator[list[str]]:

@@ -223,8 +223,6 @@ def _optimizer(plan: RunPlan) -> list[str]:
             lines.append(f"{field}: {_options(plan.name_patterns[field])}")
     for group in optimizer.groups or ():
         lines.append(f"{group.parameters}: {group.lr_factor:g} x the learning rate")
-    if optimizer.lr_factor_per_layer is not None:
-        lines.append(f"each block's learning rate is {optimizer.lr_factor_per_layer:g} x that of the one above it")
     clip_norm = optimizer.clip_norm
     clipping = "no gradient clipping" if clip_norm is None else f"gradients clipped to norm {clip_norm:g}"
     in_bf16 = "bf16 autocast; weights, gradients and their reduction in fp32"

@@ -15,9 +15,6 @@ MAX_PASSES = 4
 """Passes over the same text that are almost as good as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 MAX_BATCH_OF_ADAPTERS = 32
 """Samples per step up to which LoRA is as good as training all weights (Schulman et al. 2025, LoRA Without Regret)."""
-BATCH_BY_HORIZON = 0.383
-"""The best batch of language models grows with the training tokens to this power (Bergsma et al. 2025, arXiv
-2505.13738, figure 1)."""
 
 
 def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None = None) -> Iterator[str]:
@@ -53,12 +50,5 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
         passes = max(plan.mixture.epochs(samples)) if plan.mixture else samples / plan.num_train_samples
         if passes > MAX_PASSES:
             yield f"text is read {passes:.3g} times; more than {MAX_PASSES} passes add little (arXiv 2305.16264)"
-    horizon = config.learning_rate.horizon_of(timeline, plan.total_steps)
-    best_batch = config.learning_rate.reference_batch_size * horizon**BATCH_BY_HORIZON
-    if isinstance(config.data, TextData) and horizon != 1 and not 0.5 <= plan.max_global_batch_size / best_batch <= 2:
-        yield (
-            f"the best batch of a run {horizon:.3g} times as long as reference_duration is about {best_batch:,.0f}, if "
-            f"it grows with the length to the power of {BATCH_BY_HORIZON} (arXiv 2505.13738)"
-        )
     if config.model.trains_adapters and plan.max_global_batch_size > MAX_BATCH_OF_ADAPTERS:
         yield f"a batch above {MAX_BATCH_OF_ADAPTERS} costs LoRA more than whole weights (doi 10.64434/tml.20250929)"

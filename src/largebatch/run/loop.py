@@ -36,7 +36,7 @@ from largebatch.run.feed import training_feed
 from largebatch.run.non_finite import NonFiniteSteps
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
-from largebatch.run.step import Step, check_gradients, until_updated
+from largebatch.run.step import Step, check_gradients
 from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
 from largebatch.run.watch.watchdog import Watchdog
 from largebatch.system.endings import StopReason
@@ -110,7 +110,9 @@ class Loop:
                 self.stop_vote.cast(self.stop.requested())
                 # The recipe's turn: forward and backward passes, `update`, and an evaluation if one is due.
                 self.step = Step(index, self.backend, step_feed, self.watchdog.heartbeat)
-                yield from until_updated(self.step)
+                yield self.step
+                if not self.step.updated:
+                    raise RuntimeError("the loop asked for the next step without calling run.update(step)")
                 self.watchdog.heartbeat()
                 self._save_and_stop_if_due()
             self.stopwatch.pause()

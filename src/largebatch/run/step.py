@@ -190,13 +190,6 @@ class Step:
                 )
 
 
-def until_updated(step: Step) -> Iterator[Step]:
-    """Yield the step once; RuntimeError if the recipe's loop has not passed it to `Run.update`."""
-    yield step
-    if not step.updated:
-        raise RuntimeError("the loop asked for the next step without calling run.update(step)")
-
-
 def check_gradients(backend: Backend) -> None:
     """Raise BackendMismatch on all processes if the first step's passes left a trainable parameter without a gradient.
 

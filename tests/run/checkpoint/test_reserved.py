@@ -27,7 +27,7 @@ def sizes_before_and_in_the_first_save(run_dir: Path) -> tuple[dict, dict, bool]
     def reserve(writer):
         optimizer = writer.backend._torch_optimizer
         before = len(optimizer.state)
-        with writer.backend.allocate_future_states("meta"):
+        with writer.backend.future_states():
             note(writer.backend.engine_state())
         assert len(optimizer.state) == before
 

@@ -114,7 +114,7 @@ def test_branches_of_a_jobs_run_are_one_array(capsys):
     tasks.copy("causal_lm", Path("mine"))
     write_lines(run / "history.jsonl", [started(0, recipe="mine/causal_lm/gpt_pydoc.json")])
     assert main(["critical-batch", str(run), *words, "--folder", "branches"]) == 2
-    assert "write --recipe mine/causal_lm/gpt_pydoc.json\n" in capsys.readouterr().err
+    assert "its recipe, mine/causal_lm/gpt_pydoc.json, is not in " in capsys.readouterr().err
     words += ["--recipe", "mine/causal_lm/gpt_pydoc.json", "--folder", "branches"]
     assert main(["critical-batch", str(run), *words]) == 2
     assert "belongs to a different task than mine/causal_lm" in capsys.readouterr().err

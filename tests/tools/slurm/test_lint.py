@@ -89,26 +89,6 @@ def test_planted(mistake):
 
 @in_a_copy
 @pytest.mark.parametrize(
-    ("text", "is_found"),
-    [
-        ("from torch.nn import Module", True),
-        ("import torch.nn as nn", True),
-        ("from .torch_sizes import MODELS", False),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False),
-        ("def later():\n    import torch", False),
-    ],
-)
-def test_torch_in_config(text, is_found):
-    Path("recipes/causal_lm/torch_sizes.py").write_text("MODELS = 3\n")
-    config = Path("recipes/causal_lm/config.py")
-    config.write_text(f"{text}\n{config.read_text()}")
-    findings = lint_files([Path(RECIPE), Path("recipes/causal_lm/gpt2_124m.json")])
-    assert [(finding.file, finding.rule) for finding in findings] == [(str(config), "torch-in-config")] * is_found
-    assert all(f"`{text}`: plans" in finding.message for finding in findings)
-
-
-@in_a_copy
-@pytest.mark.parametrize(
     ("file", "line", "said"),
     [
         ("train.py", "from largebatch.task_folders import run_script", "largebatch.task_folders.run_script"),

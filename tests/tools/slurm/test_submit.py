@@ -119,7 +119,7 @@ def test_sbatch_of_a_federation(sbatch, capsys):
     sbatch("print('123;north'); print('sbatch: warning: slow', file=sys.stderr)")
     assert submit("gpt_pydoc", "--nodes=2") == 0
     printed = capsys.readouterr()
-    assert "job 123 on cluster north\nlog    slurm-gpt_pydoc.sbatch-123.log\n" in printed.out
+    assert "job 123\nlog    slurm-gpt_pydoc.sbatch-123.log\n" in printed.out
     assert printed.err == "sbatch: warning: slow\n"
 
 

@@ -76,13 +76,11 @@ def muon_states(options: Options, shape: Shape) -> Mapping[str, Shape]:
 
 def muon_group(role: ParameterRole) -> GroupOptions:
     """Whether a parameter is a matrix, or several, that Muon steps."""
-    is_matrix = role.kind is None and len(role.shape) > 1 and "adamw_names" not in role.named
     parts = role.named.get("split", 1)
-    if not is_matrix:
+    if role.kind is not None or len(role.shape) < 2 or "adamw_names" in role.named:
         if parts > 1:
-            what = "AdamW steps" if len(role.shape) > 1 else "is no matrix"
             raise ConfigError(
-                f"optimizer.split: it names a parameter of shape {role.shape}, which {what}; name weights inside blocks"
+                f"optimizer.split: it names a parameter of shape {role.shape} that AdamW steps; name weights in blocks"
             )
         return {"layerwise": False}
     outputs = role.shape[1] if role.inputs_first else role.shape[0]
@@ -102,5 +100,6 @@ MUON = OptimizerEntry(
     tolerance=Tolerance(fp64=1e-10, fp32=1e-4, bf16=1e-3),
     needs="whole layers",
     group_of=muon_group,
-    explanation="matrices are made orthogonal; embeddings, the output layer and all others are stepped by AdamW",
+    explanation="matrices are made orthogonal, each on one process; embeddings, the output layer and all others are "
+    "stepped by AdamW; a plan does not count the exchange of matrices and its memory",
 )

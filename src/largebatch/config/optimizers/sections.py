@@ -10,7 +10,6 @@ from largebatch.config.sections import (
     NonEmpty,
     NonNegativeFloat,
     PositiveFloat,
-    PositiveFraction,
     Section,
 )
 
@@ -44,9 +43,6 @@ class OptimizerSection(Section):
     """Clip gradients to this global norm; null means no clipping, on every strategy."""
     groups: Annotated[list[ParameterGroup], Field(min_length=1)] | None = None
     """Parameters with a learning rate of their own; null: all have the same."""
-    lr_factor_per_layer: PositiveFraction | None = None
-    """Factor between the learning rates of a block and of the one above it, as in BEiT and MAE (layer-wise decay). The
-    parameters before the first block count as one layer, and those after the last have the full rate. null: 1."""
 
     rules: ClassVar[tuple[str, ...]] = ()
     """Fields that are no options but rules: by which options follow the batch ("fixed": they do not), or for names."""

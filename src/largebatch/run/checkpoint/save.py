@@ -121,7 +121,7 @@ class CheckpointWriter:
         if self.settings.asynchronous and self._copy_stream is not None:
             # Every process asks before any takes some.
             available = min(self.backend.gather_objects(available_memory())) // self.backend.launch.local_world_size
-            with self.backend.raise_on_all_ranks(), self.backend.allocate_future_states("meta"):
+            with self.backend.raise_on_all_ranks(), self.backend.future_states():
                 self._staging.tensors(_shapes(self.backend.engine_state()), available)
 
     def wait_until_copied(self) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from largebatch.plan.strategies import STRATEGIES
 from largebatch.task_folders import folder_of
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
 from largebatch.tools.slurm.task_imports import missing_imports
-
-IMPORT_OF_TORCH = re.compile(r"^(?:import torch\b.*|from torch[\w.]* import\b.*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, order=True)
@@ -119,10 +116,6 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
             for problem in error.problems:
                 yield Finding(error.source or file, "recipe", problem)
             return
-        config_file = path.parent / "config.py"
-        for statement in IMPORT_OF_TORCH.findall(read_text(config_file)) if config_file.is_file() else ():
-            remedy = "plans and config checks would wait for it; write this in model.py, data.py or train.py"
-            yield Finding(str(config_file), "torch-in-config", f"`{statement}`: {remedy}")
 
 
 def _accelerate_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -218,8 +218,8 @@ def _submit(script: BatchScript, words: Sequence[str]) -> int:
         message = (result.stderr or result.stdout).strip()
         raise UserError(f"sbatch refused the job with exit code {result.returncode}: {message}")
     sys.stderr.write(result.stderr)
-    job_id, _, cluster = result.stdout.strip().partition(";")
+    # With --clusters, the cluster's name follows.
+    job_id = result.stdout.strip().partition(";")[0]
     log = script.log(job_id)
-    print(f"\njob {job_id}{f' on cluster {cluster}' if cluster else ''}")
-    print(f"log    {log}\nfollow tail -F {shlex.quote(log)}")
+    print(f"\njob {job_id}\nlog    {log}\nfollow tail -F {shlex.quote(log)}")
     return 0

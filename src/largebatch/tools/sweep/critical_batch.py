@@ -14,7 +14,6 @@ from largebatch.plan import RunPlan, resolve
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import MANIFEST, CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
-from largebatch.storage.source_code import GIT
 from largebatch.task_folders import recipes_in
 from largebatch.tools.options import (
     RECIPES,
@@ -116,21 +115,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _recorded_recipe(run: RunFolder) -> Path:
-    """The recipe that a run names, whose task is one of this project; UserError for any other: a run is not trusted."""
+    """This project's recipe with the path that a run has recorded: a run is not trusted, so no other is read.
+
+    Raises:
+        UserError: There is none.
+    """
     starts = reversed(run.history())
-    recipe = next((Path(line["recipe"]) for line in starts if isinstance(line.get("recipe"), str)), Path("none"))
-    if any((folder / GIT).is_file() for folder in recipe.parents):
+    recorded = next((line["recipe"] for line in starts if isinstance(line.get("recipe"), str)), "none")
+    for recipe in recipes_in(RECIPES):
         # The run of a job names the copy of the recipe in its snapshot.
-        recipe = next((own for own in recipes_in(RECIPES) if own.name == recipe.name), recipe)
-    if not recipe.is_file():
-        what = f"not a run's folder, or its recipe, {recipe}, is not here"
-        raise UserError(f"{run.path}: {what}; go where it was started, or write --recipe")
-    if task_of(recipe).resolve() not in map(Path.resolve, RECIPES.glob("*")):
-        raise UserError(
-            f"{run.path} names the recipe {recipe}, whose task is not in {RECIPES.absolute()}: its code is not run "
-            f"because a run says so; if you trust it, write --recipe {recipe}"
-        )
-    return recipe
+        if Path(recorded).parts[-3:] == recipe.parts:
+            return recipe
+    raise UserError(
+        f"{run.path}: not a run's folder, or its recipe, {recorded}, is not in {RECIPES.absolute()}; go where it was "
+        "started, or write --recipe FILE, whose task's code is run"
+    )
 
 
 def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[str, Any], plan: RunPlan) -> list[Point]:
