@@ -176,7 +176,7 @@ def test_frozen_weights_have_no_gradients_beside_them_either():
         (Strategy("fsdp"), "blocks' gradients", 2 * 8),
         (Strategy("zero3", ZeroSettings(3)), "whole gradients", 8),
     ):
-        states = model_states(model, strategy, 4, lambda shape: {"exp_avg": shape}, 1)
+        states = model_states(model, strategy, 4, lambda shape, _: {"exp_avg": shape}, 1)
         assert states.phases[0].transient[cause] == 4 * elements
 
 
@@ -185,7 +185,9 @@ def test_weights_that_are_stored_in_bf16_have_no_copies_that_autocast_does_not_m
     adapters = ParameterShape("lora", (8, 4), 0, 0, in_bf16=True)
     frozen = ParameterShape("weight", (1000, 4), None, 0, in_bf16=True, stored_in_bf16=True)
     not_cast = [
-        model_states(ModelShape(weights, frozenset(), 0, 4), strategy, 4, lambda shape: {"exp_avg": shape}, 1).not_cast
+        model_states(
+            ModelShape(weights, frozenset(), 0, 4), strategy, 4, lambda shape, _: {"exp_avg": shape}, 1
+        ).not_cast
         for weights in ((adapters,), (adapters, frozen))
     ]
     assert not_cast == [2 * 8 * 4] * 2
