@@ -21,7 +21,7 @@ OF_A_TASK = {
     "sweep": ["RECIPE", "--seed=1,2"],
     "submit": ["RECIPE", "--nodes=1"],
     "schema": ["TASK"],
-    "advise": ["RECIPE", *["--critical-batch=100", "--standard-error=1", "--steps=100", "--at-batch=100"], *TIMES],
+    "advise": ["RECIPE", *["--critical-batch=100", "--steps=100", "--at-batch=100"], *TIMES],
 }
 OF_A_RUN = {
     "report": ["RUN"],

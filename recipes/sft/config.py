@@ -182,10 +182,6 @@ class AutoCausalLM(Model):
     (all but embeddings, norms and biases), so that losses do not change if the model's files are in bf16, too."""
 
     @property
-    def trains_adapters(self) -> bool:
-        return self.lora is not None
-
-    @property
     def stores_frozen_in_bf16(self) -> bool:
         return self.frozen_dtype == "bf16"
 

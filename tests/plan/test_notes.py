@@ -73,12 +73,6 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
         (RESNET, [], []),
         (BERT, [], []),
         (GPT2, ["--checkpoint.every=null", "--evaluation.every=null", "--demonstration=true"], []),
-        (LORA, ["--batch.global_batch_size=32"], []),
-        (
-            LORA,
-            ["--batch.global_batch_size=64"],
-            ["a batch above 32 costs LoRA more than whole weights (doi 10.64434/tml.20250929)"],
-        ),
     ],
 )
 def test_notes(recipe, words, expected):

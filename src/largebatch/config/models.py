@@ -27,11 +27,6 @@ class Model(Section):
         return False
 
     @property
-    def trains_adapters(self) -> bool:
-        """Whether only low-rank adapters are trained."""
-        return False
-
-    @property
     def stores_frozen_in_bf16(self) -> bool:
         """Whether weights that are not trained are stored in bf16, beside those in fp32 that are."""
         return False

@@ -218,9 +218,9 @@ def _optimizer(plan: RunPlan) -> list[str]:
     lines = [f"{optimizer.name} with {_options(plan.optimizer_options)}; {decay}"]
     if plan.optimizer_explanation:
         lines.append(plan.optimizer_explanation)
-    for field in sorted(plan.name_patterns.keys() - optimizer.names):
-        if plan.name_patterns[field]:
-            lines.append(f"{field}: {_options(plan.name_patterns[field])}")
+    for field, patterns in plan.name_patterns.items():
+        if patterns and field not in optimizer.names:
+            lines.append(f"{field}: {_options(patterns)}")
     for group in optimizer.groups or ():
         lines.append(f"{group.parameters}: {group.lr_factor:g} x the learning rate")
     clip_norm = optimizer.clip_norm

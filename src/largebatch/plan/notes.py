@@ -13,8 +13,6 @@ MIN_WARMUP_STEPS = 20
 MIN_SCALED_BETA = 0.5
 MAX_PASSES = 4
 """Passes over the same text that are almost as good as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
-MAX_BATCH_OF_ADAPTERS = 32
-"""Samples per step up to which LoRA is as good as training all weights (Schulman et al. 2025, LoRA Without Regret)."""
 
 
 def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None = None) -> Iterator[str]:
@@ -50,5 +48,3 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
         passes = max(plan.mixture.epochs(samples)) if plan.mixture else samples / plan.num_train_samples
         if passes > MAX_PASSES:
             yield f"text is read {passes:.3g} times; more than {MAX_PASSES} passes add little (arXiv 2305.16264)"
-    if config.model.trains_adapters and plan.max_global_batch_size > MAX_BATCH_OF_ADAPTERS:
-        yield f"a batch above {MAX_BATCH_OF_ADAPTERS} costs LoRA more than whole weights (doi 10.64434/tml.20250929)"

@@ -28,10 +28,11 @@ lock                  held by the run while it is running
 from pathlib import Path
 from typing import Any
 
+from largebatch.config import RecipeConfig, as_json
 from largebatch.plan import RunPlan
 from largebatch.storage.attempts import attempt_name, latest_attempt, read_attempts
 from largebatch.storage.catalog import Entry, entries
-from largebatch.storage.files import read_json_lines
+from largebatch.storage.files import read_json_lines, replace_file, replace_json_file
 from largebatch.storage.layout import read_object
 from largebatch.system.endings import Ending, decisive, read_endings
 from largebatch.system.failures import Kind
@@ -140,3 +141,23 @@ class RunFolder:
         # Versions before wrote no endings, but a summary when the run finished.
         summary = self.summary()
         return Ending(Kind.FINISHED, f"after step {summary.get('steps')}") if summary else None
+
+    def write_config(self, config: RecipeConfig) -> None:
+        """Write the resolved config."""
+        replace_json_file(self.config_file, as_json(config))
+
+    def write_plan(self, plan: RunPlan) -> None:
+        """Write the plan, which marks the folder as a run's."""
+        replace_file(self.plan_file, plan.to_json().encode())
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        """Tell people how the run stands."""
+        replace_json_file(self.status_file, status)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write the final numbers."""
+        replace_json_file(self.summary_file, summary)
+
+    def write_critical_batch(self, finding: dict[str, Any]) -> None:
+        """Write what `largebatch critical-batch` has found."""
+        replace_json_file(self.critical_batch_file, finding)

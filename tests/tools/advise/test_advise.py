@@ -14,7 +14,7 @@ from largebatch.tools.advise.advice import steps_and_samples
 from paths import DIGITS, ROOT
 from run_folders import write_run
 
-GIVEN = ("--critical-batch", "1024", "--standard-error", "100")
+GIVEN = ("--critical-batch", "1024")
 ON_GPUS = ("--world-sizes", "2,4", "--gpu", "h100", "--network", "400G/gpu")
 
 
@@ -45,10 +45,13 @@ def numbers(output, first):
     return [float(word) for word in re.findall(r"[\d.]+(?:e-\d+)?", row.removeprefix(first).replace(",", ""))]
 
 
-def test_steps_and_samples_are_on_the_curve_of_mccandlish(advise):
-    code, output, _ = advise(*GIVEN, "--batches", "256,1024,4096")
+def test_steps_and_samples_are_on_the_curve_of_mccandlish(advise, tmp_path):
+    write_run(tmp_path / "run")
+    noise = {"samples": 1024.0, "low": 828.0, "high": 1220.0}
+    (tmp_path / "run/summary.json").write_text(json.dumps({"noise_scale": noise}))
+    code, output, _ = advise("--measured", tmp_path / "run", "--batches", "256,1024,4096")
     assert code == 0
-    assert "Critical batch 1,024 samples (95 % confidence: 828 to 1,220), from --critical-batch" in prose(output)
+    assert "Critical batch 1,024 samples (95 % confidence: 828 to 1,220), from the noise scale" in prose(output)
     assert numbers(output, "batch 1,024 (knee)")[0] == 2
     for batch in ("256", "1,024", "4,096"):
         steps, _, _, samples, _, _ = numbers(output, f"batch {batch}{' (knee)' if batch == '1,024' else ''}")
@@ -63,7 +66,8 @@ def test_steps_of_a_known_run(advise):
     assert re.findall(r"batch ([\d,]+)", output)[2:] == ["128", "256", "512", "1,024", "2,048", "4,096", "8,192"]
     assert numbers(output, "batch 1,024 (knee)") == [1000, 1024000]
     assert numbers(output, "batch 4,096")[0] == 625
-    assert numbers(output, "batch 4,096")[3] == 4096 * 625
+    assert numbers(output, "batch 4,096")[1] == 4096 * 625
+    assert "Critical batch 1,024 samples (its error is not known), from --critical-batch" in prose(output)
 
 
 def test_hours_are_steps_times_the_seconds_of_the_plan(advise, capsys):
@@ -211,7 +215,6 @@ def test_the_run_that_is_recommended_reaches_the_same_loss(advise):
         (("--fit", "recipes"), "--target and the folder of a sweep as --fit require each other"),
         ((), "one of the arguments --measured --critical-batch --fit is required"),
         ((*GIVEN, "--steps", "10"), "--steps and --at-batch require each other"),
-        (("--measured", "x", "--standard-error", "3"), "--standard-error is that of --critical-batch"),
         ((DIGITS, *GIVEN), "times need RECIPE, --world-sizes, --gpu and --network"),
         ((*GIVEN, *ON_GPUS), "times need RECIPE"),
         ((*GIVEN, "--seed=3"), "there are no overrides"),

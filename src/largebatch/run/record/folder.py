@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from largebatch.config import RecipeConfig, as_json
+from largebatch.config import RecipeConfig
 from largebatch.errors import UserError, file_errors
 from largebatch.plan import RunPlan
 from largebatch.storage.attempts import Attempt, claim, is_restart_of, job_start, latest_attempt
-from largebatch.storage.files import replace_file, replace_json_file
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import keep_source
 from largebatch.system.endings import StopReason
@@ -88,8 +87,8 @@ class OwnFolder(RunFolder):
                     # It was not there when `hold` looked.
                     raise UserError(f"--run-dir: another run has just begun in {self.path}; choose another folder")
             # The plan first: it is what marks the folder as a run's.
-            replace_file(self.plan_file, plan.to_json().encode())
-            replace_json_file(self.config_file, as_json(config))
+            self.write_plan(plan)
+            self.write_config(config)
             task = folder_of(type(config))
             # Someone may train with the source of an earlier start.
             if not task.is_relative_to(self.source_dir):

@@ -17,7 +17,7 @@ from largebatch.errors import TrainingFailed
 from largebatch.run.resume import Start
 from largebatch.storage.attempts import Attempt, job_start
 from largebatch.storage.catalog import remove_leftovers, set_aside
-from largebatch.storage.files import parse_line, replace_file, replace_json_file
+from largebatch.storage.files import parse_line, replace_file
 from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import GIT
@@ -202,4 +202,4 @@ class Record:
             if self.attempt.is_current():
                 checkpoint = {"checkpoint_step": self.folder.checkpoint_step()}
                 attempt = {"attempt": self.attempt.number, **job_start(), "time": time.time()}
-                replace_json_file(self.folder.status_file, {**how, **self._progress(), **checkpoint, **attempt})
+                self.folder.write_status({**how, **self._progress(), **checkpoint, **attempt})

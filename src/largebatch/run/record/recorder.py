@@ -22,7 +22,6 @@ from largebatch.run.record.trackers import Trackers, connect
 from largebatch.run.resume import Start
 from largebatch.run.watch.waiting import Progress, in_thread, wait_together
 from largebatch.storage.attempts import Attempt
-from largebatch.storage.files import replace_json_file
 from largebatch.system.endings import OwnEnding, StopReason
 from largebatch.system.failures import Kind
 from largebatch.words import printable
@@ -157,7 +156,7 @@ class Recorder:
         }
         if figure := compare(self._plan, self.folder.evaluations()):
             summary["expected"] = asdict(figure) | {"in_words": str(figure)}
-        replace_json_file(self.folder.summary_file, summary)
+        self.folder.write_summary(summary)
         return summary
 
     def close(self) -> None:

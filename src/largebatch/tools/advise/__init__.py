@@ -28,8 +28,6 @@ from largebatch.tools.plan import add_gpus, scale_model
 from largebatch.tools.sweep.points import BATCH
 from largebatch.words import wrapped
 
-STANDARD_ERRORS = 1.96  # on each side of an interval of 95 % confidence
-
 
 def add_parser(commands: Commands) -> None:
     parser = add_command(
@@ -40,7 +38,7 @@ def add_parser(commands: Commands) -> None:
         "kind of GPU, how many hours and GPU-hours on each number of GPUs. At the critical batch, a run needs twice "
         "the fewest samples and twice the fewest steps (McCandlish et al. 2018, arXiv 1812.06162).",
         epilog="""examples:
-  largebatch advise --critical-batch 2048 --standard-error 300
+  largebatch advise --critical-batch 2048
   largebatch advise --fit points.csv --steps 2000 --at-batch 256
   largebatch advise gpt2_124m --measured runs/gpt2_124m --world-sizes 8,16,32,64 --gpu h100 --network 400G/gpu
 
@@ -59,7 +57,6 @@ Fields are overridden as in a run: --batch.micro_batch_size 8.""",
     )
     sources.add_argument("--fit", type=Path, metavar="FILE.csv|DIR", help=help)
     parser.add_argument("--target", type=float, help="the value of its metric that a sweep's runs had to reach")
-    parser.add_argument("--standard-error", type=positive_float, metavar="SAMPLES", help="that of --critical-batch")
     parser.add_argument("--steps", type=positive_int, help="steps to the loss; default: those of a measured run")
     parser.add_argument("--at-batch", type=positive_int, metavar="SAMPLES", help="batch size of --steps")
     help = "batch sizes; default: doublings of the recipe's or --at-batch, up to 8 times from the critical batch"
@@ -82,10 +79,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.measured:
         critical = _measured(options.measured)
     else:
-        samples = options.critical_batch
-        margin = STANDARD_ERRORS * (options.standard_error or 0)
-        interval = (max(samples - margin, 0.0), samples + margin) if margin else ()
-        critical = CriticalBatch(samples, interval, "--critical-batch")
+        critical = CriticalBatch(options.critical_batch, (), "--critical-batch")
     if options.steps:
         critical = replace(critical, run=(options.steps, options.at_batch))
     batches = options.batches or _default_batches(options, critical)
@@ -97,8 +91,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
-    if options.standard_error and not options.critical_batch:
-        options.refuse("--standard-error is that of --critical-batch; --measured and --fit have their own")
     if options.target is not None and not options.fit:
         options.refuse("--target is that of the sweep of --fit")
     if options.fit and options.fit.is_dir() == (options.target is None):

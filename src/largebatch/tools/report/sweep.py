@@ -1,7 +1,5 @@
 """The part of a report about a sweep: its table, and the metric against the learning rate or the batch size."""
 
-import json
-import math
 from html import escape
 
 from plotly.express import line
@@ -16,21 +14,20 @@ def sweep_html(results: Results, target: float | None) -> str:
     """HTML for a page that has plotly's script already; the plot has a line for each value of the other fields."""
     table = f"<h2>Sweep</h2>\n<pre>{escape(results.table(target))}</pre>\n"
     groups = [group for group in results.groups if group.cell.values]
-    axis = next((name for name in (RATE, BATCH) if groups and name in groups[0].settings), None)
-    if axis is None:
-        return table
+    axis = next((name for name in (RATE, BATCH) if groups and name in groups[0].settings), "")
     # Points that were added to a sweep are its last.
-    groups.sort(key=lambda group: number(group.settings, axis) or math.inf)
+    groups.sort(key=lambda group: number(group.settings, axis) or 0)
+    # None without an axis, and for a batch that grows.
     places = [number(group.settings, axis) for group in groups]
-    # A batch that grows is no number.
-    is_numeric = None not in places
+    if not groups or None in places:
+        return table
     figure = line(
-        x=places if is_numeric else [json.dumps(group.settings.get(axis)) for group in groups],
+        x=places,
         y=[results.sign * group.cell.mean for group in groups],
         error_y=[group.cell.std for group in groups],
         color=[_others(group, axis) for group in groups],
         labels={"x": axis, "y": f"{as_text(results.sweep.metric)}, mean ± standard deviation over seeds", "color": ""},
-        log_x=is_numeric,
+        log_x=True,
         markers=True,
         template="plotly_white",
     )

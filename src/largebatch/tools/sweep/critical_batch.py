@@ -11,7 +11,6 @@ from largebatch.batch import Length, Timeline
 from largebatch.config import RecipeConfig, load_config, override_words, task_of
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, resolve
-from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import MANIFEST, CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
 from largebatch.task_folders import recipes_in
@@ -107,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         for size, each in compared.items()
     ]
     finding = {"samples": batch, "at_step": options.at, "tolerance": options.tolerance, "sizes": sizes}
-    replace_json_file(RunFolder(folder).critical_batch_file, finding)
+    RunFolder(folder).write_critical_batch(finding)
     if batch:
         sections = branch_sections(recorded, plan.timeline, options.at, batch)
         print(f"the recipe that follows:\n{json.dumps(sections, indent=2)}")

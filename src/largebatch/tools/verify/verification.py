@@ -164,8 +164,6 @@ class Verification:
             row.problem = f"{type(error).__name__}: {error}".partition("\n")[0]
             if isinstance(error, JobFailed):
                 row.problem = error.in_one_line(folder_of(type(self.config)))
-            if row.differences:
-                row.problem = f"differs, but one process fails when trained again, perturbed by rounding: {row.problem}"
         return row, trained
 
     def _judge(self, row: Row, trained: Trained, expected: Trained) -> None:
