@@ -131,6 +131,13 @@ def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
     }
 
 
+def assert_last_weights_agree(found: dict, expected: dict, tolerance: float) -> None:
+    """Of two runs that `recorded` has trained: the norm of each parameter's difference, over that of the parameter."""
+    for name, weight in expected["weights"][-1].items():
+        difference = np.linalg.norm(found["weights"][-1][name] - weight) / np.linalg.norm(weight)
+        assert difference <= tolerance, (name, difference)
+
+
 @cache
 def reference(name: str) -> dict:
     recipe, overrides, (train_plainly, *arguments) = RECIPES[name]

@@ -3,7 +3,6 @@
 import threading
 from math import prod
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,7 +18,7 @@ from largebatch.optim.whole_layers import LayerProcesses, LayerRange, WholeLayer
 from largebatch.plan import resolve
 from paths import PYDOC
 from resuming import assert_close_weights
-from test_strategies import SMALL_GPT, recorded
+from test_strategies import SMALL_GPT, assert_last_weights_agree, recorded
 
 MUON = '--optimizer={"name": "muon", "split": {"*.c_attn.weight": 3}, "clip_norm": 1.0}'
 STEPS = 20
@@ -245,13 +244,57 @@ def test_names_that_have_no_effect_are_refused(optimizer, message):
         groups_of(Model(), optimizer)
 
 
-def test_momentum_follows_the_batch_as_betas_do():
-    words = ["--optimizer", '{"name": "muon", "momentum": 0.9, "beta_scaling": "half_life"}']
-    base = load_config(PYDOC, words)
-    words += ["--batch.global_batch_size", str(2 * base.learning_rate.reference_batch_size)]
-    options = resolve(load_config(PYDOC, words), 1).optimizer_options
-    assert options["momentum"] == pytest.approx(0.81)
-    assert options["betas"] == pytest.approx((0.9, 0.9025))
+def test_what_is_not_a_matrix_of_a_layer_is_stepped_by_adamw():
+    """Without weight decay by its name, and positions that are no module of their own, as in timm."""
+    model = Model()
+    model.pos_embed = nn.Parameter(torch.zeros(1, 5, 6))
+    groups = groups_of(model, '{"name": "muon", "no_decay_names": ["linear.*"]}')
+    assert not groups["linear.weight"]["layerwise"]
+    assert not groups["pos_embed"]["layerwise"]
+    assert groups["conv.weight"]["layerwise"]
+
+
+def test_stacked_matrices_are_refused_unless_named():
+    model = Model()
+    model.experts = nn.Parameter(torch.zeros(4, 5, 6))
+    with pytest.raises(ConfigError, match=r"which matrices a parameter of shape \(4, 5, 6\) holds"):
+        groups_of(model, '{"name": "muon"}')
+    assert not groups_of(model, '{"name": "muon", "adamw_names": ["experts"]}')["experts"]["layerwise"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "momentum", "betas"), [("half_life", 0.81, (0.9, 0.9025)), ("sde", 0.8, (0.8, 0.9)), ("fixed", 0.9, None)]
+)
+def test_momentum_follows_the_batch_as_betas_do(rule, momentum, betas):
+    """By hand, at twice the batch that they were tuned at: 0.9 ** 2, and 1 - 2 x (1 - 0.9)."""
+    words = [f'--optimizer={{"name": "muon", "momentum": 0.9, "beta_scaling": "{rule}"}}']
+    words += ["--learning_rate.scaling=sqrt", "--learning_rate.reference_batch_size=16"]
+    config = load_config(PYDOC, [*words, "--batch.global_batch_size=32"])
+    options = resolve(config, 1).optimizer_options
+    assert options["momentum"] == pytest.approx(momentum)
+    assert options["betas"] == pytest.approx(betas or (0.9, 0.95))
+
+
+def test_the_batch_may_grow():
+    sizes = '[{"from": {"steps": 0}, "size": 16}, {"from": {"steps": 5}, "size": 32}]'
+    optimizer = '--optimizer={"name": "muon", "split": {"*.c_attn.weight": 3}}'
+    plan = resolve(load_config(PYDOC, [optimizer, f"--batch.global_batch_size={sizes}"]), 1)
+    assert plan.max_global_batch_size == 32
+    scaled = '--optimizer={"name": "muon", "beta_scaling": "half_life"}'
+    with pytest.raises(ConfigError, match='"half_life" would change the optimizer with the batch size'):
+        load_config(PYDOC, [scaled, f"--batch.global_batch_size={sizes}"])
+
+
+def test_a_group_without_gradients_is_left_alone():
+    """As with blocks that a step leaves out."""
+    left_out, stepped = parameters((4, 3), (4, 3))
+    optimizer = Muon([{"params": [left_out]}, {"params": [stepped]}], lr=0.1)
+    before = left_out.detach().clone()
+    stepped.grad = torch.ones_like(stepped)
+    optimizer.step()
+    assert torch.equal(left_out.detach(), before)
+    assert left_out not in optimizer.state
+    assert stepped in optimizer.state
 
 
 WORDS = (*SMALL_GPT, MUON, "--batch.global_batch_size=24", "--batch.micro_batch_size=2")
@@ -270,9 +313,7 @@ def test_weights_are_those_of_one_process(strategy, world_size, alone, tmp_path)
     """Up to rounding, which is enlarged in small singular values. Where layers meet, there is none (see above)."""
     place = {"strategy": strategy, "world_size": world_size, "environment": {"LARGEBATCH_SHARD_SIZE": "2"}}
     shared = run_job(recorded, PYDOC, tmp_path / "run", *WORDS, **place)[0]
-    for name, expected in alone["weights"][-1].items():
-        difference = np.linalg.norm(shared["weights"][-1][name] - expected) / np.linalg.norm(expected)
-        assert difference <= 1e-4, (name, difference)
+    assert_last_weights_agree(shared, alone, 1e-4)
 
 
 @pytest.mark.slow

@@ -89,8 +89,7 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
         parameter.grad = torch.zeros_like(parameter)
     like.step()
     for parameter, group in zip(small, groups, strict=True):
-        owner = f"a parameter of shape {tuple(parameter.shape)}"
-        split_state(like.state[parameter], parameter, owner, plan, group)
+        split_state(like.state[parameter], parameter, f"a parameter of shape {tuple(parameter.shape)}", plan, group)
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     planned, given = (
         {each: options for group, options in zip(some, all_options, strict=True) for each in group["params"]}

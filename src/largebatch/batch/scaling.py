@@ -40,6 +40,21 @@ MomentRule = Literal["fixed", "half_life", "sde"]
 Betas = tuple[float, float]
 
 
+def scaled_average(rule: MomentRule, k: float, beta: float) -> float:
+    """The decay rate of a running average for a batch k times as large; ValueError if the rule does not hold at k."""
+    if rule == "half_life":
+        return math.pow(beta, k)
+    if rule == "fixed" or k == 1:
+        return beta
+    largest = 1 / (1 - beta)
+    if k >= largest * (1 - 1e-9):
+        raise ValueError(
+            f"at {k:g} times the batch that they were tuned at, the beta {beta:g} would become 1 - {k:g} x (1 - "
+            f"{beta:g}), which is not above 0: the rule holds well below {largest:.4g} times"
+        )
+    return 1 - k * (1 - beta)
+
+
 def scaled_moments(rule: MomentRule, k: float, betas: Betas, eps: float) -> tuple[Betas, float]:
     """Adam's betas and eps for a batch k times as large as the one they were tuned at.
 
@@ -55,20 +70,13 @@ def scaled_moments(rule: MomentRule, k: float, betas: Betas, eps: float) -> tupl
     """
     if rule == "fixed" or k == 1:
         return betas, eps
-    if rule == "half_life":
-        first = betas[0]
-        second = betas[1] ** k
-        if first**2 >= math.sqrt(second):
-            raise ValueError(
-                f"at {k:g} times the batch that they were tuned at, the second beta becomes {betas[1]:g} ** {k:g} = "
-                f"{second:.4g}, too small for the first, {first:g}: Adam needs beta1 ** 2 < sqrt(beta2) (Kingma and Ba "
-                "2015, theorem 4.1)"
-            )
-        return (first, second), eps
-    largest = 1 / (1 - min(betas))
-    if k >= largest * (1 - 1e-9):
+    second = scaled_average(rule, k, betas[1])
+    if rule == "sde":
+        return (scaled_average(rule, k, betas[0]), second), eps / math.sqrt(k)
+    if betas[0] ** 2 >= math.sqrt(second):
         raise ValueError(
-            f"at {k:g} times the batch that they were tuned at, the beta {min(betas):g} would become 1 - {k:g} x (1 - "
-            f"{min(betas):g}), which is not above 0: the rule holds well below {largest:.4g} times"
+            f"at {k:g} times the batch that they were tuned at, the second beta becomes {betas[1]:g} ** {k:g} = "
+            f"{second:.4g}, too small for the first, {betas[0]:g}: Adam needs beta1 ** 2 < sqrt(beta2) (Kingma and Ba "
+            "2015, theorem 4.1)"
         )
-    return (1 - k * (1 - betas[0]), 1 - k * (1 - betas[1])), eps / math.sqrt(k)
+    return (betas[0], second), eps

@@ -1,4 +1,4 @@
-"""Optimizers whose update of a layer depends on norms of the whole layer, however strategies shard it."""
+"""Optimizers whose update of a layer depends on the whole layer, however strategies shard it."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -147,10 +147,10 @@ class LayerwiseOptimizer(Optimizer):
         """Take one step with the gradients that exist."""
         assert closure is None
         for group in self.param_groups:
-            # ZeRO-3 steps some of a group's tensors at a time, on all processes, and takes the others' groups away.
-            if not group["params"]:
-                continue
             tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
+            # On all processes: ZeRO-3 steps some of a group's tensors at a time, and takes the others' groups away.
+            if not tensors:
+                continue
             parts = self._stepped_together.get(tuple(tensors))
             if parts is None:
                 parts = self._stepped_together[tuple(tensors)] = PartsOfLayers(tensors, self._parts, self._numbers)
@@ -183,7 +183,8 @@ class LayerwiseOptimizer(Optimizer):
                 shapes = {name: tuple(local_part(tensor).shape) for name, tensor in named}
                 processes = LayerProcesses.only_this(shapes)
             else:
-                numbers = {number for number, tensor in enumerate(self._parts or ()) if tensor in set(key)}
+                together = set(key)
+                numbers = {number for number, tensor in enumerate(self._parts or ()) if tensor in together}
                 stepped = {each.name for held in processes.ranges for each in held.values() if each.tensor in numbers}
                 shapes = {name: shape for name, shape in self._shapes.items() if name in stepped}
             self._whole[key] = WholeLayers(shapes, processes)

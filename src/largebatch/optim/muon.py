@@ -103,7 +103,7 @@ def _alike(layers: dict[str, torch.Tensor]) -> Iterator[list[str]]:
 def orthogonalized(matrices: torch.Tensor, coefficients: Iterable[float], iterations: int) -> torch.Tensor:
     """Matrices of shape (number, rows, columns) with their singular values moved near 1, by Newton-Schulz iterations.
 
-    Computed in bf16 on GPUs. Matrices of any norm are treated alike, but for zero, which stays zero.
+    Those in fp32 are computed in bf16 on GPUs. Matrices of any norm are treated alike, but for zero, which stays zero.
     """
     a, b, c = coefficients
     # By the largest element first, because squares of small ones would vanish.
@@ -113,7 +113,7 @@ def orthogonalized(matrices: torch.Tensor, coefficients: Iterable[float], iterat
     is_tall = x.shape[1] > x.shape[2]
     if is_tall:
         x = x.mT
-    if x.is_cuda:
+    if x.is_cuda and x.dtype == torch.float32:
         x = x.bfloat16()
     for _ in range(iterations):
         squares = x @ x.mT

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from largebatch.config.optimizers import ParameterRole
 from largebatch.config.optimizers.sections import ParameterKind
@@ -11,7 +12,8 @@ from largebatch.model.parts import embedding_layer, has_inputs_first
 from largebatch.optim.names import names_matching
 from largebatch.plan import RunPlan
 
-# Of output layers, as torchvision, timm and transformers name them.
+# Ends of names, and modules of output layers, as torchvision, timm and transformers name them.
+POSITIONS_AND_TOKENS = ("_token", "_embed", "_embedding", "_embeddings")
 OUTPUT_NAMES = {"classifier", "fc", "head", "heads", "score"}
 
 
@@ -23,15 +25,12 @@ def roles_of(trainable: Mapping[str, nn.Parameter], model: nn.Module, plan: RunP
     Raises:
         ConfigError: A pattern of the recipe matches no name.
     """
-    kinds: dict[nn.Parameter, ParameterKind | None] = {}
-    inputs_first = set()
+    places: dict[nn.Parameter, tuple[nn.Module, str]] = {}
     output = _output_layer(model)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             # Several modules may share it.
-            kinds.setdefault(parameter, _kind_of(module, name, output))
-            if has_inputs_first(module):
-                inputs_first.add(parameter)
+            places.setdefault(parameter, (module, name))
     exempt = _declared_without_decay(model)
     named: dict[str, dict[str, Any]] = {name: {} for name in trainable}
     for field, patterns in plan.name_patterns.items():
@@ -40,10 +39,11 @@ def roles_of(trainable: Mapping[str, nn.Parameter], model: nn.Module, plan: RunP
                 named[name].setdefault(field, value)
     roles = {}
     for name, parameter in trainable.items():
-        kind = kinds[parameter]
+        module, own_name = places[parameter]
+        kind = _kind_of(module, own_name, output)
         decays = name not in exempt and kind not in plan.optimizer.no_decay and "no_decay_names" not in named[name]
-        shape = tuple(parameter.shape)
-        roles[name] = ParameterRole(kind, shape, decays, parameter in inputs_first, named[name])
+        about = (has_inputs_first(module), isinstance(module, _ConvNd), named[name])
+        roles[name] = ParameterRole(kind, tuple(parameter.shape), decays, *about)
     return roles
 
 
@@ -67,7 +67,7 @@ def _kind_of(module: nn.Module, name: str, output: nn.Module | None) -> Paramete
     if name == "bias" or name.endswith("_bias"):
         return "bias"
     # A vision transformer's class token and positions are not modules of their own.
-    if isinstance(module, nn.Embedding) or name.endswith(("_token", "_embeddings")):
+    if isinstance(module, nn.Embedding) or name.endswith(POSITIONS_AND_TOKENS):
         return "embedding"
     return "output" if module is output else None
 

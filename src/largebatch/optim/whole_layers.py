@@ -48,9 +48,9 @@ class WholeLayers:
     def __init__(self, shapes: Mapping[str, Shape], processes: LayerProcesses):
         self._shapes = shapes
         self._exchange = processes.exchange
-        owners = _owners(shapes, len(processes.ranges))
         mine = processes.rank
         everyone = range(len(processes.ranges))
+        owners = _owners(shapes, len(everyone))
 
         def held(holder: int, owner: int) -> list[LayerRange]:
             """What a process holds of this owner's layers."""

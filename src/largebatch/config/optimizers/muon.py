@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from largebatch.batch.scaling import scaled_moments
+from largebatch.batch.scaling import scaled_average
 from largebatch.config.optimizers import (
     GroupOptions,
     OptimizerEntry,
@@ -56,17 +56,15 @@ class Muon(WithScaledMoments):
     keys and values: patterns of names, where * is any text, and the number of matrices, each of which is made
     orthogonal by itself."""
     adamw_names: list[NonEmpty] = Field(default=[])
-    """Patterns of names of further parameters that are stepped by AdamW, where * is any text."""
+    """Patterns of names of further parameters that are stepped by AdamW, where * is any text. AdamW also steps all that
+    have no weight decay by `no_decay`, by `no_decay_names` or because the model declares it."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
     """AdamW's decay rates of the running averages of the gradient and of its square."""
 
-    rules: ClassVar[tuple[str, ...]] = (*WithScaledMoments.rules, "split", "adamw_names")
     names: ClassVar[tuple[str, ...]] = (*WithScaledMoments.names, "split", "adamw_names")
 
     def options_for(self, k: float) -> dict[str, Any]:
-        # Both rules treat it as a second moment.
-        (_, momentum), _ = scaled_moments(self.beta_scaling, k, (0.0, self.momentum), self.eps)
-        return super().options_for(k) | {"momentum": momentum}
+        return super().options_for(k) | {"momentum": scaled_average(self.beta_scaling, k, self.momentum)}
 
 
 def muon_states(options: Options, shape: Shape) -> Mapping[str, Shape]:
@@ -77,12 +75,18 @@ def muon_states(options: Options, shape: Shape) -> Mapping[str, Shape]:
 def muon_group(role: ParameterRole) -> GroupOptions:
     """Whether a parameter is a matrix, or several, that Muon steps."""
     parts = role.named.get("split", 1)
-    if role.kind is not None or len(role.shape) < 2 or "adamw_names" in role.named:
+    is_matrix = role.kind is None and role.decays and len(role.shape) > 1
+    if not is_matrix or "adamw_names" in role.named:
         if parts > 1:
             raise ConfigError(
                 f"optimizer.split: it names a parameter of shape {role.shape} that AdamW steps; name weights in blocks"
             )
         return {"layerwise": False}
+    if len(role.shape) > 2 and not role.convolves:
+        raise ConfigError(
+            f"optimizer: Muon does not know which matrices a parameter of shape {role.shape} holds, as it is no "
+            'convolution\'s; write a pattern of its name, such as "*.experts.*", into optimizer.adamw_names'
+        )
     outputs = role.shape[1] if role.inputs_first else role.shape[0]
     if outputs % parts:
         raise ConfigError(

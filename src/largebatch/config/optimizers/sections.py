@@ -45,14 +45,14 @@ class OptimizerSection(Section):
     """Parameters with a learning rate of their own; null: all have the same."""
 
     rules: ClassVar[tuple[str, ...]] = ()
-    """Fields that are no options but rules: by which options follow the batch ("fixed": they do not), or for names."""
+    """Fields that are no options but rules by which options follow the batch; "fixed" is the rule that they do not."""
     names: ClassVar[tuple[str, ...]] = ("no_decay_names",)
-    """Fields with patterns of parameters' names: lists, or mappings from patterns to values."""
+    """Fields that are no options but patterns of parameters' names: lists, or mappings from patterns to values."""
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of the optimizer's constructor, as tuned."""
-        return self.model_dump(exclude={*OptimizerSection.model_fields, *self.rules})
+        return self.model_dump(exclude={*OptimizerSection.model_fields, *self.rules, *self.names})
 
     @property
     def name_patterns(self) -> dict[str, dict[str, Any]]:
