@@ -3,13 +3,13 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,10 +44,7 @@ from largebatch.storage.layout import (
     temporary_name,
 )
 from largebatch.storage.tensors import Shapes, fingerprint, save_tensors
-
-T = TypeVar("T")
-Failure = tuple[str, bool]
-"""Why a process could not write its part, and whether the storage refused it, which may accept the next one."""
+from largebatch.system.failures import describe_error
 
 
 class Part(NamedTuple):
@@ -101,13 +98,13 @@ class CheckpointWriter:
         """
         self.wait()
         state = self._own_state()
-        copy = self._space_for(state) if self.settings.asynchronous else None
+        space = self._staging.tensors(_shapes(state)) if self.settings.asynchronous else None
         self._writing = step
         self._copied.clear()
         if self._copy_stream is not None:
             self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
-        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, bad_steps, state, copy))
-        if copy is None:
+        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, bad_steps, state, space))
+        if space is None:
             self.wait()
 
     def reserve(self) -> None:
@@ -191,60 +188,55 @@ class CheckpointWriter:
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
         return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend.processes))
 
-    def _space_for(self, state: EngineState) -> EngineState:
-        """Uninitialized memory on the host for what this process writes of a state."""
-        space = self._staging.tensors(_shapes(state))
-        pieces = [replace(piece, start=piece.owned[0], tensor=space[piece.vector]) for piece in state.pieces]
-        buffers = {name: space[f"{BUFFER}/{name}"] for name in state.buffers}
-        return replace(state, pieces=pieces, buffers=buffers)
-
-    def _copy(self, state: EngineState, copy: EngineState) -> None:
+    def _copy(self, targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
         with torch.cuda.stream(self._copy_stream):
-            for target, source in zip(_tensors(copy), _tensors(state), strict=True):
+            for target, source in zip(targets, sources, strict=True):
                 target.copy_(source, non_blocking=True)
         if self._copy_stream is not None:
             self._copy_stream.synchronize()
 
     # --- writing, in the background -------------------------------------------------------------------------------
 
-    def _copy_and_write(self, step: int, bad_steps: int, state: EngineState, copy: EngineState | None) -> None:
+    def _copy_and_write(
+        self, step: int, bad_steps: int, state: EngineState, space: Mapping[str, torch.Tensor] | None
+    ) -> None:
         if self._copy_stream is not None:
             torch.cuda.set_device(self.backend.device)
+        tensors = _tensors(state)
         try:
-            if copy is not None:
-                self._copy(state, copy)
+            if space is not None:
+                self._copy(space.values(), tensors)
                 self._copied.set()
-            self._write(step, bad_steps, copy or state)
+                tensors = iter(space.values())
+            self._write(step, bad_steps, state, tensors)
         finally:
             self._copied.set()
 
-    def _write(self, step: int, bad_steps: int, state: EngineState) -> None:
+    def _write(self, step: int, bad_steps: int, state: EngineState, tensors: Iterator[torch.Tensor]) -> None:
         temporary = self.folder / temporary_name(step, self.attempt.name, "tmp")
-        tried = self._gather(_tried(lambda: self._write_own(temporary, step, state)), to_first=True)
-        failure = None
-        if self.backend.is_main_process:
-            failure = next((failure for _, failure in tried if failure is not None), None)
-            if failure is None:
-                parts = [Part(*part) for part, _ in tried]
-                _, failure = _tried(lambda: self._publish(temporary, step, bad_steps, state, parts))
-            if failure is not None:
+        try:
+            with self._raise_on_all_ranks():
+                part = self._write_own(temporary, step, state, tensors)
+            parts = [Part(*each) for each in self._gather(part, to_first=True)]
+            with self._raise_on_all_ranks():
+                if self.backend.is_main_process:
+                    self._publish(temporary, step, bad_steps, state, parts)
+        except UserError:
+            if self.backend.is_main_process:
                 with suppress(OSError):
                     remove_folder(temporary)
                 # It may have its final name already. Without a marker it is useless, but a later attempt's is not.
                 with suppress(OSError):
                     if self.attempt.is_current():
                         discard_incomplete(self.folder, step, self.attempt.name)
-        failure = self._gather(failure)[0]
-        if failure is not None:
-            message, is_storage = failure
-            raise (StorageError if is_storage else TrainingFailed)(message, everywhere=True)
+            raise
 
-    def _write_own(self, temporary: Path, step: int, state: EngineState) -> Part:
+    def _write_own(self, temporary: Path, step: int, state: EngineState, tensors: Iterator[torch.Tensor]) -> Part:
         self.attempt.check()
         temporary.mkdir(parents=True, exist_ok=True)
         ranges = {piece.vector: piece.owned for piece in state.pieces}
         file = temporary / rank_file(self.backend.rank)
-        record = save_tensors(file, _shapes(state), self._counted(_tensors(state)), {"step": str(step)})
+        record = save_tensors(file, _shapes(state), self._counted(tensors), {"step": str(step)})
         scalars = {name: info.scalars for name, info in state.parameters.items() if info.scalars}
         return Part(record.size, record.checksum, ranges, list(state.buffers), scalars)
 
@@ -288,9 +280,9 @@ class CheckpointWriter:
                 vectors.setdefault(vector, []).append(Range(rank, start, stop))
             for name in part.buffers:
                 buffers[name] = (*buffers.get(name, ()), rank)
-        for name, info in state.parameters.items():
-            if 0 in info.shape:
-                vectors.setdefault(f"{WEIGHT}/{name}", [])
+        for name in state.parameters:
+            # One without elements has no ranges.
+            vectors.setdefault(f"{WEIGHT}/{name}", [])
         return Manifest(
             format=FORMAT,
             step=step,
@@ -317,6 +309,21 @@ class CheckpointWriter:
         """As `exchange.gather`, for the thread that writes."""
         return gather(value, self._group, to_first) if self.backend.world_size > 1 else [value]
 
+    @contextmanager
+    def _raise_on_all_ranks(self) -> Iterator[None]:
+        """Raise on every process what any meets in the block: others would wait for one that raised alone."""
+        failure = None
+        try:
+            yield
+        except (OSError, UserError) as error:
+            failure = (str(error), isinstance(error, OSError))
+        except Exception as error:
+            failure = (f"the checkpoint could not be written: {describe_error(error)}", False)
+        for found in self._gather(failure):
+            if found is not None:
+                message, is_storage = found
+                raise (StorageError if is_storage else TrainingFailed)(message, everywhere=True)
+
 
 def _shapes(state: EngineState) -> Shapes:
     """Dtype and shape of each tensor that this process writes, by its name in the file."""
@@ -328,13 +335,3 @@ def _tensors(state: EngineState) -> Iterator[torch.Tensor]:
     """These tensors, in the same order."""
     yield from (piece.read(*piece.owned) for piece in state.pieces)
     yield from state.buffers.values()
-
-
-def _tried(work: Callable[[], T]) -> tuple[T | None, Failure | None]:
-    """The result of `work`, or why it failed: a process that raised alone would leave the others waiting for it."""
-    try:
-        return work(), None
-    except Exception as error:
-        is_clear = isinstance(error, OSError | UserError)
-        what = str(error) if is_clear else f"the checkpoint could not be written: {type(error).__name__}: {error}"
-        return None, (what, isinstance(error, OSError))
