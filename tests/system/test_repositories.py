@@ -1,7 +1,5 @@
 """Names of repositories on the hub, and the commits that they stand for."""
 
-import os
-
 import pytest
 
 from largebatch.errors import UserError
@@ -36,6 +34,7 @@ def test_a_branch_is_the_commit_that_it_has_now(hub):
 def test_without_the_hub_it_is_as_it_was_last_seen(hub, monkeypatch, tmp_path):
     commit = hub.commit("models/user/model", {"config.json": b"{}"}, "refs/pr/1")
     assert commit_of(Place("user/model", "refs/pr/1"), "model", "model.path") == commit
+    # One that another program has seen.
     other = tmp_path / "home/hub/models--user--other/refs/main"
     other.parent.mkdir(parents=True)
     other.write_text(COMMIT)
@@ -43,14 +42,6 @@ def test_without_the_hub_it_is_as_it_was_last_seen(hub, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert commit_of(Place("user/model", "refs/pr/1"), "model", "model.path") == commit
     assert commit_of(Place("user/other", "main"), "model", "model.path") == COMMIT
-    # One that was downloaded, although another was seen later.
-    hub_cache = tmp_path / "home/hub/models--user--model"
-    (hub_cache / "refs/refs/pr").mkdir(parents=True)
-    (hub_cache / "refs/refs/pr/1").write_text(COMMIT)
-    os.utime(hub_cache / "refs/refs/pr/1", (1, 1))
-    assert commit_of(Place("user/model", "refs/pr/1"), "model", "model.path") == commit
-    (hub_cache / "snapshots" / COMMIT).mkdir(parents=True)
-    assert commit_of(Place("user/model", "refs/pr/1"), "model", "model.path") == COMMIT
     with pytest.raises(UserError, match=r"data.path: the commit of user/model@main could not be found: .*prepare"):
         commit_of(Place("user/model", "main"), "dataset", "data.path")
 

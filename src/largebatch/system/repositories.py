@@ -1,11 +1,8 @@
 """Data sets, models and tokenizers: in a local folder, or in a repository on the hub, at one of its revisions."""
 
-import os
 import re
-from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
-from urllib.parse import quote
+from typing import Any, Literal, NamedTuple
 
 from largebatch.errors import UserError, reason_of
 
@@ -55,35 +52,22 @@ def commit_of(place: Place, kind: RepositoryKind, field: str) -> str:
     Raises:
         UserError: There is no such repository or revision, or nothing is known about it.
     """
-    assert place.revision is not None
-    if COMMIT.fullmatch(place.revision):
-        return place.revision
     # Slow to import, and most recipes do without.
     from huggingface_hub import HfApi
-    from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE, REPO_ID_SEPARATOR
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.constants import HF_HOME
 
-    cached = REPO_ID_SEPARATOR.join([f"{kind}s", *place.name.split("/")])
-    seen = Path(HF_HOME, "largebatch", "commits", quote(f"{cached}@{place.revision}", safe=""))
+    class PatientApi(HfApi):
+        """Waits for an answer, but not forever."""
+
+        def repo_info(self, *words: Any, **options: Any) -> Any:
+            return super().repo_info(*words, timeout=SECONDS, **options)
+
     try:
-        commit = HfApi().repo_info(place.name, repo_type=kind, revision=place.revision, timeout=SECONDS).sha
-        assert commit is not None
-    # It raises exceptions of many kinds for a hub that cannot be reached.
+        return PatientApi().resolve_revision(place.name, repo_type=kind, revision=place.revision).resolved
+    # It raises exceptions of many kinds.
     except Exception as error:
-        # Other programs leave what they saw in the hub's own cache.
-        files = [file for file in (seen, Path(HF_HUB_CACHE, cached, "refs", place.revision)) if file.is_file()]
-        if files and not isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
-            known = {file.read_text(encoding="utf-8").strip(): file.stat().st_mtime for file in files}
-            # What is on this machine, or else what was seen last.
-            return max(known, key=lambda each: (Path(HF_HUB_CACHE, cached, "snapshots", each).is_dir(), known[each]))
         raise UserError(
             f"{field}: the commit of {place.name}@{place.revision} could not be found: {reason_of(error)}; write a "
             "local folder, or an id on the hub; if that cannot be reached here, run `largebatch prepare` where it can "
             f"be, with this HF_HOME: {HF_HOME}"
         ) from error
-    with suppress(OSError):
-        seen.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = seen.with_name(f".{seen.name}.{os.getpid()}")
-        unfinished.write_text(commit, encoding="utf-8")
-        unfinished.replace(seen)
-    return commit
