@@ -15,7 +15,7 @@ Failures:
 ------------------------------------------------------------
 Root Cause (first observed failure):
 [0]:
-  time      : {time}
+  time      : 2026-11-23_10:00:00
   host      : h2.example
   rank      : {rank} (local_rank: 1)
   exitcode  : -{number} (pid: 4711)
@@ -34,10 +34,10 @@ def write_ending(folder: Path, kind: str, message: str = "", rank: int = 0, **ab
     return path
 
 
-def write_report(logs: Path, node: str, rank: int, number: int, name: str, time: str = "2026-11-23_10:00:00") -> Path:
+def write_report(logs: Path, node: str, rank: int, number: int, name: str) -> Path:
     """Write a node's log with the launcher's report of a signal."""
     path = logs / f"{node}.log"
-    path.write_text("step 1: rank 7\n" + REPORT.format(rank=rank, number=number, name=name, time=time))
+    path.write_text("step 1: rank 7\n" + REPORT.format(rank=rank, number=number, name=name))
     return path
 
 

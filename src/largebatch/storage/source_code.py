@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,26 +44,24 @@ def take_snapshot(project: Path, target: Path, recipe: Path | None = None, task:
     if target.is_dir() and any(target.iterdir()):
         raise UserError(f"{target} holds files that are not a snapshot's; name another folder")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        for folder in OF_A_JOB:
-            if (project / folder).is_dir():
-                _copy(project / folder, temporary / folder, _is_code)
-        if recipe and task:
-            task = Path(os.path.normpath(task.absolute()))
-            place = Path("recipes", task.name)
-            if not task.parent.samefile(project / "recipes"):
-                remove_folder(temporary / place)
-                _copy(task, temporary / place, _is_code)
-            _copy_file(recipe, temporary / place / recipe.name)
-            if recipe != place / recipe.name:
-                (temporary / RECIPE).write_text(f"{place / recipe.name}\n", encoding="utf-8")
-        replace_json_file(temporary / GIT, _state_of(project))
-        temporary.rename(target)
-    except OSError:
-        with suppress(OSError):
+    with file_errors(f"the snapshot {target} cannot be written", "name another folder"):
+        try:
+            for folder in OF_A_JOB:
+                if (project / folder).is_dir():
+                    _copy(project / folder, temporary / folder, _is_code)
+            if recipe and task:
+                task = Path(os.path.normpath(task.absolute()))
+                place = Path("recipes", task.name)
+                if not task.parent.samefile(project / "recipes"):
+                    remove_folder(temporary / place)
+                    _copy(task, temporary / place, _is_code)
+                _copy_file(recipe, temporary / place / recipe.name)
+                if recipe != place / recipe.name:
+                    (temporary / RECIPE).write_text(f"{place / recipe.name}\n", encoding="utf-8")
+            replace_json_file(temporary / GIT, _state_of(project))
+            temporary.rename(target)
+        finally:
             remove_folder(temporary)
-        with file_errors(f"the snapshot {target} cannot be written", "name another folder"):
-            raise
 
 
 def keep_source(target: Path, task: Path, recipe: str | None = None) -> None:

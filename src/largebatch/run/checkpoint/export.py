@@ -2,8 +2,7 @@
 
 import glob
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,7 +26,6 @@ from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.tensors import Shapes, TensorFiles, common_buffer, save_tensors, whole_weight
 from largebatch.system.regular_file import read_bytes
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # Larger models are cut into several files, as `save_pretrained` does.
 MAX_FILE_BYTES = 5 * 10**9
 
@@ -41,7 +39,7 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
     Args:
         checkpoint: A checkpoint's folder, or a run's, whose latest intact checkpoint is used.
         out: The folder to create.
-        dtype: The dtype of floating-point numbers, one of `DTYPES`; None keeps the one they were trained in.
+        dtype: The name of torch's dtype of floating-point numbers; None keeps the one they were trained in.
     """
     if out.exists():
         raise UserError(f"{out} already exists; name a new folder")
@@ -67,22 +65,31 @@ def export_intact(
         if not isinstance(config, dict | None):
             raise CheckpointError(f"its {MODEL_CONFIG} is not an object")
         with TensorFiles(folder) as files:
-            shapes = _shapes(files, manifest, DTYPES[dtype] if dtype else None)
-            write = partial(_write, files, manifest, shapes, progress)
+            shapes = _shapes(files, manifest, getattr(torch, dtype) if dtype else None)
             if config is not None and "peft_type" in config:
-                adapters = temporary / "adapter_model.safetensors"
-                write(_names_of_adapters(manifest), adapters)
+                ours = _adapters(manifest)
+                contents = {"adapter_model.safetensors": [*ours]}
                 write_json_file(temporary / "adapter_config.json", config)
             else:
-                _write_weights(shapes, temporary, write)
+                ours = {name: name for name in shapes}
+                contents = _contents_of_files(shapes, temporary)
                 if config is not None:
                     dtypes = {shapes[name][0] for name in manifest.parameters}
                     # The dtype in which `from_pretrained` loads parameters unless told otherwise.
                     written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
                     write_json_file(temporary / "config.json", config | written)
-            for name in COPIED_FILES:
-                if (folder / name).exists():
-                    write_file(temporary / name, [memoryview(read_bytes(folder / name))])
+
+            def read(name: str) -> torch.Tensor:
+                progress()
+                read_whole = whole_weight if name in manifest.parameters else common_buffer
+                return read_whole(files, name, manifest).to(shapes[name][0])
+
+            for file, names in contents.items():
+                tensors = (read(ours[name]) for name in names)
+                save_tensors(temporary / file, {name: shapes[ours[name]] for name in names}, tensors, {"format": "pt"})
+        for name in COPIED_FILES:
+            if (folder / name).exists():
+                write_file(temporary / name, [memoryview(read_bytes(folder / name))])
         sync_folder(temporary)
         remove_folder(out)
         rename_folder(temporary, out)
@@ -119,27 +126,8 @@ def _shapes(files: TensorFiles, manifest: Manifest, dtype: torch.dtype | None) -
     return shapes
 
 
-def _write(
-    files: TensorFiles,
-    manifest: Manifest,
-    shapes: Shapes,
-    progress: Callable[[], None],
-    names: Mapping[str, str],
-    path: Path,
-) -> None:
-    """Write parameters and buffers to one file, under other `names` by ours."""
-
-    def tensors() -> Iterator[torch.Tensor]:
-        for name in names:
-            progress()
-            read = whole_weight if name in manifest.parameters else common_buffer
-            yield read(files, name, manifest).to(shapes[name][0])
-
-    save_tensors(path, {theirs: shapes[name] for name, theirs in names.items()}, tensors(), {"format": "pt"})
-
-
-def _write_weights(shapes: Shapes, out: Path, write: Callable[[Mapping[str, str], Path], None]) -> None:
-    """Write all weights and buffers, to several files if they are large."""
+def _contents_of_files(shapes: Shapes, out: Path) -> dict[str, list[str]]:
+    """The names of all weights and buffers, by the file they go to; if these are several, write their index."""
     split = split_state_dict_into_shards_factory(
         dict(shapes),
         get_storage_size=lambda shape: shape[0].itemsize * torch.Size(shape[1]).numel(),
@@ -149,14 +137,13 @@ def _write_weights(shapes: Shapes, out: Path, write: Callable[[Mapping[str, str]
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json_file(out / "model.safetensors.index.json", index)
-    for file, names in split.filename_to_tensors.items():
-        write({name: name for name in names}, out / file)
+    return split.filename_to_tensors
 
 
-def _names_of_adapters(manifest: Manifest) -> dict[str, str]:
-    """The adapters' names as `peft` writes them, with the wrapped model's and without the adapter's, by ours."""
+def _adapters(manifest: Manifest) -> dict[str, str]:
+    """The adapters' names, by those that `peft` gives them: with the wrapped model's and without the adapter's."""
     return {
-        name: "base_model.model." + name.replace(".default.", ".").removesuffix(".default")
+        "base_model.model." + name.replace(".default.", ".").removesuffix(".default"): name
         for name in manifest.parameters
         if is_adapter(name)
     }

@@ -40,7 +40,7 @@ def add_parser(commands: Commands) -> None:
 
 def run_before(options: argparse.Namespace) -> int:
     """Print whether the start should train, in one line."""
-    starts = JobStarts.of_this_job(options.run_dir, options.start, options.max_restarts)
+    starts = JobStarts(options.run_dir, options.start, options.max_restarts)
     if reason := starts.reason_to_give_up():
         print(f"leave {FAILED} error: {reason}")
     else:
@@ -51,7 +51,7 @@ def run_before(options: argparse.Namespace) -> int:
 
 def run_after(options: argparse.Namespace) -> int:
     """Print whether the job should be started again, in one line."""
-    starts = JobStarts.of_this_job(options.run_dir, options.start, options.max_restarts)
+    starts = JobStarts(options.run_dir, options.start, options.max_restarts)
     found = next_start(starts.evidence(options.exit_code, options.asked_to_stop))
     starts.end(found)
     if found.code is None:

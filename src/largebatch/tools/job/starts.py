@@ -4,8 +4,7 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from pathlib import Path
 
 from largebatch.errors import UserError
@@ -23,36 +22,28 @@ ENDING = "ending.json"
 START = re.compile("start_([0-9]{1,18})")
 
 
-@dataclass(frozen=True)
 class JobStarts:
-    """The starts of one job, up to one of them."""
+    """The starts of the job that LARGEBATCH_JOB_ID names, up to one of them; UserError if it names none.
 
-    run: RunFolder
-    job: str
-    start: int  # how often the scheduler had restarted the job before
-    max_restarts: int  # how many restarts are allowed at the same checkpoint
+    Args:
+        run_dir: The folder of the run.
+        start: How often the scheduler had restarted the job before.
+        max_restarts: How many restarts are allowed at the same checkpoint.
+    """
 
-    @classmethod
-    def of_this_job(cls, run_dir: Path, start: int, max_restarts: int) -> "JobStarts":
-        """The starts of the job that LARGEBATCH_JOB_ID names; UserError if it names none."""
+    def __init__(self, run_dir: Path, start: int, max_restarts: int):
         job = os.environ.get("LARGEBATCH_JOB_ID")
         if not job:
             raise UserError("LARGEBATCH_JOB_ID is not set: this command is for a job's batch script, which sets it")
-        return cls(RunFolder(run_dir), job, start, max_restarts)
-
-    @property
-    def job_dir(self) -> Path:
-        return self.run.jobs_dir / self.job
-
-    @property
-    def logs(self) -> Path:
+        self.run = RunFolder(run_dir)
+        self.job = job
+        self.start = start
+        self.max_restarts = max_restarts
+        self.job_dir = self.run.jobs_dir / job
+        self.logs = self.job_dir / f"start_{start}"
         """The folder of this start."""
-        return self.job_dir / f"start_{self.start}"
-
-    @cached_property
-    def checkpoint_step(self) -> int:
+        self.checkpoint_step = self.run.checkpoint_step()
         """The step of the latest complete checkpoint; 0 if there is none."""
-        return self.run.checkpoint_step()
 
     def begin(self) -> None:
         """Note the checkpoint at which this start begins."""

@@ -158,12 +158,12 @@ def run_job(
                     process.kill()
                 process.join()
         texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
-    ended = sorted(outcomes.items(), key=lambda item: item[1].moment)
-    failures = {rank: outcome.failure for rank, outcome in ended if outcome.failure}
-    for rank, outcome in ended:
-        # The output has it, unless the disk is full.
-        if outcome.failure and outcome.said not in texts[rank]:
-            failures[rank] = f"{outcome.failure}: {outcome.said}"
+    failures = {}
+    for rank, outcome in sorted(outcomes.items(), key=lambda item: item[1].moment):
+        if outcome.failure:
+            # The output has it, unless the disk is full.
+            said = "" if outcome.said in texts[rank] else f": {outcome.said}"
+            failures[rank] = outcome.failure + said
     silence = (
         f"stopped after rank {next(iter(failures))} had failed" if failures else f"no result within {timeout:.0f} s"
     )
