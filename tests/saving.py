@@ -147,12 +147,12 @@ def assert_holds(folder: Path, step: int) -> None:
     """A checkpoint is the state of a step, to the bit."""
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["step"] == step
-    files = [load_file(folder / name) for name in manifest["files"]]
+    files = [load_file(folder / f"rank_{rank:05d}.safetensors") for rank in range(manifest["world_size"])]
     expected = state_of(step)
     vectors = {name for name, tensor in expected.items() if tensor.numel() and not name.startswith("buffer/")}
     assert {name for name, ranges in manifest["vectors"].items() if ranges} == vectors
     for name in vectors:
-        parts = [(files[number][name], start, stop) for number, start, stop in manifest["vectors"][name]]
+        parts = [(files[rank][name], start, stop) for rank, start, stop in manifest["vectors"][name]]
         assert all(part.shape == (stop - start,) for part, start, stop in parts)
         shape = manifest["parameters"][name.partition("/")[2]]["shape"]
         assert_same(torch.cat([part for part, _, _ in parts]).reshape(shape), expected[name])

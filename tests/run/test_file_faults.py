@@ -15,7 +15,7 @@ FAULTS = [
     ("resumed", "io.open", "lock", "EACCES", True, 2),
     # No checkpoint could be written, and then no weights.
     ("new", "mkdir", "checkpoints/.step_#.attempt_#_#.tmp", "ENOSPC", True, 74),
-    ("new", "mkdir", ".model.#.tmp", "EACCES", True, 74),
+    ("new", "mkdir", ".model.tmp", "EACCES", True, 74),
     # The look for a stop file and one line of a log cost nothing.
     ("new", "write", "metrics.jsonl", "EIO", False, 0),
 ]

@@ -66,8 +66,8 @@ def test_an_ending_is_read_as_it_was_written(logs, attempt):
     expected = Ending(Kind.STOPPED, "by x", StopReason.STOP_FILE, None, False, 3, "h7", 0.0, 7, True, 4)
     for folder in (logs / "endings", attempt.endings_dir):
         (ending,) = read_endings(folder)
-        assert ending.file == folder / "rank_3.json"
-        assert Ending(**(vars(ending) | {"time": 0.0})) == expected
+        assert ending.file == str(folder / "rank_3.json")
+        assert replace(ending, time=0.0, file="") == expected
 
 
 def test_a_message_that_is_no_text_is_written_as_far_as_possible(logs):

@@ -35,7 +35,7 @@ from largebatch.errors import is_transient
 from largebatch.system.regular_file import read_bytes
 
 # For checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
-FORMAT = "largebatch 3"
+FORMAT = "largebatch 4"
 
 MANIFEST = "manifest.json"
 MODEL_CONFIG = "model_config.json"
@@ -71,9 +71,9 @@ class CheckpointError(ValueError):
 
 
 class Range(NamedTuple):
-    """Elements `start` to `stop` of a vector, and the file that holds them, as its number in `Manifest.files`."""
+    """Elements `start` to `stop` of a vector, and the rank of the process that wrote them to its file."""
 
-    file: Count
+    rank: Count
     start: Count
     stop: Count
 
@@ -102,18 +102,17 @@ class Manifest(BaseModel):
     bad_steps: Count  # steps so far whose update was skipped because their loss or gradient was not finite
     config: dict[str, Any]  # the resolved recipe, as JSON
     plan: dict[str, Any]
-    files: tuple[str, ...]
     parameters: dict[str, ParameterInfo]
     vectors: dict[str, tuple[Range, ...]]  # by "<kind>/<name>": the ranges that make it up, in order and without a gap
     # Buffers that are BatchNorm's running means and variances: each process has its own, and their mean is used.
     running_statistics: tuple[str, ...]
-    # The files that hold a buffer: the first one has the value of every process whose own file is not named.
+    # The ranks whose files hold a buffer: the first one's has the value of every process that is not named.
     buffers: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]]
     kept: dict[str, Any] = Field(default_factory=dict)  # states of the task's own, as `backend.kept` encodes them
 
     @classmethod
     def from_json(cls, raw: Any) -> "Manifest":
-        """The manifest in a file; CheckpointError if it has another format, names other files, or has gaps."""
+        """The manifest in a file; CheckpointError if it has another format or gaps."""
         given = raw.get("format") if isinstance(raw, dict) else raw
         if given != FORMAT:
             raise CheckpointError(
@@ -125,11 +124,6 @@ class Manifest(BaseModel):
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             raise CheckpointError(f"its {MANIFEST} is not readable: {place}: {first['msg']}") from error
-        check_file_names(manifest.files)
-        numbers = [part.file for ranges in manifest.vectors.values() for part in ranges]
-        numbers += [number for holders in manifest.buffers.values() for number in holders]
-        if max(numbers, default=-1) >= len(manifest.files):
-            raise CheckpointError(f"its {MANIFEST} names file number {max(numbers)} of {len(manifest.files)}")
         manifest.check_coverage()
         return manifest
 
@@ -159,7 +153,7 @@ def overlaps(ranges: Iterable[Range], start: int, stop: int) -> Iterator[tuple[R
         first = max(part.start, start)
         last = min(part.stop, stop)
         if first < last:
-            yield Range(part.file, first, last), first - part.start
+            yield Range(part.rank, first, last), first - part.start
 
 
 def check_file_names(names: Iterable[Any]) -> None:

@@ -12,7 +12,7 @@ import xxhash
 from safetensors import safe_open
 
 from largebatch.storage.files import FileRecord, write_file
-from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, reading
+from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, rank_file, reading
 from largebatch.system.regular_file import open_to_read
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -146,7 +146,7 @@ def whole_weight(files: TensorFiles, name: str, manifest: Manifest) -> torch.Ten
     """A whole parameter in its shape."""
     vector = f"{WEIGHT}/{name}"
     shape = manifest.parameters[name].shape
-    parts = [files.read(manifest.files[part.file], vector) for part in manifest.vectors[vector]]
+    parts = [files.read(rank_file(part.rank), vector) for part in manifest.vectors[vector]]
     return torch.cat(parts).view(shape) if parts else torch.empty(shape)
 
 
@@ -156,7 +156,7 @@ def common_buffer(files: TensorFiles, name: str, manifest: Manifest) -> torch.Te
     Raises:
         CheckpointError: They had different values of another buffer.
     """
-    first, *others = (files.read(manifest.files[number], f"{BUFFER}/{name}") for number in manifest.buffers[name])
+    first, *others = (files.read(rank_file(rank), f"{BUFFER}/{name}") for rank in manifest.buffers[name])
     if not others:
         return first
     if name not in manifest.running_statistics:

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Ending:
     step: int = 0  # optimizer steps completed
     trained: bool = False  # whether this start has completed one of them
     micro_batch_size: int | None = None
-    file: Path | None = field(default=None, compare=False)  # where to read more
+    file: str = ""  # where to read more
 
     @property
     def retry(self) -> bool:
@@ -63,7 +63,7 @@ class Ending:
     def where_and_why(self) -> str:
         """The process, its message in one line, and where to read more; the message alone if it was not read."""
         message = " ".join(self.message.split())
-        if self.file is None:
+        if not self.file:
             return message
         who = self.node if self.rank is None else f"rank {self.rank} on {self.node}"
         # All who wait report a hang, so the rank of one of them would mislead.
@@ -87,7 +87,7 @@ def read_endings(folder: Path) -> list[Ending]:
     for path in sorted(folder.glob("*.json")):
         with suppress(OSError):
             if (ending := parse_ending(read_bytes(path))) is not None:
-                found.append(replace(ending, file=path))
+                found.append(replace(ending, file=str(path)))
     return found
 
 
@@ -168,11 +168,9 @@ class OwnEnding:
 def _write_new(folder: Path, ending: Ending) -> None:
     """Write an ending into a folder that has none of this rank; nothing is left if that fails."""
     path = folder / f"rank_{ending.rank}.json"
-    value = asdict(ending)
-    del value["file"]
     try:
         with path.open("x", encoding="utf-8") as file:
-            json.dump(value, file, indent=2)
+            json.dump(asdict(ending), file, indent=2)
     except FileExistsError:
         return
     except OSError:

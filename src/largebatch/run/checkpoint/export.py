@@ -1,7 +1,5 @@
 """The weights of a checkpoint as `transformers.from_pretrained` or `peft` reads them, one parameter at a time."""
 
-import glob
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from largebatch.storage.layout import (
     WEIGHT,
     CheckpointError,
     Manifest,
+    rank_file,
     read_json,
     read_manifest,
 )
@@ -54,12 +53,11 @@ def export_intact(
 
     `progress` is called before each parameter.
     """
-    temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
+    temporary = out.with_name(f".{out.name}.tmp")
     try:
         manifest = read_manifest(folder)
         # What an export left behind that was killed.
-        for leftover in out.parent.glob(f".{glob.escape(out.name)}.{'?' * 16}.tmp"):
-            remove_folder(leftover)
+        remove_folder(temporary)
         temporary.mkdir(parents=True)
         config = read_json(folder / MODEL_CONFIG) if (folder / MODEL_CONFIG).exists() else None
         if not isinstance(config, dict | None):
@@ -118,10 +116,10 @@ def _shapes(files: TensorFiles, manifest: Manifest, dtype: torch.dtype | None) -
     for name, parameter in manifest.parameters.items():
         vector = f"{WEIGHT}/{name}"
         parts = manifest.vectors[vector]
-        stored = files.find(manifest.files[parts[0].file], vector).dtype if parts else torch.float32
+        stored = files.find(rank_file(parts[0].rank), vector).dtype if parts else torch.float32
         shapes[name] = (dtype or stored, parameter.shape)
     for name, holders in manifest.buffers.items():
-        buffer = files.find(manifest.files[holders[0]], f"{BUFFER}/{name}")
+        buffer = files.find(rank_file(holders[0]), f"{BUFFER}/{name}")
         shapes[name] = (dtype if dtype and buffer.dtype.is_floating_point else buffer.dtype, buffer.shape)
     return shapes
 

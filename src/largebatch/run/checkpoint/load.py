@@ -29,9 +29,9 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
             with file_errors(f"the checkpoint {folder} cannot be read", remedy), TensorFiles(folder) as files:
                 for piece in state.pieces:
                     for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
-                        file = manifest.files[part.file]
                         stop = place + part.stop - part.start
-                        piece.write(part.start, files.read_range(file, piece.vector, place, stop))
+                        values = files.read_range(rank_file(part.rank), piece.vector, place, stop)
+                        piece.write(part.start, values)
                 _load_buffers(backend, files, state, manifest)
         except CheckpointError as error:
             raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
@@ -70,9 +70,9 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, manifest: Manifest) -> None:
     for name, buffer in state.buffers.items():
         if manifest.world_size == backend.world_size:
-            holders = [manifest.files[number] for number in manifest.buffers[name]]
-            mine = rank_file(backend.rank)
-            value = files.read(mine if mine in holders else holders[0], f"{BUFFER}/{name}")
+            holders = manifest.buffers[name]
+            holder = backend.rank if backend.rank in holders else holders[0]
+            value = files.read(rank_file(holder), f"{BUFFER}/{name}")
         else:
             value = common_buffer(files, name, manifest)
         if value.shape != buffer.shape:

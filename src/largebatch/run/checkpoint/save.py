@@ -293,7 +293,6 @@ class CheckpointWriter:
             bad_steps=bad_steps,
             config=self.config,
             plan=json.loads(self.backend.plan.to_json()),
-            files=tuple(rank_file(rank) for rank in range(len(parts))),
             parameters={name: replace(info, scalars=scalars.get(name, {})) for name, info in state.parameters.items()},
             vectors={
                 name: tuple(sorted(ranges, key=lambda part: part.start)) for name, ranges in sorted(vectors.items())

@@ -25,5 +25,7 @@ def killed_processes(logs: Path) -> list[Ending]:
                 if signaled and signaled[1] != ENDED_BY_THE_LAUNCHER:
                     message = signaled[0] + MEANINGS.get(signaled[1], "")
                     is_consequence = signaled[1] == ABORTED
-                    found.append(Ending(Kind.KILLED, message, is_consequence=is_consequence, node=path.stem, file=path))
+                    found.append(
+                        Ending(Kind.KILLED, message, is_consequence=is_consequence, node=path.stem, file=str(path))
+                    )
     return found

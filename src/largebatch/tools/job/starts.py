@@ -1,7 +1,6 @@
 """A job's starts in its run folder, and their progress, which is counted in checkpoints."""
 
 import os
-import re
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,7 +18,6 @@ from largebatch.tools.job.killed import killed_processes
 from largebatch.words import counted
 
 ENDING = "ending.json"
-START = re.compile("start_([0-9]{1,18})")
 
 
 class JobStarts:
@@ -74,15 +72,14 @@ class JobStarts:
 
     def end(self, found: Next) -> None:
         """Keep how this start ended, for later starts."""
-        failure = asdict(found.failure) | {"file": str(found.failure.file)} if found.failure else {}
+        failure = asdict(found.failure) if found.failure else {}
         with suppress(OSError):
             ending = {**failure, "code": found.code, "message": found.message, "time": time.time()}
             replace_json_file(self.logs / ENDING, ending)
 
     def earlier_failure(self) -> Ending | None:
         """The failure of the latest earlier start that has recorded how it ended; None if it was none."""
-        starts = [int(match[1]) for path in self.job_dir.glob("start_*") if (match := START.fullmatch(path.name))]
-        for start in sorted((start for start in starts if start < self.start), reverse=True):
+        for start in reversed(range(self.start)):
             with suppress(OSError):
                 return parse_ending(read_bytes(self.job_dir / f"start_{start}" / ENDING))
         return None
