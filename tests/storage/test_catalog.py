@@ -104,7 +104,7 @@ def test_linked_folders_are_not_used_and_what_they_link_to_stays(tmp_path):
     assert entry_at(entry.path).problem == "it is a link, not a folder"
     remove_leftovers(folder)
     prune(folder, 0, lambda _: False, ATTEMPT)
-    discard(entry, ATTEMPT)
+    discard(entry.path, ATTEMPT)
     assert entry_at(target).problem is checksum_problem(target) is None
 
 

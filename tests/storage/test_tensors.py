@@ -16,9 +16,9 @@ from saving import Bomb, assert_same
 FILE = "rank_00000.safetensors"
 
 
-def saved(folder, tensors, metadata=()):
+def saved(folder, tensors):
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    record = save_tensors(folder / FILE, shapes, tensors.values(), dict(metadata))
+    record = save_tensors(folder / FILE, shapes, tensors.values())
     assert record == read_record(folder / FILE)
     return folder / FILE
 
@@ -41,12 +41,12 @@ def test_every_dtype_is_read_by_safetensors_and_by_us(dtype, shape, tmp_path):
 
 @pytest.mark.parametrize("length", range(1, 18))
 def test_the_header_ends_at_a_multiple_of_eight_bytes(length, tmp_path):
-    path = saved(tmp_path, {"x" * length: torch.tensor([7], dtype=torch.uint8)}, {"step": "3"})
+    path = saved(tmp_path, {"x" * length: torch.tensor([7], dtype=torch.uint8)})
     content = path.read_bytes()
     assert int.from_bytes(content[:8], "little") % 8 == 0
     assert header_of(path)[1] == b"\7"
     with safetensors.safe_open(path, "np") as file:
-        assert file.metadata() == {"step": "3"}
+        assert file.metadata() == {"format": "pt"}
 
 
 def test_what_is_not_contiguous_or_needs_a_gradient_is_written_in_row_major_order(tmp_path):
@@ -67,14 +67,14 @@ def test_one_tensor_is_asked_for_after_the_other(tmp_path):
             yield torch.full((1000,), value)
 
     shapes = dict.fromkeys("ab", (torch.float32, (1000,)))
-    save_tensors(tmp_path / FILE, shapes, tensors(), {})
+    save_tensors(tmp_path / FILE, shapes, tensors())
     assert sizes[1] - sizes[0] == 4000
 
 
 @pytest.mark.parametrize("tensors", [[torch.ones(2, 2)], [torch.ones(4).double()], [], [torch.ones(4)] * 2])
 def test_tensors_that_are_not_as_announced_are_an_error(tensors, tmp_path):
     with pytest.raises((AssertionError, ValueError)):
-        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, tensors, {})
+        save_tensors(tmp_path / FILE, {"x": (torch.float32, (4,))}, tensors)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 6), (2, 5), (5, 6), (3, 3), (6, 6)])

@@ -105,23 +105,22 @@ def prune(folder: Path, keep_last: int | None, is_kept_forever: Callable[[int], 
     complete = [entry for entry in entries(folder) if entry.problem is None]
     for entry in complete[keep_last:]:
         if not is_kept_forever(entry.step):
-            discard(entry, attempt)
+            discard(entry.path, attempt)
 
 
-def discard(entry: Entry, attempt: str) -> None:
+def discard(path: Path, attempt: str) -> None:
     """Delete a checkpoint, which loses its name first: an interrupted deletion leaves nothing that looks like one."""
-    renamed = entry.path.with_name(temporary_name(entry.step, attempt, "old"))
+    renamed = path.with_name(temporary_name(path.name, attempt, "old"))
     remove_folder(renamed)
-    rename_folder(entry.path, renamed)
+    rename_folder(path, renamed)
     remove_folder(renamed)
 
 
-def discard_incomplete(folder: Path, step: int, attempt: str) -> None:
-    """Delete the checkpoint of a step if it has no marker; if the file system refuses, it stays, and is incomplete."""
+def discard_incomplete(path: Path, attempt: str) -> None:
+    """Delete a checkpoint if it is there without a marker; if the file system refuses, it stays, and is incomplete."""
     with suppress(OSError):
-        for entry in entries(folder):
-            if entry.step == step and not (entry.path / MARKER).exists():
-                discard(entry, attempt)
+        if path.exists() and not (path / MARKER).exists():
+            discard(path, attempt)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -139,7 +138,7 @@ def set_aside(folder: Path, step: int, attempt: str) -> None:
     aside = folder / f"set_aside_by_attempt_{attempt}"
     for entry in entries(folder):
         if entry.step > step:
-            discard_incomplete(folder, entry.step, attempt)
+            discard_incomplete(entry.path, attempt)
             if entry.path.exists():
                 aside.mkdir(exist_ok=True)
                 rename_folder(entry.path, aside / entry.path.name)

@@ -174,9 +174,9 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def temporary_name(step: int, attempt: str, suffix: Literal["tmp", "old"]) -> str:
-    """Name of a checkpoint while `attempt` (see `storage.attempts`) writes it ("tmp") or deletes it ("old")."""
-    return f".{folder_name(step)}.attempt_{attempt}.{suffix}"
+def temporary_name(name: str, attempt: str, suffix: Literal["tmp", "old"]) -> str:
+    """Another name of a checkpoint's folder while an attempt of this name writes it ("tmp") or deletes it ("old")."""
+    return f".{name}.attempt_{attempt}.{suffix}"
 
 
 def rank_file(rank: int) -> str:

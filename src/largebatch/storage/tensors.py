@@ -32,22 +32,20 @@ DTYPE_NAMES = {
 }
 
 
-def save_tensors(
-    path: Path, shapes: Shapes, tensors: Iterable[torch.Tensor], metadata: Mapping[str, str]
-) -> FileRecord:
+def save_tensors(path: Path, shapes: Shapes, tensors: Iterable[torch.Tensor]) -> FileRecord:
     """Write tensors one by one; `safetensors` itself would take them all at once and copy them.
 
     Args:
         path: The file.
         shapes: Dtype and shape of each tensor by name, in the order of the file.
         tensors: The tensors, in that order, on any device; each may be freed when the next is asked for.
-        metadata: Text for the file's header.
     """
-    return write_file(path, _parts(shapes, tensors, metadata))
+    return write_file(path, _parts(shapes, tensors))
 
 
-def _parts(shapes: Shapes, tensors: Iterable[torch.Tensor], metadata: Mapping[str, str]) -> Iterator[memoryview]:
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
+def _parts(shapes: Shapes, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
+    # `transformers` asks for the format.
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, (dtype, shape) in shapes.items():
         size = torch.Size(shape).numel() * dtype.itemsize

@@ -44,7 +44,6 @@ def test_a_start_begins_and_ends(ask, tmp_path):
     message = f"failed: rank 0 on h0: gone away (see {path})"
     assert ask("job-ended", "--exit-code=1") == f"requeue {message}; resumes from step 0"
     ending = json.loads((tmp_path / "jobs/5/start_0/ending.json").read_text())
-    assert ending["time"] > 1
     expected = {"code": None, "message": message, "kind": "communication", "exception": "DistError"}
     assert ending.items() >= (expected | {"step": 7, "trained": False, "micro_batch_size": None}).items()
 

@@ -84,7 +84,7 @@ def export_intact(
 
             for file, names in contents.items():
                 tensors = (read(ours[name]) for name in names)
-                save_tensors(temporary / file, {name: shapes[ours[name]] for name in names}, tensors, {"format": "pt"})
+                save_tensors(temporary / file, {name: shapes[ours[name]] for name in names}, tensors)
         for name in COPIED_FILES:
             if (folder / name).exists():
                 write_file(temporary / name, [memoryview(read_bytes(folder / name))])

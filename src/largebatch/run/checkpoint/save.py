@@ -1,6 +1,7 @@
 """Writes checkpoints: every process writes its own ranges, in the background; only complete ones are published."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from largebatch.errors import StorageError, TrainingFailed, UserError
 from largebatch.run.checkpoint.staging import Staging, available_memory
 from largebatch.run.watch.waiting import Progress, in_thread, wait_together
 from largebatch.storage.attempts import Attempt
-from largebatch.storage.catalog import discard, discard_incomplete, entries, prune
+from largebatch.storage.catalog import discard, discard_incomplete, prune
 from largebatch.storage.files import (
     FileRecord,
     remove_folder,
@@ -213,14 +214,15 @@ class CheckpointWriter:
             self._copied.set()
 
     def _write(self, step: int, bad_steps: int, state: EngineState, tensors: Iterator[torch.Tensor]) -> None:
-        temporary = self.folder / temporary_name(step, self.attempt.name, "tmp")
+        final = self.folder / folder_name(step)
+        temporary = self.folder / temporary_name(final.name, self.attempt.name, "tmp")
         try:
             with self._raise_on_all_ranks():
-                part = self._write_own(temporary, step, state, tensors)
+                part = self._write_own(temporary, state, tensors)
             parts = [Part(*each) for each in self._gather(part, to_first=True)]
             with self._raise_on_all_ranks():
                 if self.backend.is_main_process:
-                    self._publish(temporary, step, bad_steps, state, parts)
+                    self._publish(temporary, final, self._manifest(step, bad_steps, state, parts), parts)
         except UserError:
             if self.backend.is_main_process:
                 with suppress(OSError):
@@ -228,15 +230,15 @@ class CheckpointWriter:
                 # It may have its final name already. Without a marker it is useless, but a later attempt's is not.
                 with suppress(OSError):
                     if self.attempt.is_current():
-                        discard_incomplete(self.folder, step, self.attempt.name)
+                        discard_incomplete(final, self.attempt.name)
             raise
 
-    def _write_own(self, temporary: Path, step: int, state: EngineState, tensors: Iterator[torch.Tensor]) -> Part:
+    def _write_own(self, temporary: Path, state: EngineState, tensors: Iterator[torch.Tensor]) -> Part:
         self.attempt.check()
         temporary.mkdir(parents=True, exist_ok=True)
         ranges = {piece.vector: piece.owned for piece in state.pieces}
         file = temporary / rank_file(self.backend.rank)
-        record = save_tensors(file, _shapes(state), self._counted(tensors), {"step": str(step)})
+        record = save_tensors(file, _shapes(state), self._counted(tensors))
         scalars = {name: info.scalars for name, info in state.parameters.items() if info.scalars}
         return Part(record.size, record.checksum, ranges, list(state.buffers), scalars)
 
@@ -245,27 +247,24 @@ class CheckpointWriter:
             self._progress()
             yield tensor
 
-    def _publish(self, temporary: Path, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> None:
+    def _publish(self, temporary: Path, final: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
         """Complete the folder, give it its name and, last of all, its marker; then delete older checkpoints."""
-        manifest = self._manifest(step, bad_steps, state, parts)
         manifest.check_coverage()
         records = {rank_file(rank): FileRecord(part.size, part.checksum) for rank, part in enumerate(parts)}
         for name, content in self.model_files.items():
             records[name] = write_file(temporary / name, [memoryview(content)])
         records[MANIFEST] = write_json_file(temporary / MANIFEST, manifest.model_dump(exclude_defaults=True))
         sync_folder(temporary)
-        final = self.folder / folder_name(step)
         self.attempt.check()
-        for entry in entries(self.folder):
-            # One that was not complete or not intact when the run was resumed.
-            if entry.step == step:
-                discard(entry, self.attempt.name)
+        # One that was not complete or not intact when the run was resumed.
+        if os.path.lexists(final):
+            discard(final, self.attempt.name)
         rename_folder(temporary, final)
         # The folder of checkpoints may be new.
         sync_folder(self.folder.parent)
         self.attempt.check()
         files = {name: asdict(record) for name, record in records.items()}
-        replace_json_file(final / MARKER, {"step": step, "files": files})
+        replace_json_file(final / MARKER, {"step": manifest.step, "files": files})
         try:
             prune(self.folder, self.settings.keep_last, self.backend.plan.keeps_checkpoint_of, self.attempt.name)
         except OSError as problem:

@@ -1,7 +1,6 @@
 """A job's starts in its run folder, and their progress, which is counted in checkpoints."""
 
 import os
-import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -74,8 +73,7 @@ class JobStarts:
         """Keep how this start ended, for later starts."""
         failure = asdict(found.failure) if found.failure else {}
         with suppress(OSError):
-            ending = {**failure, "code": found.code, "message": found.message, "time": time.time()}
-            replace_json_file(self.logs / ENDING, ending)
+            replace_json_file(self.logs / ENDING, {**failure, "code": found.code, "message": found.message})
 
     def earlier_failure(self) -> Ending | None:
         """The failure of the latest earlier start that has recorded how it ended; None if it was none."""
