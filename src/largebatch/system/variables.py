@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from largebatch.errors import LaunchError
 
 
-def whole_number(name: str, default: int, environment: Mapping[str, str] | None = None) -> int:
+def whole_number(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
     """The number in a variable of the given environment, or this process's; `default` if it is not set or empty.
 
     Raises:
         LaunchError: It is something else, or has more than 18 digits.
     """
-    environment = os.environ if environment is None else environment
     if not environment.get(name):
         return default
     number = whole_number_or_none(name, environment)
@@ -23,7 +22,7 @@ def whole_number(name: str, default: int, environment: Mapping[str, str] | None 
     return number
 
 
-def whole_number_or_none(name: str, environment: Mapping[str, str] | None = None) -> int | None:
+def whole_number_or_none(name: str, environment: Mapping[str, str] = os.environ) -> int | None:
     """As `whole_number`, but None if there is none."""
-    text = (os.environ if environment is None else environment).get(name, "")
+    text = environment.get(name, "")
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
