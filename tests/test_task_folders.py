@@ -106,7 +106,6 @@ def started(place, *words, **more):
         ("{folder}/train.py", "spawn"),
         ("{folder}/train.py", "forkserver"),
         ("linked/train.py", "spawn"),
-        ("elsewhere/link.py", "spawn"),
         ("-m train", "spawn"),
         ("-m linked.train", "spawn"),
         ("-m cProfile -o profile linked/train.py", "fork"),
@@ -115,8 +114,6 @@ def started(place, *words, **more):
 def test_the_same_classes_however_it_is_started(start, method, folder, tmp_path):
     """In processes of `multiprocessing`, too: the Config is the one that `load_config` finds."""
     (tmp_path / "linked").symlink_to(folder)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/link.py").symlink_to(folder / "train.py")
     words = [word.format(folder=folder) for word in start.split()]
     run = started(folder if start == "-m train" else tmp_path, *words, "--config", folder / "maps.json", METHOD=method)
     assert (run.stdout, run.stderr) == (OUTPUT, "")

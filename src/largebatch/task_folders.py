@@ -31,11 +31,7 @@ def load_package(script: str) -> str:
     Returns:
         The package's name.
     """
-    path = Path(script)
-    if not path.with_name("config.py").is_file():
-        # A symbolic link from another folder.
-        path = path.resolve()
-    folder = os.path.realpath(path.parent)
+    folder = os.path.realpath(Path(script).parent)
     # Python adds a script's folder, whose config.py could be imported in place of another library's.
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.realpath(entry) != folder]
     main = sys.modules["__main__"]

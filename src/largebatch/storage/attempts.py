@@ -37,7 +37,7 @@ class Attempt:
     @property
     def name(self) -> str:
         """A name no other attempt has."""
-        return attempt_name({"attempt": self.number, "token": self.token})
+        return f"{self.number:04d}_{self.token}"
 
     @property
     def endings_dir(self) -> Path:

@@ -116,17 +116,15 @@ def _is_code(path: Path) -> bool:
 
 
 def _state_of(folder: Path) -> dict[str, Any]:
-    """The commit of the repository that a folder is in, and whether files in the folder have changed since."""
-    changes = _git(folder, "status", "--porcelain", "--", ".")
-    return {"commit": _git(folder, "rev-parse", "HEAD"), "changed": None if changes is None else bool(changes)}
+    """The commit of the repository that a folder is in, and whether files in the folder have changed since.
 
-
-def _git(folder: Path, *words: str) -> str | None:
-    """The output of git in a folder; None if it is not in a repository, or git is not installed."""
+    Both are None if it is not in a repository, or git is not installed.
+    """
+    words = ["git", "-C", folder, "status", "--porcelain=v2", "--branch", "--", "."]
     try:
-        result = subprocess.run(
-            ["git", "-C", folder, *words], capture_output=True, text=True, check=False, timeout=SECONDS_FOR_GIT
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
+        result = subprocess.run(words, capture_output=True, text=True, check=True, timeout=SECONDS_FOR_GIT)
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "changed": None}
+    # "# branch.oid COMMIT", more lines about the branch, and one about each file that has changed.
+    first, *lines = result.stdout.splitlines()
+    return {"commit": first.split()[-1], "changed": not all(line.startswith("#") for line in lines)}

@@ -4,7 +4,7 @@ import pytest
 
 from ending_files import write_ending, write_report
 from largebatch.system.endings import ENDINGS, decisive, read_endings
-from largebatch.tools.job.killed import killed_processes
+from largebatch.tools.job.starts import killed_processes
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:4711"
 

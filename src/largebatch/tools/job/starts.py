@@ -1,6 +1,7 @@
 """A job's starts in its run folder, and their progress, which is counted in checkpoints."""
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -10,13 +11,19 @@ from largebatch.storage.attempts import attempt_name
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import ENDINGS, Ending, parse_ending, read_endings
+from largebatch.system.failures import Kind
 from largebatch.system.regular_file import append, read_bytes
 from largebatch.system.variables import whole_number
 from largebatch.tools.job.decision import Evidence, Next
-from largebatch.tools.job.killed import killed_processes
 from largebatch.words import counted
 
 ENDING = "ending.json"
+SIGNALED = re.compile(r"Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
+# Sent by the launcher, to end the other processes.
+ENDED_BY_THE_LAUNCHER = "SIGTERM"
+# What a process also sends itself when a collective failed because another process went away.
+ABORTED = "SIGABRT"
+MEANINGS = {"SIGKILL": ", which the kernel sends for lack of memory", "SIGSEGV": ", a crash in compiled code"}
 
 
 class JobStarts:
@@ -94,3 +101,19 @@ class JobStarts:
             f"giving up after {counted(starts, 'start')} without progress past step {self.checkpoint_step} "
             f"(LARGEBATCH_MAX_RESTARTS {self.max_restarts}); see {self.job_dir}"
         )
+
+
+def killed_processes(logs: Path) -> list[Ending]:
+    """The processes that were killed, from the logs of all nodes in the folder of a start, without torch."""
+    found: list[Ending] = []
+    for path in sorted(logs.glob("*.log")):
+        with suppress(OSError), path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                signaled = SIGNALED.search(line)
+                if signaled and signaled[1] != ENDED_BY_THE_LAUNCHER:
+                    message = signaled[0] + MEANINGS.get(signaled[1], "")
+                    is_consequence = signaled[1] == ABORTED
+                    found.append(
+                        Ending(Kind.KILLED, message, is_consequence=is_consequence, node=path.stem, file=str(path))
+                    )
+    return found
