@@ -120,7 +120,7 @@ def _state_of(folder: Path) -> dict[str, Any]:
 
     Both are None if it is not in a repository, or git is not installed.
     """
-    words = ["git", "-C", folder, "status", "--porcelain=v2", "--branch", "--", "."]
+    words = ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch", "--", "."]
     try:
         result = subprocess.run(words, capture_output=True, text=True, check=True, timeout=SECONDS_FOR_GIT)
     except (OSError, subprocess.SubprocessError):
