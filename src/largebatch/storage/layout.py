@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import SafetensorError
 
-from largebatch.errors import is_transient, reason_of
+from largebatch.errors import is_transient
 from largebatch.system.regular_file import read_bytes
 
 # For checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
@@ -121,7 +121,9 @@ class Manifest(BaseModel):
         try:
             manifest = cls.model_validate(raw)
         except ValidationError as error:
-            raise CheckpointError(f"its {MANIFEST} is not readable: {reason_of(error)}") from error
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise CheckpointError(f"its {MANIFEST} is not readable: {place}: {first['msg']}") from error
         manifest.check_coverage()
         return manifest
 
