@@ -17,14 +17,26 @@ from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
 from largebatch.backend.processes import Processes
-from largebatch.backend.state import EngineState, fresh_state, materialize, parameters_without_memory, set_scalars
+from largebatch.backend.state import (
+    EngineState,
+    Piece,
+    fresh_state,
+    materialize,
+    own_part,
+    parameters_without_memory,
+    persistent_buffers,
+    piece_of,
+    set_scalars,
+)
 from largebatch.backend.untouched import Untouched
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
-from largebatch.optim.whole_layers import LayerProcesses, LayerRange
+from largebatch.optim.states import split_state
+from largebatch.optim.whole_layers import LayerProcesses, LayerRange, Shape
 from largebatch.plan import RunPlan
 from largebatch.plan.strategies import Policy, names_of
+from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 Observed = dict[str, Any]
 
@@ -92,9 +104,9 @@ class Backend(ABC):
         if self.plan.compiles_on(self.device.type):
             is_whole = compiles_whole(model, self.launch.entry, self.plan.compute)
             self._compiled = CompiledRegions(model, self.device, is_whole)
-        shapes = {name: tuple(each.shape) for name, each in model.named_parameters() if each.requires_grad}
+        self._shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
         prepared = self._wrap(model, optimizer)
-        self._locate_layers(shapes)
+        self._locate_layers()
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
         return prepared
 
@@ -141,8 +153,8 @@ class Backend(ABC):
         """The parameter group of each tensor that the optimizer steps."""
         return {each: group for group in self._torch_optimizer.param_groups for each in group["params"]}
 
-    def _locate_layers(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Tell an optimizer that needs whole layers, of these shapes, which parts of them each process steps."""
+    def _locate_layers(self) -> None:
+        """Tell an optimizer that needs whole layers which parts of them each process steps."""
         optimizer = self._torch_optimizer
         if not isinstance(optimizer, LayerwiseOptimizer):
             return
@@ -157,7 +169,7 @@ class Backend(ABC):
         held = [{each[0]: LayerRange(*each) for each in everyone[rank]} for rank in ranks]
         together = self._sum_vector if self._is_sharded else lambda vector: vector
         processes = LayerProcesses(ranks.index(self.rank), held, together, self._exchange_vectors)
-        optimizer.set_layer_parts(parts, shapes, processes)
+        optimizer.set_layer_parts(parts, self._shapes, processes)
 
     def _exchange_vectors(
         self, sent: Sequence[list[torch.Tensor]], lengths: list[int], empty: torch.Tensor
@@ -306,9 +318,38 @@ class Backend(ABC):
 
     # --- state ----------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def engine_state(self) -> EngineState:
         """The parameters, optimizer states and buffers that this process holds, as a checkpoint stores them."""
+        groups = self._groups()
+        scalars: dict[str, dict[str, float]] = {}
+        others: dict[str, dict[str, Shape]] = {}
+        pieces = self._weights()
+        for tensor, parts in self._layer_parts().items():
+            owner = parts[0].name if parts else "no parameter"
+            state = self._torch_optimizer.state.get(tensor, {})
+            states, numbers = split_state(state, tensor, owner, self.plan, groups[tensor])
+            for part in parts:
+                scalars[part.name] = numbers
+                others[part.name] = {}
+                for kind, values in states.items():
+                    if values.shape == tensor.shape:
+                        pieces.append(piece_of(kind, values, part))
+                    else:
+                        others[part.name][kind] = tuple(values.shape)
+                        pieces.append(piece_of(kind, values, own_part(part.name, values)))
+        return EngineState(
+            parameters={
+                name: ParameterInfo(shape, scalars.get(name, {}), others.get(name, {}))
+                for name, shape in self._shapes.items()
+            },
+            pieces=[piece for piece in pieces if piece.tensor.numel()],
+            buffers=persistent_buffers(self.unwrapped_model),
+        )
+
+    def _weights(self) -> list[Piece]:
+        """What this process holds of the weights."""
+        parameters = self.unwrapped_model.named_parameters()
+        return [piece_of(WEIGHT, parameter, own_part(name, parameter)) for name, parameter in parameters]
 
     @abstractmethod
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:

@@ -130,6 +130,12 @@ class FsdpBackend(NativeBackend):
     def _shard_group(self) -> torch.distributed.ProcessGroup:
         return self._mesh.get_group(self._mesh.ndim - 1)
 
+    @property
+    def _replica(self) -> tuple[int, int]:
+        if self.launch.entry.replicates_shards:
+            return self._mesh.get_local_rank(0), self._mesh.size(0)
+        return 0, 1
+
     def _smallest_gpu(self) -> int | None:
         """The memory of the smallest GPU of the job in bytes; None without GPUs."""
         if self.device.type != "cuda":

@@ -1,5 +1,6 @@
 """Strategies that use torch's own gradients and optimizer: the base they share with FSDP2, one process, and DDP."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +13,11 @@ from torch.optim import Optimizer
 from largebatch.backend.base import Backend, Observed, Update
 from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.launch import Launch
-from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of
+from largebatch.backend.state import EngineState, own_part, share_writing
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.groups import group_sizes
 from largebatch.optim.layerwise import LayerPart
-from largebatch.optim.states import split_state
 from largebatch.plan import RunPlan
-from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 
 class NativeBackend(Backend):
@@ -74,32 +73,17 @@ class NativeBackend(Backend):
         return optimizer
 
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
-        layer_parts: dict[torch.Tensor, list[LayerPart]] = {}
-        for name, parameter in self.unwrapped_model.named_parameters():
-            if parameter.requires_grad:
-                part, start, _ = local_range(parameter)
-                layer_parts[parameter] = [LayerPart(name, start, 0, part.numel())]
-        return layer_parts
+        parameters = self.unwrapped_model.named_parameters()
+        return {parameter: [own_part(name, parameter)] for name, parameter in parameters if parameter.requires_grad}
 
     def engine_state(self) -> EngineState:
-        model = self.unwrapped_model
-        vectors: dict[str, torch.Tensor] = {f"{WEIGHT}/{name}": weight for name, weight in model.named_parameters()}
-        scalars = {}
-        others = {}
-        groups = self._groups()
-        for name, parameter in model.named_parameters():
-            state = self._torch_optimizer.state.get(parameter, {})
-            states, scalars[name] = split_state(state, parameter, name, self.plan, groups.get(parameter, {}))
-            vectors |= {f"{kind}/{name}": tensor for kind, tensor in states.items()}
-            others[name] = {kind: tuple(each.shape) for kind, each in states.items() if each.shape != parameter.shape}
-        return EngineState(
-            parameters={
-                name: ParameterInfo(tuple(parameter.shape), scalars[name], others[name])
-                for name, parameter in model.named_parameters()
-            },
-            pieces=pieces_of(vectors, self.rank, self.world_size),
-            buffers=persistent_buffers(model),
-        )
+        state = super().engine_state()
+        return replace(state, pieces=share_writing(state.pieces, *self._replica))
+
+    @property
+    def _replica(self) -> tuple[int, int]:
+        """The place of this process among those that hold the same parts of all tensors, and their number."""
+        return self.rank, self.world_size
 
     def observe(self) -> Observed:
         return super().observe() | {

@@ -1,6 +1,6 @@
 """DeepSpeed ZeRO-1, -2 and -3."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
@@ -28,13 +28,12 @@ from largebatch.backend.state import (
     Piece,
     materialize,
     parameters_without_memory,
-    persistent_buffers,
-    pieces_of,
+    piece_of,
+    share_writing,
 )
 from largebatch.optim.layerwise import LayerPart
-from largebatch.optim.states import split_state
 from largebatch.plan import RunPlan
-from largebatch.storage.layout import WEIGHT, ParameterInfo
+from largebatch.storage.layout import WEIGHT
 
 
 class ZeroBackend(Backend):
@@ -135,37 +134,18 @@ class ZeroBackend(Backend):
         names = {parameter: name for name, parameter in self.unwrapped_model.named_parameters()}
         return self._partitions.layer_parts(names)
 
-    def engine_state(self) -> EngineState:
+    def _weights(self) -> list[Piece]:
         partitions = self._partitions
-        pieces: list[Piece] = []
-        scalars: dict[str, dict[str, float]] = {}
-        groups = self._groups()
-        for flat, parts in self._layer_parts().items():
-            owner = parts[0].name if parts else "no parameter"
-            state = self._torch_optimizer.state.get(flat, {})
-            states, singles = split_state(state, flat, owner, self.plan, groups[flat])
-            if isinstance(partitions, PartitionedWeights):
-                states[WEIGHT] = flat
-            for kind, state in states.items():
-                pieces += _pieces(kind, state, parts)
-            scalars |= {part.name: singles for part in parts}
-        parameters: dict[str, Any] = dict(self.unwrapped_model.named_parameters())
-        if isinstance(partitions, PartitionedWeights):
-            for name, parameter in parameters.items():
-                # Frozen parameters are sharded too, but they are in no optimizer.
-                if not parameter.requires_grad:
-                    pieces += _pieces(WEIGHT, parameter.ds_tensor.data, [partitions.own_part(parameter, name)])
-            shapes = {name: tuple(parameter.ds_shape) for name, parameter in parameters.items()}
-        else:
+        if isinstance(partitions, PartitionedStates):
             # Weights are whole on every process, and equal to their fp32 masters.
-            vectors = {f"{WEIGHT}/{name}": parameter for name, parameter in parameters.items()}
-            pieces += pieces_of(vectors, self.rank, self.world_size)
-            shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        return EngineState(
-            parameters={name: ParameterInfo(shape, scalars.get(name, {})) for name, shape in shapes.items()},
-            pieces=pieces,
-            buffers=persistent_buffers(self.unwrapped_model),
-        )
+            return share_writing(super()._weights(), self.rank, self.world_size)
+        weights = [piece_of(WEIGHT, flat, part) for flat, parts in self._layer_parts().items() for part in parts]
+        parameters: Iterable[tuple[str, Any]] = self.unwrapped_model.named_parameters()
+        for name, parameter in parameters:
+            # Frozen parameters are sharded too, but they are in no optimizer.
+            if not parameter.requires_grad:
+                weights.append(piece_of(WEIGHT, parameter.ds_tensor, partitions.own_part(parameter, name)))
+        return weights
 
     def restore(
         self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], with_states: Set[str]
@@ -191,11 +171,3 @@ class ZeroBackend(Backend):
             "parameters per group": partitions.group_sizes,
             "master weights": {str(partition.dtype) for partition in partitions.masters},
         }
-
-
-def _pieces(kind: str, flat: torch.Tensor, parts: Iterable[LayerPart]) -> Iterator[Piece]:
-    """The parts of parameters in a flat buffer of weights or of an optimizer state."""
-    for part in parts:
-        if part.length:
-            tensor = flat.detach()[part.offset : part.offset + part.length]
-            yield Piece(f"{kind}/{part.name}", part.start, tensor, (part.start, part.start + part.length))
