@@ -407,9 +407,6 @@ class Backend(ABC):
     def observe(self) -> Observed:
         """The actual settings of the prepared engine, under the names of `check.expect`."""
         return {
-            "world size": self.world_size,
-            "gradient accumulation inside the engine": self.accelerator.gradient_accumulation_steps,
-            "mixed precision by Accelerate": self.accelerator.mixed_precision,
             "BatchNorm over all processes": is_synchronized(self.model),
             "hyperparameters per group": group_options(self._torch_optimizer),
         }

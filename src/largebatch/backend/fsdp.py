@@ -9,14 +9,14 @@ from accelerate.state import PartialState
 from accelerate.utils import InitProcessGroupKwargs, ParallelismConfig
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from largebatch.backend.accelerate_internals import rehearse_fsdp_on_cpu
 from largebatch.backend.base import Observed, Update
 from largebatch.backend.exchange import all_gather
-from largebatch.backend.fsdp_units import gather_once, shape_of, shardable_parts
+from largebatch.backend.fsdp_units import fsdp_units, shape_of
 from largebatch.backend.gathers import gather_in_bf16
 from largebatch.backend.launch import SHARD_SIZE, Launch
 from largebatch.backend.native import NativeBackend
@@ -49,7 +49,7 @@ class FsdpBackend(NativeBackend):
             rehearse_fsdp_on_cpu()
         if plan.compute.activation_checkpointing == "selective":
             hide_gathers_from_modes()
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
         arguments = {"fsdp_plugin": plugin, "kwargs_handlers": [group]}
         if shard_size := launch.shard_size:
             _agree_on_shards(shard_size, group)
@@ -59,24 +59,16 @@ class FsdpBackend(NativeBackend):
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         shape = shape_of(model, self.plan)
-        memory = self._smallest_gpu()
-        self.reduces = when_reduced(shape, self.launch.sharing, self.plan, memory)
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-        with shardable_parts(model):
-            prepared = super()._wrap(model, optimizer)
-        if len(list(model.named_parameters())) != len(names):
-            raise BackendMismatch(
-                "FSDP has split a parameter that modules share into several, which would be trained separately; remove "
-                "fsdp_transformer_layer_cls_to_wrap from the Accelerate config, or name modules that share no parameter"
-            )
+        self.reduces = when_reduced(shape, self.launch.sharing, self.plan, self._smallest_gpu())
+        groups = _take_parameters(model, optimizer)
+        prepared = super()._wrap(model, optimizer)
+        parameters = dict(model.named_parameters())
+        for group, names in zip(self.optimizer.param_groups, groups, strict=True):
+            group["params"] = [parameters[name] for name in names]
         sharded = next(model.parameters())
         assert isinstance(sharded, DTensor)
         self._mesh = sharded.device_mesh
-        if parameters_without_memory(model):
-            self._materialize_shards(groups)
         self._units = list(sharded_units(model))
-        gather_once(model)
         gather_in_bf16(model, {each.name for each in shape.parameters if each.in_bf16 and not each.stored_in_bf16})
         if (compiled := self._compiled) is not None:
             for region in compiled.regions:
@@ -85,21 +77,18 @@ class FsdpBackend(NativeBackend):
         return prepared
 
     def _materialize(self, model: nn.Module) -> None:
-        """Allocate nothing before the engine has sharded the parameters."""
-
-    def _materialize_shards(self, groups: list[list[str]]) -> None:
-        """Allocate this process's rows of parameters that were built without memory.
-
-        Accelerate identifies an optimizer's parameters by their memory addresses, so it has mixed these up; `groups`
-        has the names of the parameters in each of the optimizer's groups.
-        """
-        # Through the modules, so that FSDP registers the change.
-        self.unwrapped_model._apply(  # type: ignore[no-untyped-call]
-            lambda tensor: torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor
-        )
-        parameters = dict(self.unwrapped_model.named_parameters())
-        for group, names in zip(self.optimizer.param_groups, groups, strict=True):
-            group["params"] = [parameters[name] for name in names]
+        """Shard the model, which Accelerate then takes as it is, and allocate rows that were built without memory."""
+        mesh = self.accelerator.torch_device_mesh
+        if mesh is not None:
+            mesh = mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)]
+        for unit in fsdp_units(model):
+            reshards = self.launch.reshards and not unit.gathered_once
+            fully_shard(unit.modules, mesh=mesh, reshard_after_forward=reshards)
+        if parameters_without_memory(model):
+            # Through the modules, so that FSDP registers the change.
+            model._apply(  # type: ignore[no-untyped-call]
+                lambda tensor: torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor
+            )
 
     def mark_micro_step(self, is_last: bool) -> None:
         # Every backward pass keeps FSDP2's mark of a last one: otherwise FSDP2 would keep the order of its units from
@@ -132,7 +121,7 @@ class FsdpBackend(NativeBackend):
 
     @property
     def _replica(self) -> tuple[int, int]:
-        if self.launch.entry.replicates_shards:
+        if self._mesh.ndim > 1:
             return self._mesh.get_local_rank(0), self._mesh.size(0)
         return 0, 1
 
@@ -150,11 +139,19 @@ class FsdpBackend(NativeBackend):
         return super().engine_state()
 
     def observe(self) -> Observed:
-        is_sharded = isinstance(self.model, FSDPModule)
         return super().observe() | {
-            "strategy": self.launch.strategy if is_sharded else "no sharding",
-            "processes that shard the model": self._mesh.size(-1) if is_sharded else 1,
+            "strategy": self.launch.strategy if isinstance(self.model, FSDPModule) else "no sharding",
+            "processes that shard the model": self._mesh.size(-1),
         }
+
+
+def _take_parameters(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """Take the parameters out of an optimizer's groups, so that sharding frees their memory; return their names."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["params"] = []
+    return groups
 
 
 def _agree_on_shards(shard_size: int, group: InitProcessGroupKwargs) -> None:

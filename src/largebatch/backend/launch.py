@@ -46,6 +46,13 @@ REFUSED = (
     # Models with BatchNorm fail with it.
     Setting("fsdp_cpu_ram_efficient_loading", ("false",), "every process builds the same weights anyway"),
     Setting("fsdp_ignored_modules", ("", "none"), "their gradients would not be reduced"),
+    Setting("fsdp_auto_wrap_policy", ("transformer_based_wrap", "no_wrap"), "the model's _no_split_modules decide"),
+    Setting(
+        "fsdp_transformer_layer_cls_to_wrap",
+        ("", "none"),
+        "name the blocks in the model's _no_split_modules",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP",
+    ),
     Setting("dynamo_backend", ("no",), "set compute.compile in the recipe"),
     Setting("megatron_lm_config", ("false",), "largebatch is not tested with it", "ACCELERATE_USE_MEGATRON_LM"),
     Setting("parallelism_config_dp_replicate_size", ("1",), "it follows from the processes and the dp_shard_size"),

@@ -15,10 +15,13 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from largebatch.backend.base import Backend, Observed, Update
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.backend.deepspeed_internals import (
-    PartitionedStates,
-    PartitionedWeights,
-    Partitions,
+    buffers_of_states,
+    buffers_of_weights,
+    copy_from_masters,
+    copy_to_masters,
     hide_gathers_from_modes,
+    part_of_weight,
+    partition_weights,
     switch_off_shared_memory,
 )
 from largebatch.backend.gradient_watch import GradientWatch
@@ -79,8 +82,10 @@ class ZeroBackend(Backend):
         self.engine, wrapped = super()._wrap(model, optimizer)
         # The engine takes gradients away.
         self._watch = GradientWatch(self.unwrapped_model)
-        kind = PartitionedWeights if self.engine.zero_optimization_stage() == 3 else PartitionedStates
-        self._partitions: Partitions = kind(self.engine.optimizer, self.rank)
+        self._shards_weights = self.engine.zero_optimization_stage() == 3
+        find_buffers = buffers_of_weights if self._shards_weights else buffers_of_states
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        self._buffers = find_buffers(self.engine.optimizer, self.rank, names)
         return self.engine, wrapped
 
     def _materialize(self, model: nn.Module) -> None:
@@ -127,47 +132,53 @@ class ZeroBackend(Backend):
 
     def _groups(self) -> dict[torch.Tensor, dict[str, Any]]:
         groups = self._torch_optimizer.param_groups
-        partitions = self._partitions
-        return {flat: groups[each] for flat, each in zip(partitions.masters, partitions.group_numbers, strict=True)}
+        return {buffer.weights: groups[buffer.group] for buffer in self._buffers}
 
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
-        names = {parameter: name for name, parameter in self.unwrapped_model.named_parameters()}
-        return self._partitions.layer_parts(names)
+        return {buffer.weights: buffer.parts for buffer in self._buffers}
 
     def _weights(self) -> list[Piece]:
-        partitions = self._partitions
-        if isinstance(partitions, PartitionedStates):
+        if not self._shards_weights:
             # Weights are whole on every process, and equal to their fp32 masters.
             return share_writing(super()._weights(), self.rank, self.world_size)
-        weights = [piece_of(WEIGHT, flat, part) for flat, parts in self._layer_parts().items() for part in parts]
+        weights = [piece_of(WEIGHT, buffer.weights, part) for buffer in self._buffers for part in buffer.parts]
         parameters: Iterable[tuple[str, Any]] = self.unwrapped_model.named_parameters()
         for name, parameter in parameters:
             # Frozen parameters are sharded too, but they are in no optimizer.
             if not parameter.requires_grad:
-                weights.append(piece_of(WEIGHT, parameter.ds_tensor, partitions.own_part(parameter, name)))
+                weights.append(piece_of(WEIGHT, parameter.ds_tensor, part_of_weight(parameter, self.rank, name)))
         return weights
 
     def restore(
         self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], with_states: Set[str]
     ) -> None:
-        partitions = self._partitions
-        partitions.begin_restore()
-        super().restore(fill, scalars, with_states)
-        partitions.end_restore()
+        optimizer = self.engine.optimizer
+        if self._shards_weights:
+            partition_weights(optimizer)
+            super().restore(fill, scalars, with_states)
+            copy_from_masters(optimizer)
+        else:
+            super().restore(fill, scalars, with_states)
+            copy_to_masters(optimizer, self.rank)
+
+    def _group_sizes(self) -> list[int]:
+        """The number of trained elements in each parameter group, over all processes; they must all call this."""
+        sizes = [0] * len(self._torch_optimizer.param_groups)
+        for buffer in self._buffers:
+            sizes[buffer.group] += sum(part.length for part in buffer.parts)
+        return [sum(each) for each in zip(*self.gather_objects(sizes), strict=True)]
 
     def observe(self) -> Observed:
         engine = self.engine
-        partitions = self._partitions
         stage = engine.zero_optimization_stage()
         return super().observe() | {
             "strategy": self.launch.strategy if stage == self.launch.entry.zero_stage else f"ZeRO of stage {stage}",
             "gradient accumulation inside the engine": engine.gradient_accumulation_steps(),
             "micro-batch size in DeepSpeed": engine.train_micro_batch_size_per_gpu(),
-            "micro-batch size x world size in DeepSpeed": engine.train_batch_size(),
             "gradient clipping in DeepSpeed": engine.gradient_clipping(),
             "learning-rate scheduler in DeepSpeed": engine.lr_scheduler,
             "gradient reduction in DeepSpeed": str(engine.communication_data_type),
             "autocast in DeepSpeed": engine.torch_autocast_enabled(),
-            "parameters per group": partitions.group_sizes,
-            "master weights": {str(partition.dtype) for partition in partitions.masters},
+            "parameters per group": self._group_sizes(),
+            "master weights": {str(buffer.weights.dtype) for buffer in self._buffers},
         }
