@@ -48,27 +48,22 @@ class Update(NamedTuple):
     applied: bool  # False if weights and optimizer are unchanged, as the gradient was not finite; True if not checked
 
 
-class Backend(ABC):
-    """One strategy, configured from a plan.
+class Backend(Processes, ABC):
+    """One strategy, configured from a plan, and the processes that it trains on.
 
     Args:
-        accelerator: Accelerate, started for this strategy.
         launch: What the launcher asked for.
         plan: The numbers that the strategy must realize.
+        group: How long processes wait for each other.
     """
 
-    def __init__(self, accelerator: Accelerator, launch: Launch, plan: RunPlan):
-        self.processes = Processes(accelerator.process_index, accelerator.num_processes, plan.micro_batch_size)
-        self.rank = self.processes.rank
-        self.world_size = self.processes.world_size
-        # Those that every part of a run asks for.
-        self.all_gather = self.processes.all_gather
-        self.all_max = self.processes.all_max
-        self.gather_objects = self.processes.gather_objects
-        self.raise_on_all_ranks = self.processes.raise_on_all_ranks
-        self.accelerator = accelerator
+    def __init__(self, launch: Launch, plan: RunPlan, group: InitProcessGroupKwargs):
         self.launch = launch
         self.plan = plan
+        arguments = self._accelerator_arguments(torch.cuda.is_available(), group)
+        # The backends apply autocast, in the same way on every strategy.
+        self.accelerator = accelerator = Accelerator(mixed_precision="no", **arguments)
+        super().__init__(accelerator.process_index, accelerator.num_processes, plan.micro_batch_size)
         # Without a launcher it is "cuda", which other threads cannot select: they need the index.
         self.device: torch.device = accelerator.device
         if self.device == torch.device("cuda"):
@@ -81,21 +76,15 @@ class Backend(ABC):
         self.optimizer: Optimizer
         self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
         self.reduces: Policy = launch.entry.reduction_policies[0]  # when gradients are reduced; known after `prepare`
-        self._learning_rate: float | None = None  # the schedule's; None until the first update
+        self.learning_rate: float | None = None  # the schedule's; None until the first update
         self.kept = KeptStates()
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
         self._watch: GradientWatch
         self.untouched: Untouched
 
-    @staticmethod
     @abstractmethod
-    def accelerate_arguments(
-        launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
-    ) -> dict[str, Any]:
-        """The strategy's arguments for `Accelerator`; without a GPU, processes must communicate over gloo.
-
-        `group` says how long processes wait for each other.
-        """
+    def _accelerator_arguments(self, on_gpu: bool, group: InitProcessGroupKwargs) -> dict[str, Any]:
+        """The strategy's arguments for `Accelerator`; without a GPU, processes must communicate over gloo."""
 
     # --- training -------------------------------------------------------------------------------------------------
 
@@ -294,27 +283,16 @@ class Backend(ABC):
         Raises:
             UserError: Something else has changed it since it was last set.
         """
-        if self._learning_rate is not None:
-            self._check_learning_rate(self._learning_rate)
-        self._learning_rate = learning_rate
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate * group.get("lr_factor", 1.0)
-
-    @property
-    def learning_rate(self) -> float:
-        """The schedule's learning rate, as the optimizer has it, from the first update on; UserError if it has not."""
-        assert self._learning_rate is not None
-        self._check_learning_rate(self._learning_rate)
-        return self._learning_rate
-
-    def _check_learning_rate(self, learning_rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            expected = learning_rate * group.get("lr_factor", 1.0)
-            if group["lr"] != expected:
+            factor = group.get("lr_factor", 1.0)
+            if self.learning_rate is not None and group["lr"] != self.learning_rate * factor:
                 raise UserError(
-                    f"the learning rate of a parameter group is {group['lr']:g}, but run.update has set {expected:g}; "
-                    "it follows the recipe's learning_rate in each step: remove the scheduler from train.py"
+                    f"the learning rate of a parameter group is {group['lr']:g}, but run.update has set "
+                    f"{self.learning_rate * factor:g}; it follows the recipe's learning_rate in each step: remove the "
+                    "scheduler from train.py"
                 )
+            group["lr"] = learning_rate * factor
+        self.learning_rate = learning_rate
 
     # --- state ----------------------------------------------------------------------------------------------------
 

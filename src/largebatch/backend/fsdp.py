@@ -5,20 +5,17 @@ from typing import Any
 
 import torch
 from accelerate import FullyShardedDataParallelPlugin
-from accelerate.state import PartialState
 from accelerate.utils import InitProcessGroupKwargs, ParallelismConfig
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from largebatch.backend.accelerate_internals import rehearse_fsdp_on_cpu
 from largebatch.backend.base import Observed, Update
-from largebatch.backend.exchange import all_gather
 from largebatch.backend.fsdp_units import fsdp_units, shape_of
 from largebatch.backend.gathers import gather_in_bf16
-from largebatch.backend.launch import SHARD_SIZE, Launch
+from largebatch.backend.launch import SHARD_SIZE
 from largebatch.backend.native import NativeBackend
 from largebatch.backend.state import EngineState, parameters_without_memory
 from largebatch.backend.torch_internals import (
@@ -29,7 +26,6 @@ from largebatch.backend.torch_internals import (
 )
 from largebatch.errors import BackendMismatch, LaunchError
 from largebatch.estimate.memory import when_reduced
-from largebatch.plan import RunPlan
 
 
 class FsdpBackend(NativeBackend):
@@ -41,21 +37,18 @@ class FsdpBackend(NativeBackend):
 
     _mesh: DeviceMesh  # of shape (processes that shard the model,) or, with replicas, (replicas, processes)
 
-    @staticmethod
-    def accelerate_arguments(
-        launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
-    ) -> dict[str, Any]:
+    def _accelerator_arguments(self, on_gpu: bool, group: InitProcessGroupKwargs) -> dict[str, Any]:
         if not on_gpu:
             rehearse_fsdp_on_cpu()
-        if plan.compute.activation_checkpointing == "selective":
+        if self.plan.compute.activation_checkpointing == "selective":
             hide_gathers_from_modes()
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
-        arguments = {"fsdp_plugin": plugin, "kwargs_handlers": [group]}
-        if shard_size := launch.shard_size:
-            _agree_on_shards(shard_size, group)
-            replicas = launch.world_size // shard_size
-            arguments["parallelism_config"] = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shard_size)
-        return arguments
+        arguments: dict[str, Any] = {
+            "fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
+        }
+        if self.launch.entry.replicates_shards:
+            # Accelerate's own, of one kind: `_form_mesh` forms the groups.
+            arguments["parallelism_config"] = ParallelismConfig(dp_shard_size=self.launch.world_size)
+        return {**arguments, "kwargs_handlers": [group]}
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         shape = shape_of(model, self.plan)
@@ -65,9 +58,6 @@ class FsdpBackend(NativeBackend):
         parameters = dict(model.named_parameters())
         for group, names in zip(self.optimizer.param_groups, groups, strict=True):
             group["params"] = [parameters[name] for name in names]
-        sharded = next(model.parameters())
-        assert isinstance(sharded, DTensor)
-        self._mesh = sharded.device_mesh
         self._units = list(sharded_units(model))
         gather_in_bf16(model, {each.name for each in shape.parameters if each.in_bf16 and not each.stored_in_bf16})
         if (compiled := self._compiled) is not None:
@@ -78,17 +68,33 @@ class FsdpBackend(NativeBackend):
 
     def _materialize(self, model: nn.Module) -> None:
         """Shard the model, which Accelerate then takes as it is, and allocate rows that were built without memory."""
-        mesh = self.accelerator.torch_device_mesh
-        if mesh is not None:
-            mesh = mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)]
+        self._mesh = self._form_mesh()
         for unit in fsdp_units(model):
             reshards = self.launch.reshards and not unit.gathered_once
-            fully_shard(unit.modules, mesh=mesh, reshard_after_forward=reshards)
+            fully_shard(unit.modules, mesh=self._mesh, reshard_after_forward=reshards)
         if parameters_without_memory(model):
             # Through the modules, so that FSDP registers the change.
             model._apply(  # type: ignore[no-untyped-call]
                 lambda tensor: torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor
             )
+
+    def _form_mesh(self) -> DeviceMesh:
+        """Form the groups of processes that shard the model.
+
+        Raises:
+            LaunchError: They differ in size, so the processes would wait for each other while forming them.
+        """
+        shard_size = self.launch.shard_size
+        if shard_size is None:
+            return init_device_mesh(self.device.type, (self.world_size,))
+        sizes = self.gather_objects(shard_size)
+        if len(set(sizes)) > 1:
+            found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
+            raise LaunchError(
+                f"hsdp shards the model over groups of equal size, but the sizes are {found}; by default, a group is "
+                f"the processes of a node: set {SHARD_SIZE} to one number everywhere, or start as many on each node"
+            )
+        return init_device_mesh(self.device.type, (self.world_size // shard_size, shard_size))
 
     def mark_micro_step(self, is_last: bool) -> None:
         # Every backward pass keeps FSDP2's mark of a last one: otherwise FSDP2 would keep the order of its units from
@@ -152,15 +158,3 @@ def _take_parameters(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     for group in optimizer.param_groups:
         group["params"] = []
     return groups
-
-
-def _agree_on_shards(shard_size: int, group: InitProcessGroupKwargs) -> None:
-    """Refuse groups of different sizes, because the processes would wait for each other while forming them."""
-    device = PartialState(**group.to_kwargs()).device
-    sizes = [int(size) for size in all_gather(torch.tensor([shard_size], device=device), None)]
-    if len(set(sizes)) > 1:
-        found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
-        raise LaunchError(
-            f"hsdp shards the model over groups of equal size, but the sizes are {found}; by default, a group is the "
-            f"processes of a node: set {SHARD_SIZE} to the same number everywhere, or start as many on each node"
-        )

@@ -12,12 +12,10 @@ from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, Observed, Update
 from largebatch.backend.gradient_watch import GradientWatch
-from largebatch.backend.launch import Launch
 from largebatch.backend.state import EngineState, own_part, share_writing
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.groups import group_sizes
 from largebatch.optim.layerwise import LayerPart
-from largebatch.plan import RunPlan
 
 
 class NativeBackend(Backend):
@@ -99,10 +97,7 @@ class DdpBackend(NativeBackend):
     One process has no wrapper, which would zero its gradients, add to them, and divide them, for nothing.
     """
 
-    @staticmethod
-    def accelerate_arguments(
-        _launch: Launch, _plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
-    ) -> dict[str, Any]:
+    def _accelerator_arguments(self, on_gpu: bool, group: InitProcessGroupKwargs) -> dict[str, Any]:
         # Broadcasting rank 0's buffers would lose the other processes' statistics, which are averaged before use.
         ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
         return {"cpu": not on_gpu, "kwargs_handlers": [group, ddp]}

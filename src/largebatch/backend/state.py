@@ -66,13 +66,8 @@ class EngineState:
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """The buffers that belong to the model's state, by their first name."""
-    persistent = {
-        id(buffer)
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
-    }
-    return {name: buffer for name, buffer in model.named_buffers() if id(buffer) in persistent}
+    saved = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def parameters_without_memory(model: nn.Module) -> list[nn.Parameter]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate import DeepSpeedPlugin
 from accelerate.utils import InitProcessGroupKwargs
 from deepspeed.runtime.zero import Init
 from deepspeed.utils import set_z3_leaf_module
@@ -44,29 +44,26 @@ class ZeroBackend(Backend):
 
     engine: Any
 
-    @staticmethod
-    def accelerate_arguments(
-        launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
-    ) -> dict[str, Any]:
-        if not on_gpu:
-            switch_off_shared_memory()
-            group.backend = "gloo"
-        if plan.compute.activation_checkpointing == "selective":
-            hide_gathers_from_modes()
-        assert launch.deepspeed_config is not None
-        plugin = DeepSpeedPlugin(
-            hf_ds_config=fill_from_plan(launch.deepspeed_config, plan),
-            gradient_accumulation_steps=1,
-            gradient_clipping=plan.optimizer.clip_norm or 0.0,
-            zero3_init_flag=False,
-        )
-        return {"deepspeed_plugin": plugin, "kwargs_handlers": [group]}
-
-    def __init__(self, accelerator: Accelerator, launch: Launch, plan: RunPlan):
+    def __init__(self, launch: Launch, plan: RunPlan, group: InitProcessGroupKwargs):
+        super().__init__(launch, plan, group)
         # Accelerate has told `transformers` about ZeRO-3, so its Auto classes would shard weights as they create them.
         # Models are built whole on every strategy, checked, and sharded by `prepare`.
         unset_hf_deepspeed_config()
-        super().__init__(accelerator, launch, plan)
+
+    def _accelerator_arguments(self, on_gpu: bool, group: InitProcessGroupKwargs) -> dict[str, Any]:
+        if not on_gpu:
+            switch_off_shared_memory()
+            group.backend = "gloo"
+        if self.plan.compute.activation_checkpointing == "selective":
+            hide_gathers_from_modes()
+        assert self.launch.deepspeed_config is not None
+        plugin = DeepSpeedPlugin(
+            hf_ds_config=fill_from_plan(self.launch.deepspeed_config, self.plan),
+            gradient_accumulation_steps=1,
+            gradient_clipping=self.plan.optimizer.clip_norm or 0.0,
+            zero3_init_flag=False,
+        )
+        return {"deepspeed_plugin": plugin, "kwargs_handlers": [group]}
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         if self.launch.entry.zero_stage == 3 and (compiled := self._compiled) is not None:

@@ -245,7 +245,7 @@ class Run(Generic[Config]):
             UserError: The host has too little memory for asynchronous checkpoints.
         """
         self._starting.check()
-        self.backend.kept.check(self.backend.processes)
+        self.backend.kept.check(self.backend)
         with self.backend.raise_on_all_ranks():
             check_before(model, optimizer, self.backend)
             check_savable(model)

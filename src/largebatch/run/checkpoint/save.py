@@ -78,7 +78,7 @@ class CheckpointWriter:
 
     def __post_init__(self) -> None:
         # Threads must not share a group.
-        self._group = self.backend.processes.new_host_group()
+        self._group = self.backend.new_host_group()
         on_gpu = self.backend.device.type == "cuda"
         self._staging = Staging(page_locked=on_gpu)
         self._copy_stream = torch.cuda.Stream(self.backend.device) if on_gpu else None  # type: ignore[no-untyped-call]
@@ -189,7 +189,7 @@ class CheckpointWriter:
         if self.settings.asynchronous:
             # They change in forward passes.
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend.processes))
+        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend))
 
     def _space_for(self, state: EngineState) -> EngineState:
         """Uninitialized memory on the host for what this process writes of a state."""
