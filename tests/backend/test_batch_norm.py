@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tasks
-from jobs import JobFailed, run_job, train
+from jobs import run_job
 from largebatch.backend.batch_norm import CpuSyncBatchNorm, RunningStatistics, is_synchronized, synchronize
 from largebatch.backend.check import check_before
 from largebatch.backend.launch import Launch
@@ -251,16 +251,3 @@ def test_models_that_are_not_what_the_plan_says(change, words, message):
 
 def test_own_layers_are_allowed_where_nothing_is_synchronized():
     check_changed("another class", ())
-
-
-def train_unsynchronized(run_dir: Path) -> None:
-    from largebatch.backend import base
-
-    base.synchronize = lambda *_: None
-    train(DIGITS, "--train.stop_after_steps=1", SYNC, run_dir=run_dir)
-
-
-@pytest.mark.slow
-def test_an_engine_that_does_not_synchronize_is_refused(tmp_path):
-    with pytest.raises(JobFailed, match="BatchNorm over all processes: the plan says True, the engine has False"):
-        run_job(train_unsynchronized, tmp_path / "run")

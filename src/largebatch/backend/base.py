@@ -11,7 +11,7 @@ from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 from torch.optim import Optimizer
 
-from largebatch.backend.batch_norm import RunningStatistics, is_synchronized, synchronize
+from largebatch.backend.batch_norm import RunningStatistics, synchronize
 from largebatch.backend.compilation import CompiledRegions, compiles_whole
 from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.kept import KeptStates
@@ -20,7 +20,7 @@ from largebatch.backend.processes import Processes
 from largebatch.backend.state import (
     EngineState,
     Piece,
-    fresh_state,
+    create_state,
     materialize,
     own_part,
     parameters_without_memory,
@@ -353,15 +353,14 @@ class Backend(Processes, ABC):
                 the optimizer does not have one of them.
         """
         optimizer = self._torch_optimizer
-        layer_parts = self._layer_parts()
-        stepped = {
-            tensor: parts for tensor, parts in layer_parts.items() if any(part.name in with_states for part in parts)
-        }
-        for tensor in layer_parts.keys() - stepped.keys():
-            optimizer.state.pop(tensor, None)
-        fresh_state(
-            optimizer, {tensor: group for tensor, group in self._groups().items() if tensor in stepped}, self.plan
-        )
+        groups = self._groups()
+        stepped = {}
+        for tensor, parts in self._layer_parts().items():
+            if any(part.name in with_states for part in parts):
+                stepped[tensor] = parts
+                create_state(optimizer, tensor, groups[tensor], self.plan)
+            else:
+                optimizer.state.pop(tensor, None)
         # The engine may communicate next, so if one process raises, all must.
         with self.raise_on_all_ranks():
             fill(self.engine_state())
@@ -385,6 +384,5 @@ class Backend(Processes, ABC):
     def observe(self) -> Observed:
         """The actual settings of the prepared engine, under the names of `check.expect`."""
         return {
-            "BatchNorm over all processes": is_synchronized(self.model),
             "hyperparameters per group": group_options(self._torch_optimizer),
         }

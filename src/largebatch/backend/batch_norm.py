@@ -97,12 +97,6 @@ def synchronize(model: nn.Module, device: torch.device) -> None:
             vars(module)["process_group"] = None
 
 
-def is_synchronized(model: nn.Module) -> bool:
-    """Whether the model has BatchNorm layers and all of them normalize over all processes."""
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    return bool(layers) and all(isinstance(layer, (CpuSyncBatchNorm, nn.SyncBatchNorm)) for layer in layers)
-
-
 class CpuSyncBatchNorm(_BatchNorm):
     """BatchNorm over all processes' inputs together in training, for CPUs, which torch's `SyncBatchNorm` refuses.
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, Observed
 from largebatch.backend.launch import Launch
-from largebatch.backend.state import fresh_state
+from largebatch.backend.state import create_state
 from largebatch.errors import BackendMismatch
 from largebatch.optim.build import build_optimizer
 from largebatch.optim.groups import group_options, group_sizes
@@ -28,13 +28,10 @@ def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
     """The engine's required behavior, from the plan and from the optimizer as the recipe built it, before `prepare`."""
     expected: Observed = {
         "strategy": launch.strategy,
-        "BatchNorm over all processes": plan.sync_batch_norm and plan.world_size > 1,
         "parameters per group": group_sizes(optimizer),
         "hyperparameters per group": group_options(optimizer),
         "master weights": {str(DTYPES[plan.precision])},
     }
-    if launch.shard_size is not None:
-        expected["processes that shard the model"] = launch.shard_size
     if launch.deepspeed_config is not None:
         expected |= {
             "gradient accumulation inside the engine": 1,
@@ -83,7 +80,7 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
         return
     for group in planned.param_groups:
         small = nn.Parameter(torch.zeros_like(min(group["params"], key=torch.numel), device="cpu"))
-        fresh_state(planned, {small: group}, plan)
+        create_state(planned, small, group, plan)
         split_state(planned.state[small], small, f"a parameter of shape {tuple(small.shape)}", plan, group)
     names = {parameter: name for name, parameter in model.named_parameters()}
     given, expected = _options_by_parameter(optimizer), _options_by_parameter(planned)

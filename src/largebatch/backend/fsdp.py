@@ -94,7 +94,8 @@ class FsdpBackend(NativeBackend):
                 f"hsdp shards the model over groups of equal size, but the sizes are {found}; by default, a group is "
                 f"the processes of a node: set {SHARD_SIZE} to one number everywhere, or start as many on each node"
             )
-        return init_device_mesh(self.device.type, (self.world_size // shard_size, shard_size))
+        shape = (self.world_size // shard_size, shard_size)
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replica", "shard"))
 
     def mark_micro_step(self, is_last: bool) -> None:
         # Every backward pass keeps FSDP2's mark of a last one: otherwise FSDP2 would keep the order of its units from
@@ -127,7 +128,7 @@ class FsdpBackend(NativeBackend):
 
     @property
     def _replica(self) -> tuple[int, int]:
-        if self._mesh.ndim > 1:
+        if self.launch.shard_size is not None:
             return self._mesh.get_local_rank(0), self._mesh.size(0)
         return 0, 1
 
@@ -145,10 +146,8 @@ class FsdpBackend(NativeBackend):
         return super().engine_state()
 
     def observe(self) -> Observed:
-        return super().observe() | {
-            "strategy": self.launch.strategy if isinstance(self.model, FSDPModule) else "no sharding",
-            "processes that shard the model": self._mesh.size(-1),
-        }
+        is_sharded = isinstance(self.model, FSDPModule)
+        return super().observe() | {"strategy": self.launch.strategy if is_sharded else "no sharding"}
 
 
 def _take_parameters(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

@@ -135,21 +135,20 @@ def share_writing(pieces: Sequence[Piece], place: int, number: int) -> list[Piec
     return shared
 
 
-def fresh_state(optimizer: Optimizer, groups: Mapping[torch.Tensor, GroupOptions], plan: RunPlan) -> None:
-    """Give each tensor without optimizer state the state that a first step creates, to be overwritten.
+def create_state(optimizer: Optimizer, tensor: torch.Tensor, options: GroupOptions, plan: RunPlan) -> None:
+    """Give a tensor without optimizer state the state that a first step creates, to be overwritten.
 
     A second optimizer of the same kind, with the options of the tensor's parameter group, makes that step, with a
     gradient and a learning rate of zero.
     """
-    for tensor, options in groups.items():
-        if optimizer.state.get(tensor):
-            continue
-        gradient = tensor.grad
-        tensor.grad = torch.zeros_like(tensor)
-        scratch = optimizer_over([{**options, "params": [tensor], "lr": 0.0}], plan)
-        scratch.step()
-        tensor.grad = gradient
-        optimizer.state[tensor] = scratch.state[tensor]
+    if optimizer.state.get(tensor):
+        return
+    gradient = tensor.grad
+    tensor.grad = torch.zeros_like(tensor)
+    scratch = optimizer_over([{**options, "params": [tensor], "lr": 0.0}], plan)
+    scratch.step()
+    tensor.grad = gradient
+    optimizer.state[tensor] = scratch.state[tensor]
 
 
 def set_scalars(state: dict[str, Any], scalars: Mapping[str, float]) -> None:
