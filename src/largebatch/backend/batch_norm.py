@@ -105,14 +105,12 @@ class CpuSyncBatchNorm(_BatchNorm):
     over the processes, too.
     """
 
-    def _check_input_dim(self, input: torch.Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+    _check_input_dim = nn.SyncBatchNorm._check_input_dim
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(input)
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[misc]
         # bfloat16 would keep only 8 bits of a mean.
         values = input.to(torch.promote_types(input.dtype, torch.float32))
         channels = (1, -1, *[1] * (values.dim() - 2))
@@ -124,16 +122,11 @@ class CpuSyncBatchNorm(_BatchNorm):
         # Squared deviations from the common mean, because E[x^2] - E[x]^2 cancels if the mean is large.
         deviations = values - mean.view(channels)
         variance = _sum_over_processes(deviations.square().sum(others)) / count
-        if self.track_running_stats:
-            # `RunningStatistics` has refused a momentum of None.
-            assert self.momentum is not None
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            assert self.num_batches_tracked is not None
+        # `RunningStatistics` has refused a momentum of None, and counts the steps.
+        if self.running_mean is not None and self.running_var is not None and self.momentum is not None:
             unbiased_variance = variance.detach() * count / (count - 1)
             self.running_mean.mul_(1 - self.momentum).add_(mean.detach(), alpha=self.momentum)
             self.running_var.mul_(1 - self.momentum).add_(unbiased_variance, alpha=self.momentum)
-            self.num_batches_tracked.add_(1)
         output = deviations * torch.rsqrt(variance + self.eps).view(channels)
         if self.weight is not None:
             output = output * self.weight.view(channels)

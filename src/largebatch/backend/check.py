@@ -136,9 +136,9 @@ def check_backend(backend: Backend, expected: Observed) -> None:
     """After `prepare`: raise BackendMismatch if the engine would not do what `expect` said, naming each difference."""
     observed = backend.observe()
     differences = [
-        f"{name}: the plan says {value}, the engine has {observed.get(name, 'nothing')}"
+        f"{name}: the plan says {value}, the engine has {observed[name]}"
         for name, value in expected.items()
-        if name not in observed or observed[name] != value
+        if observed[name] != value
     ]
     if differences:
         what = f"the {backend.launch.strategy} engine would not do what the plan says"

@@ -152,10 +152,9 @@ def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> in
 
 
 def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -> None:
-    def is_aligned(size: int) -> bool:
-        return local_world_size % size == 0 or size % local_world_size == 0
-
-    sizes = [size for size in range(min(2, world_size), world_size + 1) if world_size % size == 0 and is_aligned(size)]
+    divisors = [size for size in range(min(2, world_size), world_size + 1) if world_size % size == 0]
+    # Parts of a node, or whole nodes.
+    sizes = [size for size in divisors if 0 in (local_world_size % size, size % local_world_size)]
     if shard_size not in sizes:
         raise LaunchError(
             f"hsdp cannot shard the model over groups of {shard_size}: with {world_size} processes, {local_world_size} "

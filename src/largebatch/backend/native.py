@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -15,7 +14,7 @@ from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.state import EngineState, own_part, share_writing
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.groups import group_sizes
-from largebatch.optim.layerwise import LayerPart
+from largebatch.optim.layerwise import LayerPart, local_part
 
 
 class NativeBackend(Backend):
@@ -45,9 +44,8 @@ class NativeBackend(Backend):
     @torch.no_grad()
     def _gradients_to_clip(self) -> list[torch.Tensor]:
         """This process's parts of the gradients that the step counts."""
-        found = [each.grad for each in self.model.parameters() if each.grad is not None]
         # Operations on DTensors go through Python for each tensor.
-        return [each.to_local() if isinstance(each, DTensor) else each for each in found]
+        return [local_part(each.grad) for each in self.model.parameters() if each.grad is not None]
 
     def _norm_of(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """The norm of all gradients, from that of each, as torch computes it."""
@@ -124,11 +122,11 @@ class DdpBackend(NativeBackend):
         differ from the same step of an uninterrupted run. A backward pass of zeros beforehand settles on the
         parameters' reverse order.
         """
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # The backward pass goes through this chain of sums from the last to the first.
-        total = torch.zeros((), device=self.device, dtype=trainable[0].dtype)
-        for parameter in trainable:
-            total = total + parameter.flatten()[:1].sum() * 0.0
+        total = torch.zeros((), device=self.device)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                total = total + parameter.flatten()[:1].sum() * 0.0
         settle_buckets(model, total.backward)
         self.discard_gradients()
 
