@@ -79,7 +79,6 @@ class Backend(Processes, ABC):
         self.learning_rate: float | None = None  # the schedule's; None until the first update
         self.kept = KeptStates()
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
-        self._watch: GradientWatch
         self.untouched: Untouched
 
     @abstractmethod
@@ -96,6 +95,7 @@ class Backend(Processes, ABC):
         self._shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
         prepared = self._wrap(model, optimizer)
         self._locate_layers()
+        self._watch = GradientWatch(self.unwrapped_model)
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
         return prepared
 

@@ -11,11 +11,9 @@ from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, Observed
 from largebatch.backend.launch import Launch
-from largebatch.backend.state import create_state
 from largebatch.errors import BackendMismatch
 from largebatch.optim.build import build_optimizer
 from largebatch.optim.groups import group_options, group_sizes
-from largebatch.optim.states import split_state
 from largebatch.plan import RunPlan
 from largebatch.storage.tensors import fingerprint
 from largebatch.words import bulleted
@@ -78,10 +76,6 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
     if type(optimizer) is not type(planned):
         yield f"the optimizer is {type(optimizer).__name__}, the plan says {type(planned).__name__}; {remedy}"
         return
-    for group in planned.param_groups:
-        small = nn.Parameter(torch.zeros_like(min(group["params"], key=torch.numel), device="cpu"))
-        create_state(planned, small, group, plan)
-        split_state(planned.state[small], small, f"a parameter of shape {tuple(small.shape)}", plan, group)
     names = {parameter: name for name, parameter in model.named_parameters()}
     given, expected = _options_by_parameter(optimizer), _options_by_parameter(planned)
     if given.keys() != expected.keys() or sum(len(group["params"]) for group in optimizer.param_groups) != len(given):

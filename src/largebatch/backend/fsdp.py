@@ -108,10 +108,6 @@ class FsdpBackend(NativeBackend):
     def _gradient_leaves(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         return gathered_parameters(self._units)
 
-    def parameters_without_gradient(self) -> list[str]:
-        parameters = self.unwrapped_model.named_parameters()
-        return [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
-
     def clip_and_step(self, measure_norm: bool) -> Update:
         # If the last micro-batch has not used a unit, FSDP2 would sum its gradients over the replicas in the next step.
         if any(map(waits_for_all_reduce, self._units)):

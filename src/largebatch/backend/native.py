@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, Observed, Update
-from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.state import EngineState, own_part, share_writing
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.groups import group_sizes
@@ -104,8 +103,6 @@ class DdpBackend(NativeBackend):
         prepared = super()._wrap(model, optimizer)
         if isinstance(self.model, DistributedDataParallel):
             self._settle_buckets(self.model)
-        # The buckets' gradients exist from the start.
-        self._watch = GradientWatch(self.unwrapped_model)
         return prepared
 
     def _materialize(self, model: nn.Module) -> None:

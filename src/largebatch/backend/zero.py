@@ -24,7 +24,6 @@ from largebatch.backend.deepspeed_internals import (
     partition_weights,
     switch_off_shared_memory,
 )
-from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
     EngineState,
@@ -77,8 +76,6 @@ class ZeroBackend(Backend):
                 # Gather its weights together before its compiled code runs, instead of in each layer inside it.
                 set_z3_leaf_module(region, True)
         self.engine, wrapped = super()._wrap(model, optimizer)
-        # The engine takes gradients away.
-        self._watch = GradientWatch(self.unwrapped_model)
         self._shards_weights = self.engine.zero_optimization_stage() == 3
         find_buffers = buffers_of_weights if self._shards_weights else buffers_of_states
         names = {parameter: name for name, parameter in model.named_parameters()}

@@ -142,6 +142,9 @@ class Loop:
             self.backend.untouched.forget()
             update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
             self.backend.untouched.note()
+            if step.index == self.start.step:
+                # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.
+                self.backend.engine_state()
             self.record.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
             if step.noise_parts and update.applied and update.grad_norm is not None:
