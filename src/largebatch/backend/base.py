@@ -200,10 +200,6 @@ class Backend(Processes, ABC):
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def begin_step(self) -> None:
-        """Prepare for the passes and the update of a step."""
-        self.untouched.forget()
-
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Prepare for the forward pass of micro-batch `micro_step`, counted from 0, of `accumulation`."""
         if micro_step == 0 and self.plan.faults.on_non_finite == "skip":

@@ -122,8 +122,10 @@ class CpuSyncBatchNorm(_BatchNorm):
         # Squared deviations from the common mean, because E[x^2] - E[x]^2 cancels if the mean is large.
         deviations = values - mean.view(channels)
         variance = _sum_over_processes(deviations.square().sum(others)) / count
-        # `RunningStatistics` has refused a momentum of None, and counts the steps.
+        # `RunningStatistics` has refused a momentum of None.
         if self.running_mean is not None and self.running_var is not None and self.momentum is not None:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
             unbiased_variance = variance.detach() * count / (count - 1)
             self.running_mean.mul_(1 - self.momentum).add_(mean.detach(), alpha=self.momentum)
             self.running_var.mul_(1 - self.momentum).add_(unbiased_variance, alpha=self.momentum)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
 from largebatch.backend.accelerate_internals import rehearse_fsdp_on_cpu
-from largebatch.backend.base import Observed, Update
+from largebatch.backend.base import Update
 from largebatch.backend.fsdp_units import fsdp_units, shape_of
 from largebatch.backend.gathers import gather_in_bf16
 from largebatch.backend.launch import SHARD_SIZE
@@ -140,10 +140,6 @@ class FsdpBackend(NativeBackend):
             if isinstance(module, FSDPModule):
                 module.reshard()
         return super().engine_state()
-
-    def observe(self) -> Observed:
-        is_sharded = isinstance(self.model, FSDPModule)
-        return super().observe() | {"strategy": self.launch.strategy if is_sharded else "no sharding"}
 
 
 def _take_parameters(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

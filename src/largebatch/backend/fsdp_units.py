@@ -1,7 +1,8 @@
 """The units in which FSDP2 shards and gathers a model, and the model's shapes as estimates count them.
 
 Each unit is sharded and gathered as a whole. Its hooks take time of the host in every pass: 36 ms a micro-batch for the
-21 units of a ResNet-18 whose parts were units, where its kernels took 3 (bench/results/gpu). So small parts are joined.
+21 units of a ResNet-18 whose parts were units, where its kernels took 3 (bench/results/gpu). So a part of a block
+is not a unit.
 """
 
 from collections import Counter
@@ -17,9 +18,6 @@ from largebatch.estimate.model_shape import ModelShape, ParameterShape
 from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer, lists_of_blocks
 from largebatch.optim import planned_groups
 from largebatch.plan import RunPlan
-
-MIN_UNIT = 2**20
-"""Parameters of a part of a block, on average, below which the blocks are the units."""
 
 
 class Unit(NamedTuple):
@@ -57,20 +55,18 @@ def fsdp_units(model: nn.Module) -> list[Unit]:
 
 
 def _blocks(model: nn.Module) -> set[nn.Module]:
-    """The blocks that a model names, without those that share a parameter with another part of the model.
+    """The blocks that a model names, or repeats if it names parts of them.
 
-    Some models of `transformers` name an embedding that shares its weight with the output layer.
+    Those that share a parameter with another part of the model are left out: some models of `transformers` name an
+    embedding that shares its weight with the output layer.
     """
     repeated = [block for list_of_blocks in lists_of_blocks(model) for block in list_of_blocks]
     inside = {part for block in repeated for part in block.modules() if part is not block}
     blocks: set[nn.Module] = set()
     for name in getattr(model, "_no_split_modules", None) or ():
         named = [module for module in model.modules() if type(module).__name__ == name]
-        elements = sum(parameter.numel() for module in named for parameter in module.parameters())
-        if not all(_shares_nothing(model, [module]) for module in named):
-            continue
-        are_small = elements < MIN_UNIT * len(named) and not inside.isdisjoint(named)
-        blocks.update(repeated if are_small else named)
+        if all(_shares_nothing(model, [module]) for module in named):
+            blocks.update(named if inside.isdisjoint(named) else repeated)
     return blocks
 
 

@@ -41,11 +41,11 @@ REFUSED = (
     Setting("gradient_clipping", ("auto", "none"), "set optimizer.clip_norm in the recipe"),
     # Accelerate recomputes with different dropout masks and updates BatchNorm's statistics twice.
     Setting("fsdp_activation_checkpointing", ("false",), "set compute.activation_checkpointing in the recipe"),
-    # The gradient norm would be computed on the host, where NCCL cannot reduce it.
+    # FSDP2's units are formed without it: the gradient norm would be computed on the host, where NCCL cannot reduce it.
     Setting("fsdp_offload_params", ("false",), "launch with zero3_offload.yaml to offload"),
     # Models with BatchNorm fail with it.
     Setting("fsdp_cpu_ram_efficient_loading", ("false",), "every process builds the same weights anyway"),
-    Setting("fsdp_ignored_modules", ("", "none"), "their gradients would not be reduced"),
+    Setting("fsdp_ignored_modules", ("", "none"), "every parameter is sharded"),
     Setting("fsdp_auto_wrap_policy", ("transformer_based_wrap", "no_wrap"), "the model's _no_split_modules decide"),
     Setting(
         "fsdp_transformer_layer_cls_to_wrap",

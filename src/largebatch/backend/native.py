@@ -29,32 +29,22 @@ class NativeBackend(Backend):
         may_skip = self.plan.faults.on_non_finite != "stop"
         clip_norm = self.plan.optimizer.clip_norm
         if measure_norm or may_skip or clip_norm is not None:
-            gradients = self._gradients_to_clip()
-            norm = self._norm_of(gradients)
+            with torch.no_grad():
+                # Operations on DTensors go through Python for each tensor.
+                gradients = [local_part(each.grad) for each in self.model.parameters() if each.grad is not None]
+            # As torch computes it, from the norm of each gradient.
+            norms = torch.stack(torch._foreach_norm(gradients))
+            if self._is_sharded:
+                norms = self._sum_vector(norms.square()).sqrt()
+            norm = torch.linalg.vector_norm(norms)
             if may_skip and not torch.isfinite(norm):
                 self.discard_gradients()
                 return Update(norm, applied=False)
-            if clip_norm is not None and gradients:
+            if clip_norm is not None:
                 torch._foreach_mul_(gradients, (clip_norm / (norm + 1e-6)).clamp(max=1.0))
         self._torch_optimizer.step()
         self.discard_gradients()
         return Update(norm, applied=True)
-
-    @torch.no_grad()
-    def _gradients_to_clip(self) -> list[torch.Tensor]:
-        """This process's parts of the gradients that the step counts."""
-        # Operations on DTensors go through Python for each tensor.
-        return [local_part(each.grad) for each in self.model.parameters() if each.grad is not None]
-
-    def _norm_of(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """The norm of all gradients, from that of each, as torch computes it."""
-        if not gradients:
-            return torch.zeros((), device=self.device)
-        norms = torch.stack(torch._foreach_norm(gradients))
-        if self._is_sharded:
-            norms = self._sum_vector(norms.square()).sqrt()
-        norm: torch.Tensor = torch.linalg.vector_norm(norms)
-        return norm
 
     def discard_gradients(self) -> None:
         # As `zero_grad` does, without its record for the profiler.

@@ -58,8 +58,6 @@ class ZeroBackend(Backend):
         assert self.launch.deepspeed_config is not None
         plugin = DeepSpeedPlugin(
             hf_ds_config=fill_from_plan(self.launch.deepspeed_config, self.plan),
-            gradient_accumulation_steps=1,
-            gradient_clipping=self.plan.optimizer.clip_norm or 0.0,
             zero3_init_flag=False,
         )
         return {"deepspeed_plugin": plugin, "kwargs_handlers": [group]}
