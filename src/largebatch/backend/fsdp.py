@@ -46,7 +46,7 @@ class FsdpBackend(NativeBackend):
             "fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
         }
         if self.launch.entry.replicates_shards:
-            # Accelerate's own, of one kind: `_form_mesh` forms the groups.
+            # Otherwise Accelerate reads that section of its config; `_form_mesh` forms the groups.
             arguments["parallelism_config"] = ParallelismConfig(dp_shard_size=self.launch.world_size)
         return {**arguments, "kwargs_handlers": [group]}
 
