@@ -78,7 +78,8 @@ def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -
         yield f"the optimizer is {type(optimizer).__name__}, the plan says {type(planned).__name__}; {remedy}"
         return
     names = {parameter: name for name, parameter in model.named_parameters()}
-    given, expected = _options_by_parameter(optimizer), _options_by_parameter(planned)
+    given = _options_by_parameter(optimizer)
+    expected = _options_by_parameter(planned)
     if given.keys() != expected.keys() or sum(len(group["params"]) for group in optimizer.param_groups) != len(given):
         missing = [names[parameter] for parameter in expected if parameter not in given]
         what = f"; missing: {', '.join(missing[:5])}" if missing else ""
