@@ -57,7 +57,6 @@ class FakeBackend:
     kept = KeptStates()
 
     def __init__(self, rank: int = 0, world_size: int = 1):
-        self.processes = self
         self.rank = rank
         self.world_size = world_size
         self.is_main_process = rank == 0

@@ -98,7 +98,7 @@ def use_on_the_second_process():
         state.load_state_dict = lambda saved: saved["unseen"]
     manifest = SimpleNamespace(parameters={}, vectors={}, kept={"own": {}})
     said = []
-    for use in (lambda: backend.kept.check(backend.processes), lambda: load(backend, None, manifest)):
+    for use in (lambda: backend.kept.check(backend), lambda: load(backend, None, manifest)):
         with pytest.raises(UserError) as caught:
             use()
         said.append(str(caught.value).removeprefix("on rank 1: ").partition(";")[0])

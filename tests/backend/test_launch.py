@@ -60,6 +60,11 @@ def test_states_that_are_offloaded_are_on_the_host():
         ({"FSDP_OFFLOAD_PARAMS": "True"}, "fsdp_offload_params"),
         ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "fsdp_cpu_ram_efficient_loading"),
         ({"FSDP_IGNORED_MODULES": ".*head"}, "fsdp_ignored_modules"),
+        (
+            {"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP"},
+            "fsdp_auto_wrap_policy: SIZE_BASED_WRAP; remove it; the model's",
+        ),
+        ({"FSDP_TRANSFORMER_CLS_TO_WRAP": "GPT2Block"}, "name the blocks in the model's _no_split_modules"),
         ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend"),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "parallelism_config"),
         ({**HSDP, "PARALLELISM_CONFIG_TP_SIZE": "2"}, "parallelism_config_tp_size: 2; remove it; largebatch supports"),

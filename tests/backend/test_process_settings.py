@@ -31,7 +31,7 @@ def settings_of_a_run(folder, hang_seconds, deterministic, samples):
 
     words = [f"--faults.hang_seconds={hang_seconds}", f"--compute.deterministic={deterministic}", *samples]
     run = Run(load_config(PYDOC, words), RunOptions(folder))
-    groups = [distributed.group.WORLD, run.backend.processes._host_group]
+    groups = [distributed.group.WORLD, run.backend._host_group]
     names = (
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
         "TORCH_FR_BUFFER_SIZE",

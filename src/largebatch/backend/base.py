@@ -11,20 +11,32 @@ from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 from torch.optim import Optimizer
 
-from largebatch.backend.batch_norm import RunningStatistics, is_synchronized, synchronize
+from largebatch.backend.batch_norm import RunningStatistics, synchronize
 from largebatch.backend.compilation import CompiledRegions, compiles_whole
 from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
 from largebatch.backend.processes import Processes
-from largebatch.backend.state import EngineState, fresh_state, materialize, parameters_without_memory, set_scalars
+from largebatch.backend.state import (
+    EngineState,
+    Piece,
+    create_state,
+    materialize,
+    own_part,
+    parameters_without_memory,
+    persistent_buffers,
+    piece_of,
+    set_scalars,
+)
 from largebatch.backend.untouched import Untouched
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
-from largebatch.optim.whole_layers import LayerProcesses, LayerRange
+from largebatch.optim.states import split_state
+from largebatch.optim.whole_layers import LayerProcesses, LayerRange, Shape
 from largebatch.plan import RunPlan
 from largebatch.plan.strategies import Policy, names_of
+from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 Observed = dict[str, Any]
 
@@ -36,27 +48,22 @@ class Update(NamedTuple):
     applied: bool  # False if weights and optimizer are unchanged, as the gradient was not finite; True if not checked
 
 
-class Backend(ABC):
-    """One strategy, configured from a plan.
+class Backend(Processes, ABC):
+    """One strategy, configured from a plan, and the processes that it trains on.
 
     Args:
-        accelerator: Accelerate, started for this strategy.
         launch: What the launcher asked for.
         plan: The numbers that the strategy must realize.
+        group: How long processes wait for each other.
     """
 
-    def __init__(self, accelerator: Accelerator, launch: Launch, plan: RunPlan):
-        self.processes = Processes(accelerator.process_index, accelerator.num_processes, plan.micro_batch_size)
-        self.rank = self.processes.rank
-        self.world_size = self.processes.world_size
-        # Those that every part of a run asks for.
-        self.all_gather = self.processes.all_gather
-        self.all_max = self.processes.all_max
-        self.gather_objects = self.processes.gather_objects
-        self.raise_on_all_ranks = self.processes.raise_on_all_ranks
-        self.accelerator = accelerator
+    def __init__(self, launch: Launch, plan: RunPlan, group: InitProcessGroupKwargs):
         self.launch = launch
         self.plan = plan
+        arguments = self._accelerator_arguments(torch.cuda.is_available(), group)
+        # The backends apply autocast, in the same way on every strategy.
+        self.accelerator = accelerator = Accelerator(mixed_precision="no", **arguments)
+        super().__init__(accelerator.process_index, accelerator.num_processes, plan.micro_batch_size)
         # Without a launcher it is "cuda", which other threads cannot select: they need the index.
         self.device: torch.device = accelerator.device
         if self.device == torch.device("cuda"):
@@ -69,21 +76,14 @@ class Backend(ABC):
         self.optimizer: Optimizer
         self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
         self.reduces: Policy = launch.entry.reduction_policies[0]  # when gradients are reduced; known after `prepare`
-        self._learning_rate: float | None = None  # the schedule's; None until the first update
+        self.learning_rate: float | None = None  # the schedule's; None until the first update
         self.kept = KeptStates()
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
-        self._watch: GradientWatch
         self.untouched: Untouched
 
-    @staticmethod
     @abstractmethod
-    def accelerate_arguments(
-        launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
-    ) -> dict[str, Any]:
-        """The strategy's arguments for `Accelerator`; without a GPU, processes must communicate over gloo.
-
-        `group` says how long processes wait for each other.
-        """
+    def _accelerator_arguments(self, on_gpu: bool, group: InitProcessGroupKwargs) -> dict[str, Any]:
+        """The strategy's arguments for `Accelerator`; without a GPU, processes must communicate over gloo."""
 
     # --- training -------------------------------------------------------------------------------------------------
 
@@ -92,9 +92,10 @@ class Backend(ABC):
         if self.plan.compiles_on(self.device.type):
             is_whole = compiles_whole(model, self.launch.entry, self.plan.compute)
             self._compiled = CompiledRegions(model, self.device, is_whole)
-        shapes = {name: tuple(each.shape) for name, each in model.named_parameters() if each.requires_grad}
+        self._shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
         prepared = self._wrap(model, optimizer)
-        self._locate_layers(shapes)
+        self._locate_layers()
+        self._watch = GradientWatch(self.unwrapped_model)
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
         return prepared
 
@@ -141,8 +142,8 @@ class Backend(ABC):
         """The parameter group of each tensor that the optimizer steps."""
         return {each: group for group in self._torch_optimizer.param_groups for each in group["params"]}
 
-    def _locate_layers(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Tell an optimizer that needs whole layers, of these shapes, which parts of them each process steps."""
+    def _locate_layers(self) -> None:
+        """Tell an optimizer that needs whole layers which parts of them each process steps."""
         optimizer = self._torch_optimizer
         if not isinstance(optimizer, LayerwiseOptimizer):
             return
@@ -157,7 +158,7 @@ class Backend(ABC):
         held = [{each[0]: LayerRange(*each) for each in everyone[rank]} for rank in ranks]
         together = self._sum_vector if self._is_sharded else lambda vector: vector
         processes = LayerProcesses(ranks.index(self.rank), held, together, self._exchange_vectors)
-        optimizer.set_layer_parts(parts, shapes, processes)
+        optimizer.set_layer_parts(parts, self._shapes, processes)
 
     def _exchange_vectors(
         self, sent: Sequence[list[torch.Tensor]], lengths: list[int], empty: torch.Tensor
@@ -198,10 +199,6 @@ class Backend(ABC):
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
-
-    def begin_step(self) -> None:
-        """Prepare for the passes and the update of a step."""
-        self.untouched.forget()
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Prepare for the forward pass of micro-batch `micro_step`, counted from 0, of `accumulation`."""
@@ -282,33 +279,51 @@ class Backend(ABC):
         Raises:
             UserError: Something else has changed it since it was last set.
         """
-        if self._learning_rate is not None:
-            self._check_learning_rate(self._learning_rate)
-        self._learning_rate = learning_rate
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate * group.get("lr_factor", 1.0)
-
-    @property
-    def learning_rate(self) -> float:
-        """The schedule's learning rate, as the optimizer has it, from the first update on; UserError if it has not."""
-        assert self._learning_rate is not None
-        self._check_learning_rate(self._learning_rate)
-        return self._learning_rate
-
-    def _check_learning_rate(self, learning_rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            expected = learning_rate * group.get("lr_factor", 1.0)
-            if group["lr"] != expected:
+            factor = group.get("lr_factor", 1.0)
+            if self.learning_rate is not None and group["lr"] != self.learning_rate * factor:
                 raise UserError(
-                    f"the learning rate of a parameter group is {group['lr']:g}, but run.update has set {expected:g}; "
-                    "it follows the recipe's learning_rate in each step: remove the scheduler from train.py"
+                    f"the learning rate of a parameter group is {group['lr']:g}, but run.update has set "
+                    f"{self.learning_rate * factor:g}; it follows the recipe's learning_rate in each step: remove the "
+                    "scheduler from train.py"
                 )
+            group["lr"] = learning_rate * factor
+        self.learning_rate = learning_rate
 
     # --- state ----------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def engine_state(self) -> EngineState:
         """The parameters, optimizer states and buffers that this process holds, as a checkpoint stores them."""
+        groups = self._groups()
+        scalars: dict[str, dict[str, float]] = {}
+        others: dict[str, dict[str, Shape]] = {}
+        pieces = self._weights()
+        for tensor, parts in self._layer_parts().items():
+            owner = parts[0].name if parts else "no parameter"
+            state = self._torch_optimizer.state.get(tensor, {})
+            states, numbers = split_state(state, tensor, owner, self.plan, groups[tensor])
+            for part in parts:
+                scalars[part.name] = numbers
+                others[part.name] = {}
+                for kind, values in states.items():
+                    if values.shape == tensor.shape:
+                        pieces.append(piece_of(kind, values, part))
+                    else:
+                        others[part.name][kind] = tuple(values.shape)
+                        pieces.append(piece_of(kind, values, own_part(part.name, values)))
+        return EngineState(
+            parameters={
+                name: ParameterInfo(shape, scalars.get(name, {}), others.get(name, {}))
+                for name, shape in self._shapes.items()
+            },
+            pieces=[piece for piece in pieces if piece.tensor.numel()],
+            buffers=persistent_buffers(self.unwrapped_model),
+        )
+
+    def _weights(self) -> list[Piece]:
+        """What this process holds of the weights."""
+        parameters = self.unwrapped_model.named_parameters()
+        return [piece_of(WEIGHT, parameter, own_part(name, parameter)) for name, parameter in parameters]
 
     @abstractmethod
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
@@ -334,15 +349,14 @@ class Backend(ABC):
                 the optimizer does not have one of them.
         """
         optimizer = self._torch_optimizer
-        layer_parts = self._layer_parts()
-        stepped = {
-            tensor: parts for tensor, parts in layer_parts.items() if any(part.name in with_states for part in parts)
-        }
-        for tensor in layer_parts.keys() - stepped.keys():
-            optimizer.state.pop(tensor, None)
-        fresh_state(
-            optimizer, {tensor: group for tensor, group in self._groups().items() if tensor in stepped}, self.plan
-        )
+        groups = self._groups()
+        stepped = {}
+        for tensor, parts in self._layer_parts().items():
+            if any(part.name in with_states for part in parts):
+                stepped[tensor] = parts
+                create_state(optimizer, tensor, groups[tensor], self.plan)
+            else:
+                optimizer.state.pop(tensor, None)
         # The engine may communicate next, so if one process raises, all must.
         with self.raise_on_all_ranks():
             fill(self.engine_state())
@@ -366,9 +380,5 @@ class Backend(ABC):
     def observe(self) -> Observed:
         """The actual settings of the prepared engine, under the names of `check.expect`."""
         return {
-            "world size": self.world_size,
-            "gradient accumulation inside the engine": self.accelerator.gradient_accumulation_steps,
-            "mixed precision by Accelerate": self.accelerator.mixed_precision,
-            "BatchNorm over all processes": is_synchronized(self.model),
             "hyperparameters per group": group_options(self._torch_optimizer),
         }

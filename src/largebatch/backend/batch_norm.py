@@ -97,12 +97,6 @@ def synchronize(model: nn.Module, device: torch.device) -> None:
             vars(module)["process_group"] = None
 
 
-def is_synchronized(model: nn.Module) -> bool:
-    """Whether the model has BatchNorm layers and all of them normalize over all processes."""
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    return bool(layers) and all(isinstance(layer, (CpuSyncBatchNorm, nn.SyncBatchNorm)) for layer in layers)
-
-
 class CpuSyncBatchNorm(_BatchNorm):
     """BatchNorm over all processes' inputs together in training, for CPUs, which torch's `SyncBatchNorm` refuses.
 
@@ -111,14 +105,12 @@ class CpuSyncBatchNorm(_BatchNorm):
     over the processes, too.
     """
 
-    def _check_input_dim(self, input: torch.Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+    _check_input_dim = nn.SyncBatchNorm._check_input_dim
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(input)
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[misc]
         # bfloat16 would keep only 8 bits of a mean.
         values = input.to(torch.promote_types(input.dtype, torch.float32))
         channels = (1, -1, *[1] * (values.dim() - 2))
@@ -130,16 +122,13 @@ class CpuSyncBatchNorm(_BatchNorm):
         # Squared deviations from the common mean, because E[x^2] - E[x]^2 cancels if the mean is large.
         deviations = values - mean.view(channels)
         variance = _sum_over_processes(deviations.square().sum(others)) / count
-        if self.track_running_stats:
-            # `RunningStatistics` has refused a momentum of None.
-            assert self.momentum is not None
-            assert self.running_mean is not None
-            assert self.running_var is not None
+        # `RunningStatistics` has refused a momentum of None.
+        if self.running_mean is not None and self.running_var is not None and self.momentum is not None:
             assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
             unbiased_variance = variance.detach() * count / (count - 1)
             self.running_mean.mul_(1 - self.momentum).add_(mean.detach(), alpha=self.momentum)
             self.running_var.mul_(1 - self.momentum).add_(unbiased_variance, alpha=self.momentum)
-            self.num_batches_tracked.add_(1)
         output = deviations * torch.rsqrt(variance + self.eps).view(channels)
         if self.weight is not None:
             output = output * self.weight.view(channels)

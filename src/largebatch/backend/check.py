@@ -1,7 +1,8 @@
 """Compares what a prepared engine would do with the plan; any difference refuses the run."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,10 +12,8 @@ from torch.optim import Optimizer
 from largebatch.backend.base import Backend, Observed
 from largebatch.backend.launch import Launch
 from largebatch.errors import BackendMismatch
-from largebatch.optim import planned_groups
-from largebatch.optim.build import optimizer_over
+from largebatch.optim.build import build_optimizer
 from largebatch.optim.groups import group_options, group_sizes
-from largebatch.optim.states import split_state
 from largebatch.plan import RunPlan
 from largebatch.storage.tensors import fingerprint
 from largebatch.words import bulleted
@@ -26,21 +25,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 def expect(plan: RunPlan, launch: Launch, optimizer: Optimizer) -> Observed:
     """The engine's required behavior, from the plan and from the optimizer as the recipe built it, before `prepare`."""
     expected: Observed = {
-        "world size": launch.world_size,
-        "strategy": launch.strategy,
-        "gradient accumulation inside the engine": 1,
-        "mixed precision by Accelerate": "no",
-        "BatchNorm over all processes": plan.sync_batch_norm and plan.world_size > 1,
         "parameters per group": group_sizes(optimizer),
         "hyperparameters per group": group_options(optimizer),
         "master weights": {str(DTYPES[plan.precision])},
     }
-    if launch.shard_size is not None:
-        expected["processes that shard the model"] = launch.shard_size
+    if launch.entry.engine != "FSDP":
+        expected["strategy"] = launch.strategy
     if launch.deepspeed_config is not None:
         expected |= {
+            "gradient accumulation inside the engine": 1,
             "micro-batch size in DeepSpeed": plan.micro_batch_size,
-            "micro-batch size x world size in DeepSpeed": plan.micro_batch_size * plan.world_size,
             "gradient clipping in DeepSpeed": plan.optimizer.clip_norm or 0.0,
             "learning-rate scheduler in DeepSpeed": None,
             "gradient reduction in DeepSpeed": "torch.float32",
@@ -79,38 +73,31 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
 
 def _optimizer_problems(model: nn.Module, optimizer: Optimizer, plan: RunPlan) -> Iterator[str]:
     remedy = "build it with largebatch.optim.build_optimizer(model, run.plan)"
-    groups = planned_groups(model, plan)
-    small = [nn.Parameter(torch.zeros_like(min(group["params"], key=torch.numel), device="cpu")) for group in groups]
-    like = optimizer_over([group | {"params": [each]} for group, each in zip(groups, small, strict=True)], plan)
-    if type(optimizer) is not type(like):
-        yield f"the optimizer is {type(optimizer).__name__}, the plan says {type(like).__name__}; {remedy}"
+    planned = build_optimizer(model, plan)
+    if type(optimizer) is not type(planned):
+        yield f"the optimizer is {type(optimizer).__name__}, the plan says {type(planned).__name__}; {remedy}"
         return
-    for parameter in small:
-        parameter.grad = torch.zeros_like(parameter)
-    like.step()
-    for parameter, group in zip(small, groups, strict=True):
-        split_state(like.state[parameter], parameter, f"a parameter of shape {tuple(parameter.shape)}", plan, group)
-    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    planned, given = (
-        {each: options for group, options in zip(some, all_options, strict=True) for each in group["params"]}
-        for some, all_options in (
-            (groups, group_options(like)),
-            (optimizer.param_groups, group_options(optimizer)),
-        )
-    )
-    if sum(len(group["params"]) for group in optimizer.param_groups) != len(planned) or given.keys() != planned.keys():
-        missing = [name for parameter, name in names.items() if parameter not in given]
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    given = _options_by_parameter(optimizer)
+    expected = _options_by_parameter(planned)
+    if given.keys() != expected.keys() or sum(len(group["params"]) for group in optimizer.param_groups) != len(given):
+        missing = [names[parameter] for parameter in expected if parameter not in given]
         what = f"; missing: {', '.join(missing[:5])}" if missing else ""
         yield f"the optimizer does not contain each trainable parameter of the model exactly once{what}; {remedy}"
         return
-    for option in group_options(like)[0]:
-        wrong = [each for each in names if given[each][option] != planned[each][option]]
+    for option in group_options(planned)[0]:
+        wrong = [parameter for parameter in expected if given[parameter][option] != expected[parameter][option]]
         if wrong:
             first = wrong[0]
             yield (
                 f"the optimizer's {option} of {names[first]} is {given[first][option]}, the plan says "
-                f"{planned[first][option]} ({len(wrong)} parameters differ); {remedy}"
+                f"{expected[first][option]} ({len(wrong)} parameters differ); {remedy}"
             )
+
+
+def _options_by_parameter(optimizer: Optimizer) -> dict[nn.Parameter, Mapping[str, Any]]:
+    groups = zip(optimizer.param_groups, group_options(optimizer), strict=True)
+    return {parameter: options for group, options in groups for parameter in group["params"]}
 
 
 def _batch_norm_problems(model: nn.Module, plan: RunPlan) -> Iterator[str]:
@@ -145,9 +132,9 @@ def check_backend(backend: Backend, expected: Observed) -> None:
     """After `prepare`: raise BackendMismatch if the engine would not do what `expect` said, naming each difference."""
     observed = backend.observe()
     differences = [
-        f"{name}: the plan says {value}, the engine has {observed.get(name, 'nothing')}"
+        f"{name}: the plan says {value}, the engine has {observed[name]}"
         for name, value in expected.items()
-        if name not in observed or observed[name] != value
+        if observed[name] != value
     ]
     if differences:
         what = f"the {backend.launch.strategy} engine would not do what the plan says"

@@ -5,20 +5,17 @@ from typing import Any
 
 import torch
 from accelerate import FullyShardedDataParallelPlugin
-from accelerate.state import PartialState
 from accelerate.utils import InitProcessGroupKwargs, ParallelismConfig
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
 from largebatch.backend.accelerate_internals import rehearse_fsdp_on_cpu
-from largebatch.backend.base import Observed, Update
-from largebatch.backend.exchange import all_gather
-from largebatch.backend.fsdp_units import gather_once, shape_of, shardable_parts
+from largebatch.backend.base import Update
+from largebatch.backend.fsdp_units import fsdp_units, shape_of
 from largebatch.backend.gathers import gather_in_bf16
-from largebatch.backend.launch import SHARD_SIZE, Launch
+from largebatch.backend.launch import SHARD_SIZE
 from largebatch.backend.native import NativeBackend
 from largebatch.backend.state import EngineState, parameters_without_memory
 from largebatch.backend.torch_internals import (
@@ -29,7 +26,6 @@ from largebatch.backend.torch_internals import (
 )
 from largebatch.errors import BackendMismatch, LaunchError
 from largebatch.estimate.memory import when_reduced
-from largebatch.plan import RunPlan
 
 
 class FsdpBackend(NativeBackend):
@@ -41,42 +37,28 @@ class FsdpBackend(NativeBackend):
 
     _mesh: DeviceMesh  # of shape (processes that shard the model,) or, with replicas, (replicas, processes)
 
-    @staticmethod
-    def accelerate_arguments(
-        launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
-    ) -> dict[str, Any]:
+    def _accelerator_arguments(self, on_gpu: bool, group: InitProcessGroupKwargs) -> dict[str, Any]:
         if not on_gpu:
             rehearse_fsdp_on_cpu()
-        if plan.compute.activation_checkpointing == "selective":
+        if self.plan.compute.activation_checkpointing == "selective":
             hide_gathers_from_modes()
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-        arguments = {"fsdp_plugin": plugin, "kwargs_handlers": [group]}
-        if shard_size := launch.shard_size:
-            _agree_on_shards(shard_size, group)
-            replicas = launch.world_size // shard_size
-            arguments["parallelism_config"] = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shard_size)
-        return arguments
+        arguments: dict[str, Any] = {
+            "fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
+        }
+        if self.launch.entry.replicates_shards:
+            # Otherwise Accelerate reads that section of its config; `_form_mesh` forms the groups.
+            arguments["parallelism_config"] = ParallelismConfig(dp_shard_size=self.launch.world_size)
+        return {**arguments, "kwargs_handlers": [group]}
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         shape = shape_of(model, self.plan)
-        memory = self._smallest_gpu()
-        self.reduces = when_reduced(shape, self.launch.sharing, self.plan, memory)
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-        with shardable_parts(model):
-            prepared = super()._wrap(model, optimizer)
-        if len(list(model.named_parameters())) != len(names):
-            raise BackendMismatch(
-                "FSDP has split a parameter that modules share into several, which would be trained separately; remove "
-                "fsdp_transformer_layer_cls_to_wrap from the Accelerate config, or name modules that share no parameter"
-            )
-        sharded = next(model.parameters())
-        assert isinstance(sharded, DTensor)
-        self._mesh = sharded.device_mesh
-        if parameters_without_memory(model):
-            self._materialize_shards(groups)
+        self.reduces = when_reduced(shape, self.launch.sharing, self.plan, self._smallest_gpu())
+        groups = _take_parameters(model, optimizer)
+        prepared = super()._wrap(model, optimizer)
+        parameters = dict(model.named_parameters())
+        for group, names in zip(self.optimizer.param_groups, groups, strict=True):
+            group["params"] = [parameters[name] for name in names]
         self._units = list(sharded_units(model))
-        gather_once(model)
         gather_in_bf16(model, {each.name for each in shape.parameters if each.in_bf16 and not each.stored_in_bf16})
         if (compiled := self._compiled) is not None:
             for region in compiled.regions:
@@ -85,21 +67,35 @@ class FsdpBackend(NativeBackend):
         return prepared
 
     def _materialize(self, model: nn.Module) -> None:
-        """Allocate nothing before the engine has sharded the parameters."""
+        """Shard the model, which Accelerate then takes as it is, and allocate rows that were built without memory."""
+        self._mesh = self._form_mesh()
+        for unit in fsdp_units(model):
+            reshards = self.launch.reshards and not unit.gathered_once
+            fully_shard(unit.modules, mesh=self._mesh, reshard_after_forward=reshards)
+        if parameters_without_memory(model):
+            # Through the modules, so that FSDP registers the change.
+            model._apply(  # type: ignore[no-untyped-call]
+                lambda tensor: torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor
+            )
 
-    def _materialize_shards(self, groups: list[list[str]]) -> None:
-        """Allocate this process's rows of parameters that were built without memory.
+    def _form_mesh(self) -> DeviceMesh:
+        """Form the groups of processes that shard the model.
 
-        Accelerate identifies an optimizer's parameters by their memory addresses, so it has mixed these up; `groups`
-        has the names of the parameters in each of the optimizer's groups.
+        Raises:
+            LaunchError: They differ in size, so the processes would wait for each other while forming them.
         """
-        # Through the modules, so that FSDP registers the change.
-        self.unwrapped_model._apply(  # type: ignore[no-untyped-call]
-            lambda tensor: torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor
-        )
-        parameters = dict(self.unwrapped_model.named_parameters())
-        for group, names in zip(self.optimizer.param_groups, groups, strict=True):
-            group["params"] = [parameters[name] for name in names]
+        shard_size = self.launch.shard_size
+        if shard_size is None:
+            return init_device_mesh(self.device.type, (self.world_size,))
+        sizes = self.gather_objects(shard_size)
+        if len(set(sizes)) > 1:
+            found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
+            raise LaunchError(
+                f"hsdp shards the model over groups of equal size, but the sizes are {found}; by default, a group is "
+                f"the processes of a node: set {SHARD_SIZE} to one number everywhere, or start as many on each node"
+            )
+        shape = (self.world_size // shard_size, shard_size)
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replica", "shard"))
 
     def mark_micro_step(self, is_last: bool) -> None:
         # Every backward pass keeps FSDP2's mark of a last one: otherwise FSDP2 would keep the order of its units from
@@ -111,10 +107,6 @@ class FsdpBackend(NativeBackend):
 
     def _gradient_leaves(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         return gathered_parameters(self._units)
-
-    def parameters_without_gradient(self) -> list[str]:
-        parameters = self.unwrapped_model.named_parameters()
-        return [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
 
     def clip_and_step(self, measure_norm: bool) -> Update:
         # If the last micro-batch has not used a unit, FSDP2 would sum its gradients over the replicas in the next step.
@@ -130,6 +122,12 @@ class FsdpBackend(NativeBackend):
     def _shard_group(self) -> torch.distributed.ProcessGroup:
         return self._mesh.get_group(self._mesh.ndim - 1)
 
+    @property
+    def _replica(self) -> tuple[int, int]:
+        if self.launch.shard_size is not None:
+            return self._mesh.get_local_rank(0), self._mesh.size(0)
+        return 0, 1
+
     def _smallest_gpu(self) -> int | None:
         """The memory of the smallest GPU of the job in bytes; None without GPUs."""
         if self.device.type != "cuda":
@@ -143,21 +141,11 @@ class FsdpBackend(NativeBackend):
                 module.reshard()
         return super().engine_state()
 
-    def observe(self) -> Observed:
-        is_sharded = isinstance(self.model, FSDPModule)
-        return super().observe() | {
-            "strategy": self.launch.strategy if is_sharded else "no sharding",
-            "processes that shard the model": self._mesh.size(-1) if is_sharded else 1,
-        }
 
-
-def _agree_on_shards(shard_size: int, group: InitProcessGroupKwargs) -> None:
-    """Refuse groups of different sizes, because the processes would wait for each other while forming them."""
-    device = PartialState(**group.to_kwargs()).device
-    sizes = [int(size) for size in all_gather(torch.tensor([shard_size], device=device), None)]
-    if len(set(sizes)) > 1:
-        found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
-        raise LaunchError(
-            f"hsdp shards the model over groups of equal size, but the sizes are {found}; by default, a group is the "
-            f"processes of a node: set {SHARD_SIZE} to the same number everywhere, or start as many on each node"
-        )
+def _take_parameters(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """Take the parameters out of an optimizer's groups, so that sharding frees their memory; return their names."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["params"] = []
+    return groups

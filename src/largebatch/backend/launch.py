@@ -41,11 +41,18 @@ REFUSED = (
     Setting("gradient_clipping", ("auto", "none"), "set optimizer.clip_norm in the recipe"),
     # Accelerate recomputes with different dropout masks and updates BatchNorm's statistics twice.
     Setting("fsdp_activation_checkpointing", ("false",), "set compute.activation_checkpointing in the recipe"),
-    # The gradient norm would be computed on the host, where NCCL cannot reduce it.
+    # FSDP2's units are formed without it: the gradient norm would be computed on the host, where NCCL cannot reduce it.
     Setting("fsdp_offload_params", ("false",), "launch with zero3_offload.yaml to offload"),
     # Models with BatchNorm fail with it.
     Setting("fsdp_cpu_ram_efficient_loading", ("false",), "every process builds the same weights anyway"),
-    Setting("fsdp_ignored_modules", ("", "none"), "their gradients would not be reduced"),
+    Setting("fsdp_ignored_modules", ("", "none"), "every parameter is sharded"),
+    Setting("fsdp_auto_wrap_policy", ("transformer_based_wrap", "no_wrap"), "the model's _no_split_modules decide"),
+    Setting(
+        "fsdp_transformer_layer_cls_to_wrap",
+        ("", "none"),
+        "name the blocks in the model's _no_split_modules",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP",
+    ),
     Setting("dynamo_backend", ("no",), "set compute.compile in the recipe"),
     Setting("megatron_lm_config", ("false",), "largebatch is not tested with it", "ACCELERATE_USE_MEGATRON_LM"),
     Setting("parallelism_config_dp_replicate_size", ("1",), "it follows from the processes and the dp_shard_size"),
@@ -145,10 +152,9 @@ def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> in
 
 
 def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -> None:
-    def is_aligned(size: int) -> bool:
-        return local_world_size % size == 0 or size % local_world_size == 0
-
-    sizes = [size for size in range(min(2, world_size), world_size + 1) if world_size % size == 0 and is_aligned(size)]
+    divisors = [size for size in range(min(2, world_size), world_size + 1) if world_size % size == 0]
+    # Parts of a node, or whole nodes.
+    sizes = [size for size in divisors if 0 in (local_world_size % size, size % local_world_size)]
     if shard_size not in sizes:
         raise LaunchError(
             f"hsdp cannot shard the model over groups of {shard_size}: with {world_size} processes, {local_world_size} "

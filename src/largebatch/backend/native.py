@@ -1,24 +1,19 @@
 """Strategies that use torch's own gradients and optimizer: the base they share with FSDP2, one process, and DDP."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from largebatch.backend.base import Backend, Observed, Update
-from largebatch.backend.gradient_watch import GradientWatch
-from largebatch.backend.launch import Launch
-from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of
+from largebatch.backend.state import EngineState, own_part, share_writing
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.groups import group_sizes
-from largebatch.optim.layerwise import LayerPart
-from largebatch.optim.states import split_state
-from largebatch.plan import RunPlan
-from largebatch.storage.layout import WEIGHT, ParameterInfo
+from largebatch.optim.layerwise import LayerPart, local_part
 
 
 class NativeBackend(Backend):
@@ -34,33 +29,22 @@ class NativeBackend(Backend):
         may_skip = self.plan.faults.on_non_finite != "stop"
         clip_norm = self.plan.optimizer.clip_norm
         if measure_norm or may_skip or clip_norm is not None:
-            gradients = self._gradients_to_clip()
-            norm = self._norm_of(gradients)
+            with torch.no_grad():
+                # Operations on DTensors go through Python for each tensor.
+                gradients = [local_part(each.grad) for each in self.model.parameters() if each.grad is not None]
+            # As torch computes it, from the norm of each gradient.
+            norms = torch.stack(torch._foreach_norm(gradients))
+            if self._is_sharded:
+                norms = self._sum_vector(norms.square()).sqrt()
+            norm = torch.linalg.vector_norm(norms)
             if may_skip and not torch.isfinite(norm):
                 self.discard_gradients()
                 return Update(norm, applied=False)
-            if clip_norm is not None and gradients:
+            if clip_norm is not None:
                 torch._foreach_mul_(gradients, (clip_norm / (norm + 1e-6)).clamp(max=1.0))
         self._torch_optimizer.step()
         self.discard_gradients()
         return Update(norm, applied=True)
-
-    @torch.no_grad()
-    def _gradients_to_clip(self) -> list[torch.Tensor]:
-        """This process's parts of the gradients that the step counts."""
-        found = [each.grad for each in self.model.parameters() if each.grad is not None]
-        # Operations on DTensors go through Python for each tensor.
-        return [each.to_local() if isinstance(each, DTensor) else each for each in found]
-
-    def _norm_of(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """The norm of all gradients, from that of each, as torch computes it."""
-        if not gradients:
-            return torch.zeros((), device=self.device)
-        norms = torch.stack(torch._foreach_norm(gradients))
-        if self._is_sharded:
-            norms = self._sum_vector(norms.square()).sqrt()
-        norm: torch.Tensor = torch.linalg.vector_norm(norms)
-        return norm
 
     def discard_gradients(self) -> None:
         # As `zero_grad` does, without its record for the profiler.
@@ -74,32 +58,17 @@ class NativeBackend(Backend):
         return optimizer
 
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
-        layer_parts: dict[torch.Tensor, list[LayerPart]] = {}
-        for name, parameter in self.unwrapped_model.named_parameters():
-            if parameter.requires_grad:
-                part, start, _ = local_range(parameter)
-                layer_parts[parameter] = [LayerPart(name, start, 0, part.numel())]
-        return layer_parts
+        parameters = self.unwrapped_model.named_parameters()
+        return {parameter: [own_part(name, parameter)] for name, parameter in parameters if parameter.requires_grad}
 
     def engine_state(self) -> EngineState:
-        model = self.unwrapped_model
-        vectors: dict[str, torch.Tensor] = {f"{WEIGHT}/{name}": weight for name, weight in model.named_parameters()}
-        scalars = {}
-        others = {}
-        groups = self._groups()
-        for name, parameter in model.named_parameters():
-            state = self._torch_optimizer.state.get(parameter, {})
-            states, scalars[name] = split_state(state, parameter, name, self.plan, groups.get(parameter, {}))
-            vectors |= {f"{kind}/{name}": tensor for kind, tensor in states.items()}
-            others[name] = {kind: tuple(each.shape) for kind, each in states.items() if each.shape != parameter.shape}
-        return EngineState(
-            parameters={
-                name: ParameterInfo(tuple(parameter.shape), scalars[name], others[name])
-                for name, parameter in model.named_parameters()
-            },
-            pieces=pieces_of(vectors, self.rank, self.world_size),
-            buffers=persistent_buffers(model),
-        )
+        state = super().engine_state()
+        return replace(state, pieces=share_writing(state.pieces, *self._replica))
+
+    @property
+    def _replica(self) -> tuple[int, int]:
+        """The place of this process among those that hold the same parts of all tensors, and their number."""
+        return self.rank, self.world_size
 
     def observe(self) -> Observed:
         return super().observe() | {
@@ -115,10 +84,7 @@ class DdpBackend(NativeBackend):
     One process has no wrapper, which would zero its gradients, add to them, and divide them, for nothing.
     """
 
-    @staticmethod
-    def accelerate_arguments(
-        _launch: Launch, _plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
-    ) -> dict[str, Any]:
+    def _accelerator_arguments(self, on_gpu: bool, group: InitProcessGroupKwargs) -> dict[str, Any]:
         # Broadcasting rank 0's buffers would lose the other processes' statistics, which are averaged before use.
         ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
         return {"cpu": not on_gpu, "kwargs_handlers": [group, ddp]}
@@ -127,8 +93,6 @@ class DdpBackend(NativeBackend):
         prepared = super()._wrap(model, optimizer)
         if isinstance(self.model, DistributedDataParallel):
             self._settle_buckets(self.model)
-        # The buckets' gradients exist from the start.
-        self._watch = GradientWatch(self.unwrapped_model)
         return prepared
 
     def _materialize(self, model: nn.Module) -> None:
@@ -145,11 +109,11 @@ class DdpBackend(NativeBackend):
         differ from the same step of an uninterrupted run. A backward pass of zeros beforehand settles on the
         parameters' reverse order.
         """
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # The backward pass goes through this chain of sums from the last to the first.
-        total = torch.zeros((), device=self.device, dtype=trainable[0].dtype)
-        for parameter in trainable:
-            total = total + parameter.flatten()[:1].sum() * 0.0
+        total = torch.zeros((), device=self.device)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                total = total + parameter.flatten()[:1].sum() * 0.0
         settle_buckets(model, total.backward)
         self.discard_gradients()
 

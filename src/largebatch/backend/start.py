@@ -13,7 +13,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
 from largebatch.backend.base import Backend
@@ -66,10 +65,7 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
     # How many of its latest collectives torch records, to tell after a hang which process is missing.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_own_folder() / "torchinductor"))
-    arguments = backend_class.accelerate_arguments(launch, plan, on_gpu, group)
-    # The backends apply autocast, in the same way on every strategy.
-    accelerator = Accelerator(mixed_precision="no", **arguments)
-    backend = backend_class(accelerator, launch, plan)
+    backend = backend_class(launch, plan, group)
     if backend.world_size != launch.world_size:
         raise LaunchError(
             f"{launch.world_size} processes were launched, but this one sees {backend.world_size}: each would train "
@@ -123,8 +119,6 @@ def quiet(rank: int) -> None:
             datasets.disable_progress_bars()
         warnings.simplefilter("ignore")
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    # As Accelerate does for HSDP.
-    warnings.filterwarnings("ignore", message="Slicing a flattened dim from root mesh")
     # Users cannot fix one library's use of another library's deprecated functions.
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"(torch|accelerate|deepspeed|transformers)\.")

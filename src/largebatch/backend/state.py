@@ -5,10 +5,9 @@ whole; under FSDP2 and HSDP it holds rows, under ZeRO parts of flat buffers: alw
 """
 
 import math
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 from largebatch.config.optimizers import GroupOptions
 from largebatch.errors import BackendMismatch
 from largebatch.optim.build import optimizer_over
+from largebatch.optim.layerwise import LayerPart, local_part
 from largebatch.plan import RunPlan
 from largebatch.storage.layout import ParameterInfo
 from largebatch.storage.tensors import DTYPE_NAMES
@@ -66,13 +66,8 @@ class EngineState:
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """The buffers that belong to the model's state, by their first name."""
-    persistent = {
-        id(buffer)
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
-    }
-    return {name: buffer for name, buffer in model.named_buffers() if id(buffer) in persistent}
+    saved = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def parameters_without_memory(model: nn.Module) -> list[nn.Parameter]:
@@ -100,70 +95,60 @@ def check_savable(model: nn.Module) -> None:
             )
 
 
-class Holders(NamedTuple):
-    """The processes that hold the same part of a parameter, and this one's place among them."""
+def own_part(name: str, parameter: torch.Tensor) -> LayerPart:
+    """This process's part of a parameter of torch: all of it or, under FSDP2, its rows."""
+    start = 0
+    if isinstance(parameter, DTensor):
+        placements = parameter.placements
+        assert placements in ((Shard(0),), (Replicate(), Shard(0)))
+        _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, placements)
+        start = offset[0] * math.prod(parameter.shape[1:])
+    return LayerPart(name, start, 0, local_part(parameter).numel())
 
-    place: int
-    number: int
+
+def piece_of(kind: str, tensor: torch.Tensor, part: LayerPart) -> Piece:
+    """A part of a parameter, or of a state of its shape, in a tensor: all of that or, in a flat buffer, a range."""
+    local = local_part(tensor).data
+    if local.numel() != part.length:
+        local = local[part.offset : part.offset + part.length]
+    return Piece(f"{kind}/{part.name}", part.start, local, (part.start, part.start + part.length))
 
 
-def local_range(parameter: torch.Tensor) -> tuple[torch.Tensor, int, Holders | None]:
-    """The part of a parameter, or of a state of its shape, that this process holds.
+def share_writing(pieces: Sequence[Piece], place: int, number: int) -> list[Piece]:
+    """Have each of the processes that hold these same pieces write an equal share of them, this one that of its place.
 
-    Returns:
-        The part, its first element in the whole vector, and who holds it; None stands for all processes.
+    Args:
+        pieces: The pieces.
+        place: The place of this process among them.
+        number: The number of these processes.
     """
-    if not isinstance(parameter, DTensor):
-        return parameter.data, 0, None
-    placements = parameter.placements
-    mesh = parameter.device_mesh
-    assert placements in ((Shard(0),), (Replicate(), Shard(0)))
-    _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    holders = Holders(mesh.get_local_rank(0), mesh.size(0)) if len(placements) > 1 else Holders(0, 1)
-    return parameter.to_local().data, offset[0] * math.prod(parameter.shape[1:]), holders
+    total = sum(piece.tensor.numel() for piece in pieces)
+    first = total * place // number
+    last = total * (place + 1) // number
+    shared = []
+    before = 0
+    for piece in pieces:
+        begin = piece.start + max(first - before, 0)
+        end = min(piece.start + last - before, piece.stop)
+        before += piece.tensor.numel()
+        shared.append(replace(piece, owned=(begin, end) if begin < end else (0, 0)))
+    return shared
 
 
-def pieces_of(tensors: Mapping[str, torch.Tensor], rank: int, world_size: int) -> list[Piece]:
-    """Pieces of torch's own parameters and states, by vector name: whole, or sharded by FSDP2.
-
-    The processes that hold the same parts write an equal share of them each.
-    """
-    everyone = Holders(rank, world_size)
-    held = {vector: local_range(tensor) for vector, tensor in tensors.items()}
-    totals: Counter[Holders] = Counter()
-    for part, _, holders in held.values():
-        totals[holders or everyone] += part.numel()
-    before: Counter[Holders] = Counter()
-    pieces = []
-    for vector, (part, start, found) in held.items():
-        holders = found or everyone
-        size = part.numel()
-        # The share of these elements that this process writes.
-        first, last = (totals[holders] * place // holders.number for place in (holders.place, holders.place + 1))
-        begin = max(first - before[holders], 0)
-        end = min(last - before[holders], size)
-        before[holders] += size
-        if size:
-            owned = (start + begin, start + end) if begin < end else (0, 0)
-            pieces.append(Piece(vector, start, part, owned))
-    return pieces
-
-
-def fresh_state(optimizer: Optimizer, groups: Mapping[torch.Tensor, GroupOptions], plan: RunPlan) -> None:
-    """Give each tensor without optimizer state the state that a first step creates, to be overwritten.
+def create_state(optimizer: Optimizer, tensor: torch.Tensor, options: GroupOptions, plan: RunPlan) -> None:
+    """Give a tensor without optimizer state the state that a first step creates, to be overwritten.
 
     A second optimizer of the same kind, with the options of the tensor's parameter group, makes that step, with a
     gradient and a learning rate of zero.
     """
-    for tensor, options in groups.items():
-        if optimizer.state.get(tensor):
-            continue
-        gradient = tensor.grad
-        tensor.grad = torch.zeros_like(tensor)
-        scratch = optimizer_over([{**options, "params": [tensor], "lr": 0.0}], plan)
-        scratch.step()
-        tensor.grad = gradient
-        optimizer.state[tensor] = scratch.state[tensor]
+    if optimizer.state.get(tensor):
+        return
+    gradient = tensor.grad
+    tensor.grad = torch.zeros_like(tensor)
+    scratch = optimizer_over([{**options, "params": [tensor], "lr": 0.0}], plan)
+    scratch.step()
+    tensor.grad = gradient
+    optimizer.state[tensor] = scratch.state[tensor]
 
 
 def set_scalars(state: dict[str, Any], scalars: Mapping[str, float]) -> None:

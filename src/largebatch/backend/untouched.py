@@ -1,8 +1,5 @@
 """Refuses what a training script does to weights and gradients beside `run.update`, which does it all."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from torch import nn
 from torch.optim import Optimizer
 
@@ -29,11 +26,10 @@ class Untouched:
     def __init__(self, model: nn.Module, optimizer: Optimizer):
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._noted: list[int] | None = None
-        self._is_updating = False
         optimizer.register_step_pre_hook(self._refuse_step)
 
     def note(self) -> None:
-        """The run has changed gradients: nothing else may change them, or weights, from here to the update."""
+        """The run has changed gradients or weights: nothing else may do so, or step the optimizer, from here on."""
         self._noted = self._versions()
 
     def check(self) -> None:
@@ -42,23 +38,13 @@ class Untouched:
             raise UserError(REFUSAL.format("gradients or weights were changed"))
 
     def forget(self) -> None:
-        """From here to the next backward pass, everything may change."""
+        """From here to the next `note`, everything may change."""
         self._noted = None
-
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """The block is the run's own update."""
-        self.forget()
-        self._is_updating = True
-        try:
-            yield
-        finally:
-            self._is_updating = False
 
     def _versions(self) -> list[int]:
         tensors = (tensor for parameter in self._parameters for tensor in (parameter, parameter.grad))
         return [-1 if tensor is None else tensor._version for tensor in tensors]
 
     def _refuse_step(self, *_: object) -> None:
-        if not self._is_updating:
+        if self._noted is not None:
             raise UserError(REFUSAL.format("the optimizer was stepped"))

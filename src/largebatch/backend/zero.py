@@ -1,10 +1,10 @@
 """DeepSpeed ZeRO-1, -2 and -3."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate import DeepSpeedPlugin
 from accelerate.utils import InitProcessGroupKwargs
 from deepspeed.runtime.zero import Init
 from deepspeed.utils import set_z3_leaf_module
@@ -15,26 +15,27 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from largebatch.backend.base import Backend, Observed, Update
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.backend.deepspeed_internals import (
-    PartitionedStates,
-    PartitionedWeights,
-    Partitions,
+    buffers_of_states,
+    buffers_of_weights,
+    copy_from_masters,
+    copy_to_masters,
     hide_gathers_from_modes,
+    part_of_weight,
+    partition_weights,
     switch_off_shared_memory,
 )
-from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.launch import Launch
 from largebatch.backend.state import (
     EngineState,
     Piece,
     materialize,
     parameters_without_memory,
-    persistent_buffers,
-    pieces_of,
+    piece_of,
+    share_writing,
 )
 from largebatch.optim.layerwise import LayerPart
-from largebatch.optim.states import split_state
 from largebatch.plan import RunPlan
-from largebatch.storage.layout import WEIGHT, ParameterInfo
+from largebatch.storage.layout import WEIGHT
 
 
 class ZeroBackend(Backend):
@@ -42,29 +43,24 @@ class ZeroBackend(Backend):
 
     engine: Any
 
-    @staticmethod
-    def accelerate_arguments(
-        launch: Launch, plan: RunPlan, on_gpu: bool, group: InitProcessGroupKwargs
-    ) -> dict[str, Any]:
-        if not on_gpu:
-            switch_off_shared_memory()
-            group.backend = "gloo"
-        if plan.compute.activation_checkpointing == "selective":
-            hide_gathers_from_modes()
-        assert launch.deepspeed_config is not None
-        plugin = DeepSpeedPlugin(
-            hf_ds_config=fill_from_plan(launch.deepspeed_config, plan),
-            gradient_accumulation_steps=1,
-            gradient_clipping=plan.optimizer.clip_norm or 0.0,
-            zero3_init_flag=False,
-        )
-        return {"deepspeed_plugin": plugin, "kwargs_handlers": [group]}
-
-    def __init__(self, accelerator: Accelerator, launch: Launch, plan: RunPlan):
+    def __init__(self, launch: Launch, plan: RunPlan, group: InitProcessGroupKwargs):
+        super().__init__(launch, plan, group)
         # Accelerate has told `transformers` about ZeRO-3, so its Auto classes would shard weights as they create them.
         # Models are built whole on every strategy, checked, and sharded by `prepare`.
         unset_hf_deepspeed_config()
-        super().__init__(accelerator, launch, plan)
+
+    def _accelerator_arguments(self, on_gpu: bool, group: InitProcessGroupKwargs) -> dict[str, Any]:
+        if not on_gpu:
+            switch_off_shared_memory()
+            group.backend = "gloo"
+        if self.plan.compute.activation_checkpointing == "selective":
+            hide_gathers_from_modes()
+        assert self.launch.deepspeed_config is not None
+        plugin = DeepSpeedPlugin(
+            hf_ds_config=fill_from_plan(self.launch.deepspeed_config, self.plan),
+            zero3_init_flag=False,
+        )
+        return {"deepspeed_plugin": plugin, "kwargs_handlers": [group]}
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         if self.launch.entry.zero_stage == 3 and (compiled := self._compiled) is not None:
@@ -78,10 +74,10 @@ class ZeroBackend(Backend):
                 # Gather its weights together before its compiled code runs, instead of in each layer inside it.
                 set_z3_leaf_module(region, True)
         self.engine, wrapped = super()._wrap(model, optimizer)
-        # The engine takes gradients away.
-        self._watch = GradientWatch(self.unwrapped_model)
-        kind = PartitionedWeights if self.engine.zero_optimization_stage() == 3 else PartitionedStates
-        self._partitions: Partitions = kind(self.engine.optimizer, self.rank)
+        self._shards_weights = self.engine.zero_optimization_stage() == 3
+        find_buffers = buffers_of_weights if self._shards_weights else buffers_of_states
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        self._buffers = find_buffers(self.engine.optimizer, self.rank, names)
         return self.engine, wrapped
 
     def _materialize(self, model: nn.Module) -> None:
@@ -128,74 +124,53 @@ class ZeroBackend(Backend):
 
     def _groups(self) -> dict[torch.Tensor, dict[str, Any]]:
         groups = self._torch_optimizer.param_groups
-        partitions = self._partitions
-        return {flat: groups[each] for flat, each in zip(partitions.masters, partitions.group_numbers, strict=True)}
+        return {buffer.weights: groups[buffer.group] for buffer in self._buffers}
 
     def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
-        names = {parameter: name for name, parameter in self.unwrapped_model.named_parameters()}
-        return self._partitions.layer_parts(names)
+        return {buffer.weights: buffer.parts for buffer in self._buffers}
 
-    def engine_state(self) -> EngineState:
-        partitions = self._partitions
-        pieces: list[Piece] = []
-        scalars: dict[str, dict[str, float]] = {}
-        groups = self._groups()
-        for flat, parts in self._layer_parts().items():
-            owner = parts[0].name if parts else "no parameter"
-            state = self._torch_optimizer.state.get(flat, {})
-            states, singles = split_state(state, flat, owner, self.plan, groups[flat])
-            if isinstance(partitions, PartitionedWeights):
-                states[WEIGHT] = flat
-            for kind, state in states.items():
-                pieces += _pieces(kind, state, parts)
-            scalars |= {part.name: singles for part in parts}
-        parameters: dict[str, Any] = dict(self.unwrapped_model.named_parameters())
-        if isinstance(partitions, PartitionedWeights):
-            for name, parameter in parameters.items():
-                # Frozen parameters are sharded too, but they are in no optimizer.
-                if not parameter.requires_grad:
-                    pieces += _pieces(WEIGHT, parameter.ds_tensor.data, [partitions.own_part(parameter, name)])
-            shapes = {name: tuple(parameter.ds_shape) for name, parameter in parameters.items()}
-        else:
+    def _weights(self) -> list[Piece]:
+        if not self._shards_weights:
             # Weights are whole on every process, and equal to their fp32 masters.
-            vectors = {f"{WEIGHT}/{name}": parameter for name, parameter in parameters.items()}
-            pieces += pieces_of(vectors, self.rank, self.world_size)
-            shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        return EngineState(
-            parameters={name: ParameterInfo(shape, scalars.get(name, {})) for name, shape in shapes.items()},
-            pieces=pieces,
-            buffers=persistent_buffers(self.unwrapped_model),
-        )
+            return share_writing(super()._weights(), self.rank, self.world_size)
+        weights = [piece_of(WEIGHT, buffer.weights, part) for buffer in self._buffers for part in buffer.parts]
+        parameters: Iterable[tuple[str, Any]] = self.unwrapped_model.named_parameters()
+        for name, parameter in parameters:
+            # Frozen parameters are sharded too, but they are in no optimizer.
+            if not parameter.requires_grad:
+                weights.append(piece_of(WEIGHT, parameter.ds_tensor, part_of_weight(parameter, self.rank, name)))
+        return weights
 
     def restore(
         self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], with_states: Set[str]
     ) -> None:
-        partitions = self._partitions
-        partitions.begin_restore()
-        super().restore(fill, scalars, with_states)
-        partitions.end_restore()
+        optimizer = self.engine.optimizer
+        if self._shards_weights:
+            partition_weights(optimizer)
+            super().restore(fill, scalars, with_states)
+            copy_from_masters(optimizer)
+        else:
+            super().restore(fill, scalars, with_states)
+            copy_to_masters(optimizer, self.rank)
+
+    def _group_sizes(self) -> list[int]:
+        """The number of trained elements in each parameter group, over all processes; they must all call this."""
+        sizes = [0] * len(self._torch_optimizer.param_groups)
+        for buffer in self._buffers:
+            sizes[buffer.group] += sum(part.length for part in buffer.parts)
+        return [sum(each) for each in zip(*self.gather_objects(sizes), strict=True)]
 
     def observe(self) -> Observed:
         engine = self.engine
-        partitions = self._partitions
         stage = engine.zero_optimization_stage()
         return super().observe() | {
             "strategy": self.launch.strategy if stage == self.launch.entry.zero_stage else f"ZeRO of stage {stage}",
             "gradient accumulation inside the engine": engine.gradient_accumulation_steps(),
             "micro-batch size in DeepSpeed": engine.train_micro_batch_size_per_gpu(),
-            "micro-batch size x world size in DeepSpeed": engine.train_batch_size(),
             "gradient clipping in DeepSpeed": engine.gradient_clipping(),
             "learning-rate scheduler in DeepSpeed": engine.lr_scheduler,
             "gradient reduction in DeepSpeed": str(engine.communication_data_type),
             "autocast in DeepSpeed": engine.torch_autocast_enabled(),
-            "parameters per group": partitions.group_sizes,
-            "master weights": {str(partition.dtype) for partition in partitions.masters},
+            "parameters per group": self._group_sizes(),
+            "master weights": {str(buffer.weights.dtype) for buffer in self._buffers},
         }
-
-
-def _pieces(kind: str, flat: torch.Tensor, parts: Iterable[LayerPart]) -> Iterator[Piece]:
-    """The parts of parameters in a flat buffer of weights or of an optimizer state."""
-    for part in parts:
-        if part.length:
-            tensor = flat.detach()[part.offset : part.offset + part.length]
-            yield Piece(f"{kind}/{part.name}", part.start, tensor, (part.start, part.start + part.length))

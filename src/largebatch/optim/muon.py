@@ -60,7 +60,7 @@ class Muon(LayerwiseOptimizer):
             if group["nesterov"]:
                 updates = list(torch._foreach_lerp(gradients, updates, group["momentum"]))
         if group["lr"] == 0:
-            # Nothing moves. So states can be made for tensors that are parts of layers (`backend.state.fresh_state`).
+            # Nothing moves. So states can be made for tensors that are parts of layers (`backend.state.create_state`).
             return
         empty = local_part(tensors[0]).new_empty(0)
         layers = self._whole_layers(tensors, parts)

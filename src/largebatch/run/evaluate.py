@@ -79,8 +79,8 @@ class Evaluator:
                     if values.shape[:1] != (max(stop - start, 1),):
                         raise ValueError(f"{name!r} has shape {tuple(values.shape)}; return one row per sample")
                 mine.append({name: values[: stop - start] for name, values in rows.items()})
-        self._backend.processes.check_rows(mine, "run.rows")
-        return self._backend.processes.gather_rows(mine, num_samples)
+        self._backend.check_rows(mine, "run.rows")
+        return self._backend.gather_rows(mine, num_samples)
 
     @contextmanager
     def evaluating(self, completed_steps: int) -> Iterator[None]:

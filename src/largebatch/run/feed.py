@@ -70,7 +70,7 @@ def training_feed(
         batch = plan.batch_at(step)
         micro_steps = list(islice(loaded, plan.micro_steps_of(batch)))
         mine = sum(micro_step.weight for micro_step in micro_steps if micro_step.contributes)
-        units = backend.processes.sum_over_processes(round(mine * WEIGHT_UNITS))
+        units = backend.sum_over_processes(round(mine * WEIGHT_UNITS))
         rest = then_fetch(micro_steps, step + 1)
         upcoming.append(StepFeed(batch, rest, len(micro_steps), lambda: units() / WEIGHT_UNITS))
 

@@ -36,9 +36,9 @@ class FeatureCache:
         # Passes that do not contribute (see `order.MicroBatch`) are beyond the end of the global batch.
         rows = [{"features": features} for features in mine]
         if not backend.has_checked_features:
-            backend.processes.check_rows(rows, "step.gather")
+            backend.check_rows(rows, "step.gather")
             backend.has_checked_features = True
-        gathered = backend.processes.gather_rows(rows, size)
+        gathered = backend.gather_rows(rows, size)
         self.gathered = gathered["features"].contiguous().requires_grad_()
         """The features of the global batch, one row per sample, in the order of samples."""
 

@@ -139,8 +139,12 @@ class Loop:
             # reduced the gradient over the processes. It is the gradient of the global batch's mean loss.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
-            with self.backend.untouched.updating():
-                update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
+            self.backend.untouched.forget()
+            update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
+            self.backend.untouched.note()
+            if step.index == self.start.step:
+                # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.
+                self.backend.engine_state()
             self.record.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
             if step.noise_parts and update.applied and update.grad_norm is not None:

@@ -245,7 +245,7 @@ class Run(Generic[Config]):
             UserError: The host has too little memory for asynchronous checkpoints.
         """
         self._starting.check()
-        self.backend.kept.check(self.backend.processes)
+        self.backend.kept.check(self.backend)
         with self.backend.raise_on_all_ranks():
             check_before(model, optimizer, self.backend)
             check_savable(model)
@@ -272,8 +272,6 @@ class Run(Generic[Config]):
             self._print(f"  {'Gradients':<14}reduced with {POLICY_WORDS[self.backend.reduces]}")
         with self.backend.raise_on_all_ranks():
             check_backend(self.backend, expected)
-            # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.
-            self.backend.engine_state()
         # Models come from `from_pretrained` in evaluation mode, without dropout.
         self.backend.model.train()
         with self.backend.raise_on_all_ranks():

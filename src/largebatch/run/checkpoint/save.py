@@ -76,7 +76,7 @@ class CheckpointWriter:
 
     def __post_init__(self) -> None:
         # Threads must not share a group.
-        self._group = self.backend.processes.new_host_group()
+        self._group = self.backend.new_host_group()
         on_gpu = self.backend.device.type == "cuda"
         self._staging = Staging(page_locked=on_gpu)
         self._copy_stream = torch.cuda.Stream(self.backend.device) if on_gpu else None  # type: ignore[no-untyped-call]
@@ -187,7 +187,7 @@ class CheckpointWriter:
         if self.settings.asynchronous:
             # They change in forward passes.
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend.processes))
+        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend))
 
     def _copy(self, targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
         with torch.cuda.stream(self._copy_stream):

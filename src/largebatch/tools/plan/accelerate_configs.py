@@ -95,9 +95,6 @@ def find_strategies(config: RecipeConfig, gpus_per_node: int) -> tuple[list[Stra
     not_counted = {name: refusal.why for name, refusal in refusals.items() if refusal}
     for name, file in find_accelerate_configs(None, config).items():
         environment = {**os.environ, **launch_environment(file, world_size=gpus_per_node)}
-        if environment.get("FSDP_TRANSFORMER_CLS_TO_WRAP"):
-            not_counted[name] = "its Accelerate config has fsdp_transformer_layer_cls_to_wrap"
-            continue
         try:
             if is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
                 # At least two replicas, whatever their size.
