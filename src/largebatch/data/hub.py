@@ -63,7 +63,7 @@ def open_splits(
         arguments: dict[str, Any] = {"path": config.path, "data_files": config.data_files.by_split}
     else:
         place = find(config.path, "data.path", "a data set")
-        arguments = {"path": place.name, "name": config.name, "revision": place.revision}
+        arguments = {"path": place.name, "name": config.config_name, "revision": place.revision}
     splits = (config.train_split, config.eval_split)
     try:
         builder = datasets.load_dataset_builder(**arguments)

@@ -104,7 +104,7 @@ class PreparedSplit:
         self._preparation = preparation
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<i4")
         self._made_from = {
-            **data.model_dump(mode="json", include={"path", "name", "text_column"}),
+            **data.model_dump(mode="json", include={"path", "config_name", "text_column"}),
             "split": split,
             "files": _state_of_files(data, split),
             "tokenizer": tokenizer.fingerprint,
