@@ -159,7 +159,7 @@ def text_recipe(folder: Path) -> Any:
         f'--data.data_files={{"train": "{file}", "eval": "{file}"}}',
         "--data.train_split=train",
         "--data.eval_split=validation",
-        "--data.name=null",
+        "--data.config_name=null",
         "--data.num_workers=0",
         f"--data.tokenizer={folder / 'tokenizer'}",
     ]

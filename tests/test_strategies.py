@@ -220,10 +220,11 @@ def test_the_scenarios_are_what_they_are_called():
     plan = resolve(config, 3)
     (train_set, _) = text_sources(config)
     order = TrainingOrder(plan.timeline, plan.micro_batch_size, 3, plan.seed)
-    ragged = [order.micro_batch(2, 0, rank) for rank in range(3)]
+    ragged = [next(order.micro_batches([(2, 0)], rank)) for rank in range(3)]
     assert [len(work.indices) for work in ragged] == [8, 2, 1]
     assert [work.contributes for work in ragged] == [True, True, False]
-    weights = [train_set.weight(train_set.fetch(order.micro_batch(0, 0, rank).indices, 0)) for rank in range(3)]
+    whole = [next(order.micro_batches([(0, 0)], rank)) for rank in range(3)]
+    weights = [train_set.weight(train_set.fetch(work.indices, 0)) for work in whole]
     assert len(set(weights)) == 3
 
 

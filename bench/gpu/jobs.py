@@ -106,7 +106,7 @@ def config_of(job: Job, is_small: bool) -> tuple[Any, list[str]]:
         # Samples are generated: nothing is asked of a hub.
         f"--data.path={ROOT}",
     ]
-    words += ["--data.tokenizer=bytes", "--data.name=null"] if job.unit == "tokens" else []
+    words += ["--data.tokenizer=bytes", "--data.config_name=null"] if job.unit == "tokens" else []
     if is_small:
         words += [*job.small, *SMALL_BATCH, "--data.num_workers=0"]
         words += ["--data.block_size=16"] if job.unit == "tokens" else []

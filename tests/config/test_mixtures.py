@@ -82,8 +82,8 @@ def test_sources_by_size_are_read_as_if_they_were_one():
 def test_a_source_has_the_section_and_its_own_fields():
     config = load([FIRST | {"train_split": "train[:1%]", "config_name": "en"}, SECOND])
     web, code = config.data.sections()
-    assert (web.path, web.name, web.train_split, web.num_train_samples) == ("user/web", "en", "train[:1%]", 600)
-    assert (code.path, code.name, code.train_split, code.tokenizer) == ("user/code", None, "train", "bytes")
+    assert (web.path, web.config_name, web.train_split, web.num_train_samples) == ("user/web", "en", "train[:1%]", 600)
+    assert (code.path, code.config_name, code.train_split, code.tokenizer) == ("user/code", None, "train", "bytes")
     assert web.sources is None
 
 
@@ -104,8 +104,8 @@ def test_other_tasks_have_them(recipe, shared):
             {"second": {"pathh": 1}},
             # What all sources share is not among them.
             "sources[1].pathh (code): unknown key, did you mean path?; known here: name, weight, max_epochs, "
-            "num_train_samples, num_eval_samples, num_workers, source, path, data_files, train_split, eval_split, "
-            "prepare, text_column, config_name",
+            "num_train_samples, num_eval_samples, num_workers, source, path, config_name, data_files, train_split, "
+            "eval_split, prepare, text_column",
         ),
         ({"second": {"config_name": 5}}, "sources[1].config_name (code): given 5; must be a valid string, or null"),
         ({"second": {"source": {}}}, "sources[1].source (code): {} is unknown here; write one of datasets, megatron"),

@@ -189,8 +189,8 @@ FILES = '--data.data_files={"train": "a.jsonl", "eval": "b.jsonl"}'
 )
 def test_files_that_no_split_reads(words, is_valid):
     recipe = PYDOC.with_name("gpt2_124m.json")
-    assert "name 'sample-10BT' has no effect on data_files" in problem_of(FILES, *words, recipe=recipe)
-    words = (FILES, "--data.name=null", *words)
+    assert "config_name 'sample-10BT' has no effect on data_files" in problem_of(FILES, *words, recipe=recipe)
+    words = (FILES, "--data.config_name=null", *words)
     # The hub's id would stay, too; and `datasets` unpickles files of "pandas".
     for path in ((), ("--data.path=pandas",)):
         assert "is not a format of data_files that is read; write one of parquet, arrow" in problem_of(

@@ -40,6 +40,10 @@ def test_first_and_neighboring_elements_are_uniform():
         assert chi_squared < 43.8
 
 
+def one_of(order, step, micro_step, rank):
+    return next(order.micro_batches([(step, micro_step)], rank))
+
+
 BATCHES_OF_24 = Timeline.build(100, [(Length("steps", 0), 24)])
 
 
@@ -47,8 +51,8 @@ def test_model_seed_depends_on_step_and_place_alone():
     """Process 1's first micro-batch on two processes is the second one of a single process."""
     alone = TrainingOrder(BATCHES_OF_24, 4, 1, seed=5)
     shared = TrainingOrder(BATCHES_OF_24, 4, 2, seed=5)
-    assert shared.micro_batch(7, 0, rank=1).seed == alone.micro_batch(7, 1, rank=0).seed
-    seeds = {alone.micro_batch(step, micro_step, 0).seed for step in range(10) for micro_step in range(6)}
+    assert one_of(shared, 7, 0, rank=1).seed == one_of(alone, 7, 1, rank=0).seed
+    seeds = {one_of(alone, step, micro_step, 0).seed for step in range(10) for micro_step in range(6)}
     assert len(seeds) == 60
 
 
@@ -58,7 +62,7 @@ def test_a_ragged_batch_is_shared_out_exactly(world_size, micro_batch_size):
     timeline = Timeline.build(100, [(Length("steps", 0), 39)], keep_last=True)
     order = TrainingOrder(timeline, micro_batch_size, world_size, seed=5)
     micro_steps = -(-22 // (micro_batch_size * world_size))
-    work = [order.micro_batch(2, number, rank) for number in range(micro_steps) for rank in range(world_size)]
+    work = [one_of(order, 2, number, rank) for number in range(micro_steps) for rank in range(world_size)]
     counted = [int(index) for micro_batch in work if micro_batch.contributes for index in micro_batch.indices]
     assert counted == epoch_order(100, 5, 0)(np.arange(78, 100)).tolist()
     # A process without samples goes through one of another, so that all make the same number of passes.
@@ -74,7 +78,7 @@ def test_many_micro_batches_at_once_are_those_of_one_at_a_time():
         together = list(order.micro_batches(places, rank))
         assert len(together) == len(places) > 2 * 64
         for place, found in zip(places, together, strict=True):
-            alone = order.micro_batch(*place, rank)
+            alone = one_of(order, *place, rank)
             assert (found.epoch, found.seed, found.contributes) == (alone.epoch, alone.seed, alone.contributes)
             np.testing.assert_array_equal(found.indices, alone.indices)
     assert not all(found.contributes for found in together)

@@ -102,7 +102,8 @@ def test_the_tokens_are_those_of_a_plain_loop(section, way):
     for split, stream in zip(("train", "eval"), streams, strict=True):
         assert bytes_of(stream) == plain(split)
         assert stream.num_documents == 122
-        assert stream.lengths().tolist() == [len((text or "").encode()) + 1 for text in documents_of(split)]
+        documents = [stream.read_document(number, 1000).tolist() for number in range(122)]
+        assert documents == [[*(text or "").encode(), 0] for text in documents_of(split)]
     manifest = json.loads((folder_of(data) / "manifest.json").read_text())
     assert len(manifest["shards"]) > 10
     assert not list(folder_of(data).glob(".*"))
@@ -144,7 +145,7 @@ def test_shards_of_other_data_are_made_again(section):
     folder = folder_of(data)
     (folder / "manifest.json").unlink()
     record = json.loads((folder / "00003.json").read_text())
-    record["rows"]["bytes_of_split"] += 1
+    record["rows"][1] += 1
     (folder / "00003.json").write_text(json.dumps(record))
     (folder / "00003.tokens").write_bytes(b"x" * record["files"]["tokens"]["size"])
     train, _ = prepare(data)
@@ -306,7 +307,7 @@ def test_a_process_that_is_killed_is_told(section):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
-def test_an_error_in_a_process_is_told(section, seconds, monkeypatch):
+def test_an_error_in_a_process_is_told(section, seconds, monkeypatch, capfd):
     """Also where all processes have ended before they are looked at."""
     start = ForkProcess.start
     monkeypatch.setattr(ForkProcess, "start", lambda process: (start(process), time.sleep(seconds)))
@@ -315,8 +316,9 @@ def test_an_error_in_a_process_is_told(section, seconds, monkeypatch):
         def encode(self, documents):
             raise ZeroDivisionError(f"no token for {documents[0]}")
 
-    with pytest.raises(RuntimeError, match="ZeroDivisionError: no token for "):
+    with pytest.raises(RuntimeError, match="a process that prepared data failed; its traceback is above"):
         prepare(data_of(section), BY_TWO, Broken())
+    assert "ZeroDivisionError: no token for " in capfd.readouterr().err
 
 
 def test_documents_in_memory_are_bounded_however_their_lengths_vary(section):
@@ -391,7 +393,7 @@ def test_text_that_is_not_utf8(tmp_path, section):
     file = str(tmp_path / "text.parquet")
     parquet.write_table(pyarrow.table({"text": column}), file)
     files = {"train": file, "eval": file}
-    with pytest.raises(DataError, match=r"data\.text_column: rows 0 to 0: .* correct or remove that text"):
+    with pytest.raises(DataError, match=r"data\.text_column: row 0 or .* correct or remove that text"):
         prepare(data_of(section, path="parquet", data_files=files))
 
 

@@ -101,7 +101,7 @@ class HubOrLocal(Data):
     path: str
     """Local folder, or ID or ID@REVISION on the hub; with `data_files`, the format: "parquet", "json", "csv", "text" or
     "imagefolder". A run stays at the commit that a tag or branch has at its start."""
-    name: str | None = None
+    config_name: str | None = None
     """Configuration of the data set on the hub, if it has several."""
     data_files: DataFiles | None = None
     """Local files, with their format in `path`."""
@@ -123,8 +123,8 @@ class HubOrLocal(Data):
         """Refuse splits meant for a data set on the hub, which stay when `data_files` alone is overridden."""
         if self.data_files is None:
             return self
-        if self.name is not None:
-            raise ValueError(f"name {self.name!r} has no effect on data_files; remove it")
+        if self.config_name is not None:
+            raise ValueError(f"config_name {self.config_name!r} has no effect on data_files; remove it")
         if self.path and self.path not in FORMATS:
             raise ValueError(
                 f"path {self.path!r} is not a format of data_files that is read; write one of {', '.join(FORMATS)}"
@@ -168,8 +168,8 @@ class Mixable(HubOrLocal):
     sources: Annotated[list[MixedSource], Field(min_length=2)] | None = None
     """Sources to mix, such as [{"name": "web", "weight": 0.8, "path": …}, {"name": "code", "weight": 0.2, "path": …}].
     Each source inherits the fields of this section and may override them. It must have its own "num_train_samples" and
-    "num_eval_samples", which add up to those of the section, and "config_name" takes the place of `name`. Each global
-    batch has its exact share of each source, and each source goes through its own shuffled epochs."""
+    "num_eval_samples", which add up to those of the section. Each global batch has its exact share of each source, and
+    each source goes through its own shuffled epochs."""
     weights: Literal["by_size"] | None = None
     """"by_size": the weight of each source is its number of training samples, and an epoch reads each sample of all
     sources once, as if they were one. null: sources have weights, and there are no epochs."""
@@ -203,7 +203,6 @@ class Mixable(HubOrLocal):
         common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.per_source_fields}
         for field in sorted(own.keys() & common):
             raise ConfigError(f".{field} ({source.name}): must be the same for all sources; write it outside of them")
-        own |= {"name": own.pop("config_name")} if "config_name" in own and "name" in kind.model_fields else {}
         of_a_mixture = {"sources", "weights", "weight_phases", "num_train_samples", "num_eval_samples"}
         shared = (self.model_fields_set & kind.model_fields.keys()) - of_a_mixture
         try:
@@ -211,11 +210,8 @@ class Mixable(HubOrLocal):
         except ValidationError as error:
             schema = kind.model_json_schema()
             fields = {name: field for name, field in schema["properties"].items() if name not in common}
-            if "name" in fields:
-                fields["config_name"] = fields["name"]
             schema["properties"] = MixedSource.model_json_schema()["properties"] | fields
-            paths = {"": "", "name": ".config_name"}
-            told = [f"{paths.get(at, f'.{at}')} ({source.name}): {what}" for at, what in explained(error, schema)]
+            told = [f"{at and f'.{at}'} ({source.name}): {what}" for at, what in explained(error, schema)]
             raise ConfigError(told) from None
 
     @property

@@ -1,9 +1,8 @@
 """Work that is shared by forked processes."""
 
 import multiprocessing
-import os
 import signal
-import traceback
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -11,7 +10,6 @@ from multiprocessing.connection import wait
 from largebatch.errors import DataError, UserError
 from largebatch.system.parent_process import end_with_parent
 
-MAX_CHARACTERS = 10_000
 _DIED = "subprocesses has abruptly died"
 """What `datasets` says, in a RuntimeError, of a process that was killed (`iflatmap_unordered` of its 5.2)."""
 
@@ -29,31 +27,23 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
         UserError: `work` raised one; it is of the same class.
     """
     context = multiprocessing.get_context("fork")
-    upcoming = context.Value("q", 0)
     failures = context.SimpleQueue()
 
-    def run() -> None:
+    def run(share: Sequence[int]) -> None:
         end_with_parent()
         # Requests to stop are for the parent.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for number in (signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
         try:
-            while True:
-                with upcoming.get_lock():
-                    place = upcoming.value
-                    upcoming.value += 1
-                if place >= len(items):
-                    os._exit(0)
-                work(items[place])
-        except BaseException as error:
-            is_known = isinstance(error, UserError)
-            # A longer message would block on the pipe, which has no reader yet.
-            message = str(error)[:MAX_CHARACTERS] if is_known else traceback.format_exc()[-MAX_CHARACTERS:]
-            failures.put((type(error) if is_known else RuntimeError, message))
-            os._exit(1)
+            for item in share:
+                work(item)
+        except UserError as error:
+            failures.put(error)
+            sys.exit(1)
 
-    processes = [context.Process(target=run, daemon=True) for _ in range(min(num_processes, len(items)))]
+    shares = [items[number::num_processes] for number in range(min(num_processes, len(items)))]
+    processes = [context.Process(target=run, args=(share,), daemon=True) for share in shares]
     try:
         for process in processes:
             process.start()
@@ -62,8 +52,9 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
             running = [process.sentinel for process in processes if process.exitcode is None]
             codes = [process.exitcode for process in processes if process.exitcode]
             if codes and not failures.empty():
-                error_class, message = failures.get()
-                raise error_class(message)
+                raise failures.get()
+            if 1 in codes:
+                raise RuntimeError("a process that prepared data failed; its traceback is above")
             if codes:
                 raise _died(f"ended with exit code {codes[0]}")
             if not running:

@@ -63,7 +63,7 @@ def open_splits(
         arguments: dict[str, Any] = {"path": config.path, "data_files": config.data_files.by_split}
     else:
         place = find(config.path, "data.path", "a data set")
-        arguments = {"path": place.name, "name": config.name, "revision": place.revision}
+        arguments = {"path": place.name, "name": config.config_name, "revision": place.revision}
     splits = (config.train_split, config.eval_split)
     try:
         builder = datasets.load_dataset_builder(**arguments)
@@ -72,7 +72,10 @@ def open_splits(
             # By default it is the number of rows of a file's first row group, which may be empty.
             builder.config.batch_size = ROWS_AT_ONCE
         if uses is not None:
-            builder = _with_exact_text(builder, uses)
+            # It imports `datasets`.
+            from largebatch.data.text_rows import with_exact_text
+
+            builder = with_exact_text(builder, uses)
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
         with forked_by_datasets():
@@ -144,20 +147,6 @@ def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> N
             f"data.path: the hub cannot be reached, and {builder.hash} is the latest commit of {builder.repo_id} in "
             f"the cache, not {revision}; run `largebatch prepare` where it can be, or write the other one: ID@COMMIT"
         )
-
-
-def _with_exact_text(builder: "datasets.DatasetBuilder", uses: Uses) -> "datasets.DatasetBuilder":
-    """The builder, or for local CSV and JSON one that does not guess types; DataError for a CSV on the hub."""
-    # It imports `datasets`.
-    from largebatch.data.text_rows import READERS, text_rows
-
-    if builder.name not in READERS:
-        return builder
-    if all("://" not in file for files in builder.config.data_files.values() for file in files):
-        return text_rows(builder, uses)
-    if builder.name == "csv":
-        raise DataError(f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}")
-    return builder
 
 
 def found_files(config: HubOrLocal) -> dict[str, list[Path]]:

@@ -116,12 +116,8 @@ class TrainingOrder:
     seed: int
     mixture: Mixture | None = None
 
-    def micro_batch(self, step: int, micro_step: int, rank: int) -> MicroBatch:
-        """The work of process `rank` in micro-step `micro_step` of optimizer step `step`, all counted from 0."""
-        return next(self.micro_batches([(step, micro_step)], rank))
-
     def micro_batches(self, micro_steps: Iterable[tuple[int, int]], rank: int) -> Iterator[MicroBatch]:
-        """The work of process `rank` in each pair of step and micro-step, in their order.
+        """The work of process `rank` in each pair of optimizer step and micro-step, all counted from 0, in their order.
 
         Many positions are shuffled at once, which takes about as long for a hundred micro-batches as for one.
         """

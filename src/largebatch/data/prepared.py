@@ -13,7 +13,6 @@ A shard is made again unless its JSON says that it has these rows, so interrupte
 
 import json
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -30,23 +29,23 @@ from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, names_in
 from largebatch.data.forked import run_forked
-from largebatch.data.hub import Use, open_splits
+from largebatch.data.hub import Use, found_files, open_splits
 from largebatch.data.preparation import Preparation, write_errors
 from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
-from largebatch.storage.files import read_record, replace_json_file, sync_folder, write_file
+from largebatch.storage.files import read_record, replace_file, replace_json_file
 from largebatch.storage.layout import read_object
 
 if TYPE_CHECKING:
     import datasets
 
-FORMAT = 2
+FORMAT = 3
 MIN_SHARDS = 64  # unless they would be smaller than `MIN_SHARD_BYTES`
 MIN_SHARD_BYTES = 2**20  # of text
 MAX_SHARD_BYTES = 2**28
-BYTES_AT_ONCE = 2**20  # of documents that are in memory, besides a single long one
-MAX_ROWS_AT_ONCE = 4096
+BYTES_AT_ONCE = 2**20  # of documents that are tokenized, besides a single long one
+ROWS_AT_ONCE = 64  # in memory
 SECONDS_OF_A_LEFTOVER = 600  # a temporary file that was last written so long ago belongs to nobody
 
 
@@ -65,16 +64,15 @@ def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation)
     """
     names = (data.train_split, data.eval_split)
     train, evaluation = splits = [PreparedSplit(data, name, tokenizer, preparation) for name in names]
-    if not all(split.manifest for split in splits):
+    if not all(split.shards for split in splits):
         uses = {data.text_column: Use("text_column")}
-        pairs = [
-            (split, _text_of(dataset, data.text_column))
-            for split, dataset in zip(splits, open_splits(data, preparation, uses), strict=True)
-            if not split.manifest
-        ]
-        if lacking := [text.data.nbytes for split, text in pairs if split.missing(text)]:
+        texts = [_text_of(dataset, data.text_column) for dataset in open_splits(data, preparation, uses)]
+        pairs = list(zip(splits, texts, strict=True))
+        lacking = [text.data.nbytes for split, text in pairs if split.missing(text)]
+        if lacking:
             preparation.check(data, sum(lacking))
-        if missing := sum(split.make(text) for split, text in pairs):
+        missing = sum(split.make(text) for split, text in pairs)
+        if missing:
             raise OtherPartsMissing(f"{missing} shards of other parts are still to be prepared")
     return train.open(), evaluation.open()
 
@@ -104,7 +102,7 @@ class PreparedSplit:
         self._preparation = preparation
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<i4")
         self._made_from = {
-            **data.model_dump(mode="json", include={"path", "name", "text_column"}),
+            **data.model_dump(mode="json", include={"path", "config_name", "text_column"}),
             "split": split,
             "files": _state_of_files(data, split),
             "tokenizer": tokenizer.fingerprint,
@@ -115,10 +113,10 @@ class PreparedSplit:
         self.folder = Path(HF_HOME) / "largebatch" / f"{name}_{key}"
 
     @property
-    def manifest(self) -> dict[str, Any]:
-        """The manifest; empty unless all shards are prepared."""
-        found = read_object(self.folder / "manifest.json")
-        return found if "shards" in found else {}
+    def shards(self) -> list[dict[str, Any]]:
+        """The shards, as the manifest has them; empty unless all are prepared."""
+        shards: list[dict[str, Any]] = read_object(self.folder / "manifest.json").get("shards", [])
+        return shards
 
     def open(self) -> TokenStream:
         """The tokens of all documents; DataError if a file is not as the manifest says.
@@ -126,7 +124,7 @@ class PreparedSplit:
         Checksums are compared if the preparation asks for it, and otherwise only sizes.
         """
         parts = []
-        for number, shard in enumerate(self.manifest["shards"]):
+        for number, shard in enumerate(self.shards):
             tokens, ends = (self._file(number, ending) for ending in ("tokens", "ends"))
             for path in (tokens, ends):
                 record = shard["files"][path.suffix[1:]]
@@ -163,7 +161,7 @@ class PreparedSplit:
                 for number in mine:
                     self._make(text, number)
             missing = self.missing(text)
-            if not missing:
+            if not missing and not self.shards:
                 shards = [self._record(number) for number, _ in enumerate(_rows_of_shards(text))]
                 counts = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens")}
                 about = {"made_from": self._made_from, "dtype": self._dtype.name, **counts, "shards": shards}
@@ -171,8 +169,7 @@ class PreparedSplit:
             return len(missing)
 
     def _record(self, number: int) -> dict[str, Any]:
-        found = read_object(self._file(number, "json"))
-        return found if found.keys() >= {"rows", "documents", "tokens", "files"} else {}
+        return read_object(self._file(number, "json"))
 
     def missing(self, text: "datasets.Dataset") -> list[int]:
         """The numbers of the shards that the folder does not have, or not with the same rows."""
@@ -184,52 +181,55 @@ class PreparedSplit:
         if self._record(number).get("rows") == rows:
             # Another job has made it meanwhile.
             return
-        ends = [np.zeros(1, np.int64)]
-        temporary = self.folder / f".{number:05d}.{secrets.token_hex(4)}.tmp"
-        files = {}
+        lengths: list[NDArray[np.int64]] = []
         with write_errors(self.folder):
-            try:
-                files["tokens"] = asdict(write_file(temporary, self._encode(text, rows, ends)))
-                temporary.rename(self._file(number, "tokens"))
-                files["ends"] = asdict(write_file(temporary, [np.concatenate(ends[1:]).data]))
-                temporary.rename(self._file(number, "ends"))
-            finally:
-                temporary.unlink(missing_ok=True)
-            sync_folder(self.folder)
-            counts = {"rows": rows, "documents": rows["stop"] - rows["start"], "tokens": int(ends[-1][-1])}
+            tokens = replace_file(self._file(number, "tokens"), self._encode(text, rows, lengths))
+            places = np.cumsum(np.concatenate(lengths))
+            ends = replace_file(self._file(number, "ends"), [places.data])
+            counts = {"rows": rows, "documents": len(places), "tokens": int(places[-1])}
+            files = {"tokens": asdict(tokens), "ends": asdict(ends)}
             replace_json_file(self._file(number, "json"), counts | {"files": files})
         if self._preparation.allowed == "everything":
             print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {counts['tokens']:,} tokens", flush=True)
 
     def _encode(
-        self, text: "datasets.Dataset", rows: dict[str, int], ends: list[NDArray[np.int64]]
+        self, text: "datasets.Dataset", rows: list[int], lengths: list[NDArray[np.int64]]
     ) -> Iterator[memoryview]:
-        """The tokens of some documents at a time, whose ends are added to `ends`."""
-        # Slow to import, and a run that finds its data prepared does without.
-        import pyarrow
-        from pyarrow import compute
-
-        text = text.with_format("arrow")
-        for start in range(rows["start"], rows["stop"], MAX_ROWS_AT_ONCE):
-            column = text[start : min(start + MAX_ROWS_AT_ONCE, rows["stop"])].column(0).cast(pyarrow.large_string())
-            sizes = np.cumsum(compute.binary_length(column).fill_null(0).to_numpy())
-            for part in np.split(np.arange(len(column)), np.flatnonzero(np.diff(sizes // BYTES_AT_ONCE)) + 1):
-                try:
-                    documents = self._tokenizer.encode(column.slice(part[0], len(part)).to_pylist())
-                except UnicodeDecodeError as error:
-                    where = f"rows {start + part[0]} to {start + part[-1]}"
-                    raise DataError(f"data.text_column: {where}: {error}; correct or remove that text") from error
-                ends.append(ends[-1][-1] + np.cumsum([len(document) for document in documents]))
-                yield np.fromiter(chain.from_iterable(documents), self._dtype).data
+        """The tokens of some documents at a time, whose lengths are added to `lengths`."""
+        for documents in _some_documents(text, *rows):
+            encoded = self._tokenizer.encode(documents)
+            lengths.append(np.array([len(tokens) for tokens in encoded], np.int64))
+            yield np.fromiter(chain.from_iterable(encoded), self._dtype).data
 
 
-def _rows_of_shards(text: "datasets.Dataset") -> list[dict[str, int]]:
-    """The rows of each shard, and how many rows and bytes the split has, which tell other data apart."""
+def _some_documents(text: "datasets.Dataset", start: int, stop: int) -> Iterator[list[str | None]]:
+    """The documents of some rows, about `BYTES_AT_ONCE` at a time."""
+    documents: list[str | None] = []
+    size = 0
+    row = start
+    try:
+        for rows in text.select(range(start, stop)).iter(ROWS_AT_ONCE):
+            for document in rows[text.column_names[0]]:
+                documents.append(document)
+                size += len(document or "")
+                if size >= BYTES_AT_ONCE:
+                    yield documents
+                    documents = []
+                    size = 0
+            row += ROWS_AT_ONCE
+    except UnicodeDecodeError as error:
+        where = f"row {row} or one of the {ROWS_AT_ONCE} after it"
+        raise DataError(f"data.text_column: {where}: {error}; correct or remove that text") from error
+    if documents:
+        yield documents
+
+
+def _rows_of_shards(text: "datasets.Dataset") -> list[list[int]]:
+    """The first row of each shard, and the one after its last."""
     num_rows = len(text)
     num_bytes = max(text.data.nbytes, 1)
     each = max(1, num_rows * min(max(num_bytes // MIN_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES) // num_bytes)
-    of_split = {"rows_of_split": num_rows, "bytes_of_split": num_bytes}
-    return [{"start": start, "stop": min(start + each, num_rows), **of_split} for start in range(0, num_rows, each)]
+    return [[start, min(start + each, num_rows)] for start in range(0, num_rows, each)]
 
 
 def _state_of_files(data: HubText, split: str) -> str:
@@ -237,11 +237,11 @@ def _state_of_files(data: HubText, split: str) -> str:
 
     All files of a local folder belong to each of its splits, except for README.md.
     """
-    patterns = [str(Path(data.path).expanduser() / "**")]
-    others = {"README.md"}
-    if files := data.data_files:
-        patterns = [each for name in names_in(split) for each in files.by_split[name]]
-        others = set()
-    paths = sorted({Path(name) for pattern in patterns for name in glob(pattern, recursive=True)})  # noqa: PTH207
-    states = [(str(path), path.stat()) for path in paths if path.is_file() and path.name not in others]
-    return xxhash.xxh3_64_hexdigest(repr([(name, state.st_size, state.st_mtime_ns) for name, state in states]).encode())
+    if data.data_files:
+        found = found_files(data)
+        files = [file for name in sorted(names_in(split)) for file in found[name]]
+    else:
+        inside = glob(str(Path(data.path).expanduser() / "**"), recursive=True)  # noqa: PTH207 - leaves out hidden ones
+        files = [file for file in map(Path, sorted(inside)) if file.is_file() and file.name != "README.md"]
+    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return xxhash.xxh3_64_hexdigest(repr(states).encode())

@@ -17,7 +17,7 @@ from typing import IO, Any
 import datasets
 import fsspec
 
-from largebatch.data.hub import Use, Uses
+from largebatch.data.hub import DOWNLOAD, Use, Uses
 from largebatch.errors import DataError
 
 READERS = ("csv", "json")
@@ -94,16 +94,24 @@ def _text(where: str, name: str, use: Use, value: Any) -> str | None:
     return text
 
 
-def text_rows(builder: datasets.DatasetBuilder, uses: Uses) -> TextRows:
-    """The builder of the rows of another builder's local files, which is one of `READERS`."""
-    return TextRows(
-        dataset_name=builder.dataset_name,
-        hash=FORMAT,
-        data_files=builder.config.data_files,
-        reader=builder.name,
-        separator=getattr(builder.config, "sep", ","),
-        uses=uses,
-    )
+def with_exact_text(builder: datasets.DatasetBuilder, uses: Uses) -> datasets.DatasetBuilder:
+    """The builder, or for local CSV and JSON one that does not guess types; DataError for a CSV on the hub."""
+    files = builder.config.data_files
+    if builder.name not in READERS:
+        return builder
+    if all("://" not in file for of_split in files.values() for file in of_split):
+        separator = getattr(builder.config, "sep", ",")
+        return TextRows(
+            dataset_name=builder.dataset_name,
+            hash=FORMAT,
+            data_files=files,
+            reader=builder.name,
+            separator=separator,
+            uses=uses,
+        )
+    if builder.name == "csv":
+        raise DataError(f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}")
+    return builder
 
 
 def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:

@@ -82,10 +82,6 @@ class TokenStream:
         start = int(ends[place - 1]) if place else 0
         return self._checked(part.tokens()[start : min(int(ends[place]), start + max_tokens)].astype(np.int64))
 
-    def lengths(self) -> NDArray[np.integer]:
-        """The number of tokens of each document."""
-        return np.concatenate([np.diff(part.ends(), prepend=0) for part in self._parts])
-
     def _checked(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         if self._vocab_size is not None and len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
             raise DataError(

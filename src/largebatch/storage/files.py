@@ -57,24 +57,25 @@ def write_json_file(path: Path, value: Any) -> FileRecord:
     return write_file(path, [memoryview(_as_json(value))])
 
 
-def replace_file(path: Path, content: bytes, keep_mode: bool = False) -> None:
+def replace_file(path: Path, content: bytes | Iterable[memoryview], keep_mode: bool = False) -> FileRecord:
     """Replace a file in such a way that readers, even after a crash, see the old one or all of the new one.
 
     Args:
         path: The file; a link is replaced, too.
-        content: What is written.
+        content: What is written, or its parts, one after another.
         keep_mode: Whether the new file has the permissions of the old one, which must be there.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        write_file(temporary, [memoryview(content)])
+        record = write_file(temporary, [memoryview(content)] if isinstance(content, bytes) else content)
         if keep_mode:
             shutil.copymode(path, temporary)
         temporary.rename(path)
-    except OSError:
+    except Exception:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+    return record
 
 
 def replace_json_file(path: Path, value: Any) -> None:
