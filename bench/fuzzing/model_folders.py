@@ -37,5 +37,7 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
         '--model={"architecture": "auto", "path": "model"}',
         "--world-sizes",
         "2",
+        "--gpu-memory",
+        "80",
     ]
     return Case(words, folder)

@@ -18,6 +18,6 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
     random.choice(kinds if random.random() < 0.15 else (change_json,))(random, file)
     size = str(random.choice((1, 2, 8, 96, 1000)))
     plan = ["plan", str(file), "--world-size", size]
-    several = ["plan", str(file), "--world-sizes", "2,8"]
+    several = ["plan", str(file), "--world-sizes", "2,8", "--gpu-memory", "80"]
     choices = (plan, plan, plan, plan, [*plan, "--json"], ["lint", str(file)], ["lint", str(file)], several)
     return Case(random.choice(choices), folder)

@@ -78,7 +78,9 @@ def planned(name: str, words: Sequence[str], world_size: int) -> dict[str, int]:
     """The bytes that `largebatch plan` expects in the fullest process, by strategy."""
     printed = io.StringIO()
     with redirect_stdout(printed):
-        code = main(["plan", str(JOBS[name].path), f"--world-sizes={world_size}", "--json", *words])
+        # With so much memory, gradients are reduced with the last micro-batch.
+        command = ["plan", str(JOBS[name].path), f"--world-sizes={world_size}", "--gpu-memory=1000", "--json"]
+        code = main([*command, *words])
     if code:
         raise RuntimeError(f"largebatch plan ended with exit code {code}")
     column = json.loads(printed.getvalue())["world_sizes"][0]

@@ -38,15 +38,6 @@ def test_the_plan_says_how_often_each_source_is_seen():
     assert "epoch" not in text
 
 
-@pytest.mark.parametrize(("samples", "told"), [(19, "19 of 30"), (20, "20 of 30"), (21, None), (30, None)])
-def test_the_plan_names_sources_that_are_never_evaluated(samples, told):
-    """The first source has 20 evaluation samples."""
-    text = explain(resolve(load(words=[f"--evaluation.max_samples={samples}"]), 2), "mixture")
-    assert ("none of" in text) == (told is not None)
-    if told:
-        assert f"on {told} samples, each counted once; none of code\n" in text
-
-
 def test_a_wrong_sum_hides_no_other_problem():
     words = ['--train.duration={"epochs": 2}', "--batch.micro_batch_size=5"]
     with pytest.raises(ConfigError) as caught:
@@ -103,7 +94,7 @@ def test_other_tasks_have_them(recipe, shared):
         (
             {"second": {"pathh": 1}},
             # What all sources share is not among them.
-            "sources[1].pathh (code): unknown key, did you mean path?; known here: name, weight, max_epochs, "
+            "sources[1].pathh (code): unknown key, did you mean path?; known here: name, weight, "
             "num_train_samples, num_eval_samples, num_workers, source, path, config_name, data_files, train_split, "
             "eval_split, prepare, text_column",
         ),
@@ -155,10 +146,6 @@ def test_other_tasks_have_them(recipe, shared):
         (
             {"weight_phases": [{"from": {"steps": 5}, "weights": {"code": 1, "web": 99}}]},
             'weight 1 gives "code" less than one sample per batch of 32; write at least 3.19355, a larger',
-        ),
-        (
-            {"second": {"max_epochs": 2}},
-            'data.sources: "code" would be seen 2.4 times, more than max_epochs 2',
         ),
     ],
 )

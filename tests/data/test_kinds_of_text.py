@@ -170,7 +170,7 @@ def test_all_formats_in_one_mixture(tmp_path):
     [
         (
             {"text_column": "x"},
-            r"\[1\].text_column \(meg\): unknown key; known here: name, weight, max_epochs, .* source, train, eval$",
+            r"\[1\].text_column \(meg\): unknown key; known here: name, weight, .* source, train, eval$",
         ),
         ({"eval": None}, r"sources\[1\].eval.str \(meg\): given null; must be a valid string"),
     ],

@@ -220,7 +220,7 @@ def test_plan_and_verify_try_it_first(tmp_path, capsys):
     code.write_text(code.read_text().replace('- group["lr"] * group["weight_decay"])', ")", 1))
     section = '--optimizer={"name": "softsign", "weight_decay": 0.1}'
     tasks.link_accelerate_configs()
-    for command in (["plan", "--world-sizes=2"], ["verify", "--world-sizes=1"]):
+    for command in (["plan", "--world-sizes=2", "--gpu-memory=80"], ["verify", "--world-sizes=1"]):
         assert main([command[0], str(own), *command[1:], section]) == 2
         assert "own_torch:Softsign) ignores the weight_decay 0.1 of a group" in capsys.readouterr().err
     # A plan alone, and lint, import no torch.

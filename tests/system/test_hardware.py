@@ -135,7 +135,7 @@ def test_published_throughputs_of_convolutions():
         (GPU_OF_NAME["a100"].memory_gb_per_s * 1e9, 312e12, 2470),
     ):
         hardware = Hardware(peak, Fabric(8, 1, 1), memory_bandwidth)
-        seconds = step_time([], flops, 1, hardware, kept)["step_seconds"]
+        seconds = step_time([], flops, 1, hardware, kept)
         low, high = (config.batch.micro_batch_size / seconds[end] for end in ("most", "least"))
         assert 0.99 * low < published < 1.01 * high < 1.15 * low
 
@@ -158,7 +158,6 @@ def test_the_fastest_that_fits_is_suggested():
     assert column["suggested"] == "ddp"
     fastest = min(column["strategies"], key=lambda name: sum(column["strategies"][name]["step_seconds"].values()))
     assert fastest == "fsdp"
-    assert "it is within 3 % of the fastest, and then sends the least between nodes" in column["reason"]
     # Of 13 GiB for ddp, 12 are free; of what fits, the fastest even though it sends more.
     hsdp = Strategy("fsdp", shard_size=8)
     fsdp = Strategy("fsdp")
@@ -178,8 +177,6 @@ def test_bytes_within_and_between_nodes_by_hand():
     assert (ddp["sent_bytes_per_step"], ddp["sent_between_nodes_bytes_per_step"]) == (sent, sent // 8)
     (row,) = (" ".join(line.split()) for line in table(compared(), RECIPE).splitlines() if line.startswith("  ddp"))
     assert "yes 5.09 0.73 " in row
-    low, high = ddp["efficiency"].values()
-    assert f"{low:.2f} to {high:.2f}" in row
 
 
 def test_every_assumption_is_printed():
@@ -209,7 +206,6 @@ def test_the_whole_run_by_hand():
 def test_without_operations_the_choice_is_as_without_a_network():
     (column,) = compared(flops=None)["world_sizes"]
     assert column["suggested"] == "ddp"
-    assert "it shards the least, and then sends the least" in column["reason"]
     assert "The time of a step is not estimated" in table(compared(flops=None), RECIPE)
 
 

@@ -35,7 +35,7 @@ def build_model(config):
 """
 
 
-TWO = ("--world-sizes", "2")
+TWO = ("--world-sizes", "2", "--gpu-memory", "80")
 
 
 def recipe_with_model(folder, text):
@@ -86,7 +86,7 @@ def test_a_model_of_ones_own_and_what_it_prints(compare, tmp_path):
 def test_activations_of_images_in_fp64(compare):
     estimates = []
     for precision in ("fp32", "fp64"):
-        _, output, _ = compare(DIGITS, "--world-sizes", "2", "--json", "--precision", precision)
+        _, output, _ = compare(DIGITS, *TWO, "--json", "--precision", precision)
         estimates.append(json.loads(output)["estimated_activation_bytes"])
     # Places of pooling are whole numbers in both.
     assert 1.8 * estimates[0] < estimates[1] <= 2 * estimates[0]
@@ -131,7 +131,7 @@ def test_a_folder_without_strategies_is_refused(compare, tmp_path):
 
 
 def test_a_batch_that_divides_over_none_is_one_message(compare):
-    code, output, errors = compare(DIGITS, "--world-sizes", "3,5")
+    code, output, errors = compare(DIGITS, "--world-sizes", "3,5", "--gpu-memory", "80")
     assert (code, output) == (2, "")
     assert "--world-sizes 5: batch: global_batch_size 64 is not a multiple" in errors
 
@@ -141,6 +141,7 @@ def test_a_batch_that_divides_over_none_is_one_message(compare):
     [
         (["--world-size", "2", "--gpu-memory", "80"], "require --world-sizes"),
         (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),
+        (["--world-sizes", "2"], "--world-sizes requires --gpu-memory"),
         (["--world-sizes", "2", "--gpu", "h100"], "--gpu, such as h100, and --network, such as 400G/gpu"),
         (["--world-sizes", "2", "--gpu", "h1000", "--network", "400G/gpu"], "invalid choice: 'h1000' (choose from"),
         ([], "one of the arguments --world-size --world-sizes is required"),

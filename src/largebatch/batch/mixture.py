@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,6 @@ class Mixture:
     names: tuple[str, ...]
     sizes: tuple[int, ...]  # training samples of each source, after which it starts over
     phases: tuple[MixturePhase, ...]
-    eval_sizes: tuple[int, ...] = ()  # evaluation samples of each source; they are evaluated in this order
 
     def counts_after(self, num_samples: int) -> tuple[int, ...]:
         """The samples that each source has given after this many samples in all.
@@ -38,11 +36,6 @@ class Mixture:
             if size > 0:
                 counts = [before + more for before, more in zip(counts, apportion(size, phase.weights), strict=True)]
         return tuple(counts)
-
-    def never_evaluated(self, num_samples: int) -> list[str]:
-        """The sources that have none of this many evaluation samples, from the first on."""
-        starts = accumulate(self.eval_sizes, initial=0)
-        return [name for name, start in zip(self.names, starts, strict=False) if start >= num_samples]
 
     def epochs(self, num_samples: int) -> list[float]:
         """How many times each source is seen in this many samples."""

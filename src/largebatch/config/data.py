@@ -14,7 +14,6 @@ from largebatch.config.sections import (
     Fraction,
     Moment,
     NonNegativeFloat,
-    PositiveFloat,
     PositiveFraction,
     PositiveInt,
     Section,
@@ -146,8 +145,6 @@ class MixedSource(Section):
     """Name of the source, in the plan and in evaluations: letters, digits, and _ . + -."""
     weight: NonNegativeFloat | None = None
     """Share of the training samples, in proportion to the other weights; 0 for a source that only a later phase has."""
-    max_epochs: PositiveFloat | None = None
-    """How many times the source may be seen; a recipe that would train on it more often is refused."""
 
 
 class WeightPhase(Section):
@@ -236,10 +233,8 @@ class Mixable(HubOrLocal):
             MixturePhase(timeline.at(step).samples_before, whole_weights([weights[name] for name in names]))
             for step, weights in zip(steps, self.phases_of_weights(), strict=True)
         ]
-        sections = self.sections()
-        sizes = tuple(section.num_train_samples for section in sections)
-        eval_sizes = tuple(section.num_eval_samples for section in sections)
-        return Mixture(names, sizes, tuple(phases), eval_sizes)
+        sizes = tuple(section.num_train_samples for section in self.sections())
+        return Mixture(names, sizes, tuple(phases))
 
     @model_validator(mode="after")
     def _sources_fit(self) -> Self:

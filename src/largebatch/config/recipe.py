@@ -154,11 +154,6 @@ class RecipeConfig(Section):
             yield "batch.drop_last: false changes the loss of a model with BatchNorm at the end of an epoch; write true"
 
     @check
-    def _others_in_the_batch(self) -> Iterator[str]:
-        if self.couples_the_batch and min(size for _, size in self.batch.sizes) == 1:
-            yield "batch.global_batch_size: a single sample has no others to be compared with; write at least 2"
-
-    @check
     def _gradients_of_their_own(self) -> Iterator[str]:
         if self.logging.noise_scale is not None and (self.couples_the_batch or self.model.uses_batch_norm):
             which = "a loss over the whole global batch" if self.couples_the_batch else "BatchNorm"
@@ -242,11 +237,6 @@ class RecipeConfig(Section):
             if phase.first_sample >= samples:
                 problem = f"it begins after {phase.first_sample:,} samples, but the run has {samples:,}"
                 yield f"data.weight_phases[{number}].from: {problem}; remove it, or lengthen train.duration"
-        limits = [source.max_epochs for source in self.data.sources or ()]
-        for name, epochs, max_epochs in zip(mixture.names, mixture.epochs(samples), limits, strict=True):
-            if max_epochs is not None and epochs > max_epochs:
-                given = f'"{name}" would be seen {epochs:.3g} times, more than max_epochs {max_epochs:g}'
-                yield f"data.sources: {given}; lower its weight, raise max_epochs, or shorten train.duration"
 
     def _problems_of_the_run(self, timeline: Timeline, steps: Mapping[str, int]) -> Iterator[str]:
         """What does not fit into the run; `steps` are the durations by their paths."""

@@ -35,7 +35,7 @@ def compare_strategies(
     workload: Workload,
     strategies: Sequence[Strategy],
     world_sizes: Sequence[int],
-    gpu_memory: int | None = None,
+    gpu_memory: int,
     hardware: Hardware | None = None,
     not_counted: Mapping[str, str] | None = None,
 ) -> Json:
@@ -47,7 +47,7 @@ def compare_strategies(
         workload: The recipe's model, and what a micro-batch takes.
         strategies: The strategies to count.
         world_sizes: The numbers of processes; one that the batch cannot be divided over gets a problem instead.
-        gpu_memory: Bytes of a GPU; with None, nothing is said about what fits.
+        gpu_memory: Bytes of a GPU.
         hardware: The GPUs; with None, nothing is said about time.
         not_counted: Strategies that are not counted, with the reasons.
     """
@@ -92,7 +92,7 @@ def _cost(
     plan: RunPlan,
     workload: Workload,
     strategy: Strategy,
-    gpu_memory: int | None,
+    gpu_memory: int,
     hardware: Hardware | None,
 ) -> Json:
     """What a strategy holds and sends on the plan's number of processes."""
@@ -115,21 +115,18 @@ def _cost(
         "model_state_bytes": {kind: getattr(states, kind) for kind in kinds} | {"total": states.held},
         "transient_bytes_estimate": transient,
         "total_bytes_estimate": total,
-        "fits": None if gpu_memory is None else total <= gpu_memory - kept_back(gpu_memory),
+        "fits": total <= gpu_memory - kept_back(gpu_memory),
         "sent_bytes_per_step": sum(each.sent for each in traffic),
         "sent_between_nodes_bytes_per_step": between,
     }
+    seconds = None
     if hardware and flops:
-        return cost | step_time(traffic, flops, micro_batches, hardware, workload.activations or 0)
-    return cost | {"step_seconds": None, "efficiency": None}
+        seconds = step_time(traffic, flops, micro_batches, hardware, workload.activations or 0)
+    return cost | {"step_seconds": seconds}
 
 
-def _suggest(
-    options: Mapping[str, Json], activations: int | None, gpu_memory: int | None
-) -> tuple[str | None, str | None]:
-    """The strategy to use and the reason; no strategy if nothing fits, and neither if no memory is given."""
-    if gpu_memory is None or not options:
-        return None, None
+def _suggest(options: Mapping[str, Json], activations: int | None, gpu_memory: int) -> tuple[str | None, str]:
+    """The strategy to use, None if nothing fits, and the reason."""
     memory = f"{(gpu_memory - kept_back(gpu_memory)) / GIB:.4g} of {gpu_memory / GIB:.4g} GiB"
     fitting = {name: option for name, option in options.items() if option["fits"]}
     if not fitting:
@@ -137,21 +134,20 @@ def _suggest(
             f"no strategy is estimated to fit in {memory}; try more processes, a smaller batch.micro_batch_size or, if "
             "it is off, compute.activation_checkpointing"
         )
-    best, why = _best(fitting)
     rest = "" if activations is not None else "; the rest is for activations, which are not estimated"
-    return best, f"it should fit in {memory}{rest}; of those that fit, {why}"
+    return _best(fitting), f"it should fit in {memory}{rest}"
 
 
-def _best(fitting: Mapping[str, Json]) -> tuple[str, str]:
-    """The best of the strategies that fit, and why."""
-    fast = list(fitting)
-    between = dict.fromkeys(fitting, 0)
-    why = "it shards the least, and then sends the least"
-    if all(option["step_seconds"] for option in fitting.values()):
-        seconds = {name: sum(option["step_seconds"].values()) for name, option in fitting.items()}
-        fast = [name for name in fitting if seconds[name] <= (1 + SAME_SPEED) * min(seconds.values())]
-        # The network between nodes may be slower than its data sheet.
-        between = {name: fitting[name]["sent_between_nodes_bytes_per_step"] for name in fast}
-        why = f"it is within {100 * SAME_SPEED:g} % of the fastest, and then sends the least between nodes"
-    shards = {name: SHARDS.index(find_strategy(name).shards) for name in fast}
-    return min(fast, key=lambda name: (between[name], shards[name], fitting[name]["sent_bytes_per_step"])), why
+def _best(fitting: Mapping[str, Json]) -> str:
+    """The best of the strategies that fit: of about the fastest, the one that sends the least between nodes, whose
+    network may be slower than its data sheet; then the one that shards, and then sends, the least."""
+    seconds = {name: sum((option["step_seconds"] or {}).values()) for name, option in fitting.items()}
+    limit = (1 + SAME_SPEED) * min(seconds.values())
+
+    def order(name: str) -> tuple[int, int, int]:
+        option = fitting[name]
+        # Without a network, the time is not known either.
+        between = option["sent_between_nodes_bytes_per_step"] if option["step_seconds"] else 0
+        return between, SHARDS.index(find_strategy(name).shards), option["sent_bytes_per_step"]
+
+    return min((name for name in fitting if seconds[name] <= limit), key=order)

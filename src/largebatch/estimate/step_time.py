@@ -57,10 +57,8 @@ class Hardware:
 
 def step_time(
     traffic: Sequence[Collective], flops: tuple[int, int], micro_batches: int, hardware: Hardware, kept: int = 0
-) -> dict[str, dict[str, float]]:
-    """The least and the most seconds of a step, and the fraction of them that computation alone would take.
-
-    Under the assumptions `MFU`, `CONVOLUTION_PASSES` and `EXPOSED_SHARE`.
+) -> dict[str, float]:
+    """The least and the most seconds of a step, under the assumptions `MFU`, `CONVOLUTION_PASSES` and `EXPOSED_SHARE`.
 
     Args:
         traffic: The collectives of the step.
@@ -69,22 +67,15 @@ def step_time(
         hardware: The GPUs and what connects them.
         kept: Bytes of activations that are kept for a micro-batch, for networks of convolutions.
     """
-    computed = []
-    for mfu, passes in zip(MFU, CONVOLUTION_PASSES, strict=True):
+    found = []
+    for mfu, passes, share in zip(MFU, CONVOLUTION_PASSES, EXPOSED_SHARE[::-1], strict=True):
         seconds = sum(flops) / (mfu * hardware.peak)
         if hardware.memory_bandwidth is not None:
             seconds = max(seconds, passes * kept / hardware.memory_bandwidth)
-        computed.append([seconds * each / sum(flops) for each in flops])
-    least, most = (
-        [step_seconds(traffic, each, micro_batches, hardware.fabric, share) for each in computed]
-        for share in EXPOSED_SHARE
-    )
-    alone = [micro_batches * sum(each) for each in computed]
-    slow, fast = range(2)
-    return {
-        "step_seconds": {"least": least[fast], "most": most[slow]},
-        "efficiency": {"least": alone[fast] / most[fast], "most": alone[slow] / least[slow]},
-    }
+        computing = [seconds * each / sum(flops) for each in flops]
+        found.append(step_seconds(traffic, computing, micro_batches, hardware.fabric, share))
+    most, least = found
+    return {"least": least, "most": most}
 
 
 def step_seconds(

@@ -17,6 +17,8 @@ NOTES = (
     "work space. Fits: 8 % of a GPU, and at least 4 GiB, are left for it, CUDA's context, NCCL and fragmentation.",
     "Sent: by each process per step; of what n processes gather or reduce in a ring, (n - 1) / n. At most, for zero3.",
     "Reduced: with each micro-batch of a step, or with the last. Shards: the processes that states are divided over.",
+    "Of the strategies that fit, the one to use is the fastest; of those within 3 % of it, the one that sends the "
+    "least between nodes; of equal ones, or if the time is not estimated, the one that shards, and then sends, the least.",
 )
 
 
@@ -30,7 +32,7 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     )
     for column in comparison["world_sizes"]:
         lines += ["", *wrapped(_title(column)), *wrapped(_whole_run(column, config))]
-        rows = {name: _cells(option, comparison) for name, option in column.get("strategies", {}).items()}
+        rows = {name: _cells(option) for name, option in column.get("strategies", {}).items()}
         lines += aligned(rows)
     notes = [*NOTES, *([assumptions(comparison)] if comparison["hardware"] else [])]
     notes += [f"{name} is not counted: {reason}" for name, reason in comparison["not_counted"].items()]
@@ -50,7 +52,7 @@ def assumptions(comparison: Json) -> str:
         f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
         f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and {exposed} of "
         "the shorter of computation and communication not hidden behind the longer. Networks of convolutions take at "
-        f"least {passes} passes over their activations in the GPU's memory. Efficiency: the share of computation alone."
+        f"least {passes} passes over their activations in the GPU's memory."
     )
 
 
@@ -59,10 +61,8 @@ def _title(column: Json) -> str:
     processes = counted(column["world_size"], "process", "processes")
     if column["problem"]:
         return f"{processes}: {column['problem']}"
-    title = f"{processes}, accumulation {column['gradient_accumulation_steps']:,}"
-    if column["reason"]:
-        title += f": {column['suggested'] or 'none fits'}; {column['reason']}"
-    return title
+    accumulation = f"accumulation {column['gradient_accumulation_steps']:,}"
+    return f"{processes}, {accumulation}: {column['suggested'] or 'none fits'}; {column['reason']}"
 
 
 def _whole_run(column: Json, config: RecipeConfig) -> str:
@@ -80,22 +80,22 @@ def _whole_run(column: Json, config: RecipeConfig) -> str:
     return f"  The whole run: {span(hours)} hours, {span(gpu_hours)} GPU-hours, {span(rates)} {unit} per second"
 
 
-def _cells(option: Json, comparison: Json) -> Mapping[str, str]:
+def _cells(option: Json) -> Mapping[str, str]:
     """What a strategy costs, by the heading of each column."""
     sent = option["sent_bytes_per_step"]
     between = option["sent_between_nodes_bytes_per_step"]
     cells = {
         "states": _size(option["model_state_bytes"]["total"]),
         "transient": _size(sum(option["transient_bytes_estimate"].values())),
+        "total": _size(option["total_bytes_estimate"]),
+        "fits": "yes" if option["fits"] else "no",
     }
-    if comparison["gpu_memory_bytes"] is not None:
-        cells |= {"total": _size(option["total_bytes_estimate"]), "fits": "yes" if option["fits"] else "no"}
     if between is None:
         cells["sent"] = _size(sent)
     else:
         cells |= {"in nodes": _size(sent - between), "between": _size(between)}
     if option["step_seconds"]:
-        cells |= {"step, s": span(option["step_seconds"].values()), "efficiency": span(option["efficiency"].values())}
+        cells["step, s"] = span(option["step_seconds"].values())
     reduced = option["gradients_reduced"].removesuffix("_micro_batch")
     return cells | {"reduced": reduced, "shards": f"{option['shard_group_size']:,}"}
 

@@ -1,6 +1,6 @@
 """A plan in words: what each process loads, what the loss is a mean over, and where the learning rate comes from."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from largebatch.batch import Length, micro_steps
@@ -8,19 +8,17 @@ from largebatch.batch.mixture import Mixture
 from largebatch.config.sections import EvalSet
 from largebatch.plan.contract import STEPS_TO_STOP, RunPlan
 from largebatch.plan.expected import describe_figure
-from largebatch.plan.strategies import POLICY_WORDS
 from largebatch.words import counted
 
 MAX_LINES = 6
 
 
-def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None, notes: Iterable[str] = ()) -> str:
+def explain(plan: RunPlan, title: str, notes: Iterable[str] = ()) -> str:
     """The plan as readable text, in lines of about 110 characters or fewer.
 
     Args:
         plan: The resolved plan.
         title: Title of the first line, such as the recipe's name.
-        sections: Names of the sections to show; None means all.
         notes: Lines to add, of `notes_on`.
     """
     lines = [f"{title}: {plan.task} on {counted(plan.world_size, 'process', 'processes')}"]
@@ -35,19 +33,14 @@ def explain(plan: RunPlan, title: str, sections: Collection[str] | None = None, 
         "Notes": list(notes),
     }
     for name, body in bodies.items():
-        if sections is None or name in sections:
-            lines += [f"  {name if number == 0 else '':<14}{line}" for number, line in enumerate(body)]
+        lines += [f"  {name if number == 0 else '':<14}{line}" for number, line in enumerate(body)]
     return "\n".join(lines)
 
 
 def _batch(plan: RunPlan) -> list[str]:
     phases = plan.timeline.phases
     if len(phases) == 1:
-        per_process = plan.micro_batch_size * plan.max_gradient_accumulation_steps
-        return [
-            _division(plan, plan.max_global_batch_size),
-            f"each process loads {counted(per_process, 'sample')} per step, {plan.micro_batch_size:,} at a time",
-        ]
+        return [_division(plan, plan.max_global_batch_size)]
     lines = [
         f"from step {phase.first_step:,}: {_division(plan, phase.global_batch_size)}, "
         f"peak lr {plan.peak_lr_for(phase.global_batch_size):.6g}"
@@ -77,8 +70,6 @@ def _loss(plan: RunPlan) -> list[str]:
         f"loss and gradient are the mean over all {count}{unit} of the global batch,",
         "summed over micro-batches and processes and divided once, whatever the strategy",
     ]
-    if plan.compute.reduce_gradients != "auto":
-        lines.append(f"gradients are reduced with {POLICY_WORDS[plan.compute.reduce_gradients]}")
     if weight is None:
         lines.append(f"samples have different numbers of {unit}, which are counted over all processes before each step")
     if plan.coupled_loss:
@@ -112,13 +103,11 @@ def _steps(plan: RunPlan) -> list[str]:
     checkpoint = plan.checkpoint
     of = plan.num_eval_samples
     evaluated = evaluation.samples_of(of)
-    unseen = plan.mixture.never_evaluated(evaluated) if plan.mixture else []
-    none_of = f"; none of {', '.join(unseen)}" if unseen else ""
     every = f"every {checkpoint.every.length}, " if checkpoint.every else ""
     kept = f"; one every {checkpoint.keep_every.length} is never deleted" if checkpoint.keep_every else ""
     return [
         *lines,
-        f"evaluated {_when(evaluation)} on {evaluated:,} of {of:,} samples, each counted once{none_of}",
+        f"evaluated {_when(evaluation)} on {evaluated:,} of {of:,} samples, each counted once",
         *(f'"{name}" evaluated {_when(each)}' for name, each in evaluation.sets.items()),
         f"checkpoint {every}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}",
         *_noise_scale(plan),

@@ -33,7 +33,8 @@ def add_parser(commands: Commands) -> None:
         "plan",
         run,
         description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. For "
-        "several numbers of processes, print what each strategy holds and sends, and which one to use.",
+        "several numbers of processes, print what each strategy holds and sends, whether that should fit into a GPU, "
+        "and which one to use.",
         epilog="""examples:
   largebatch plan RECIPE.json --world-size 256
   largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory 80
@@ -49,7 +50,7 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     several = "several numbers, such as 8,64,512: compare the memory and traffic of all strategies; needs torch"
     processes.add_argument("--world-sizes", type=positive_ints, help=several)
     gpus = parser.add_mutually_exclusive_group()
-    memory = "memory of a GPU: print what should fit, and which strategy to use; with --world-sizes"
+    memory = "memory of a GPU; --world-sizes requires it, or --gpu and --network"
     gpus.add_argument("--gpu-memory", type=positive_float, metavar="GIB", help=memory)
     add_gpus(parser, gpus)
     critical = "the critical batch, in samples: note whether the batch is beyond it; with --world-size"
@@ -84,6 +85,8 @@ def run(options: argparse.Namespace) -> int:
         options.refuse("--gpu-memory, --gpu and --network require --world-sizes")
     if bool(options.gpu) != bool(options.network):
         options.refuse("--gpu, such as h100, and --network, such as 400G/gpu, require each other; or give --gpu-memory")
+    if options.world_sizes and not (options.gpu or options.gpu_memory):
+        options.refuse("--world-sizes requires --gpu-memory, such as 80, or --gpu and --network")
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
     if options.world_sizes:
         comparison = scale_model(options, config)(config)
@@ -152,9 +155,10 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
             flops = micro_batch_flops(model, config, example_batch)
     except NotEstimated as reason:
         not_estimated = str(reason)
-    memory = options.gpu_memory and round(options.gpu_memory * GIB)
     hardware = None
-    if options.gpu:
+    if options.gpu_memory:
+        memory = round(options.gpu_memory * GIB)
+    else:
         gpu = GPU_OF_NAME[options.gpu]
         peak = gpu.bf16_tflops if config.precision == "bf16" else gpu.fp32_tflops
         fabric = Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, options.network)

@@ -175,7 +175,7 @@ def _print_plans(script: BatchScript) -> None:
     for nodes in node_counts:
         title = f"{script.path.stem} under {script.strategy}, nodes x {devices} per node = {nodes} x {processes}"
         plan = resolve(script.config, nodes * processes, completed_steps=script.completed_steps)
-        print(explain(plan, title, ("Batch", "Steps", "Learning rate", "Notes"), notes_on(script.config, plan)))
+        print(explain(plan, title, notes_on(script.config, plan)))
     # Imported here, because it imports torch.
     from largebatch.optim.trial import try_optimizer
 
