@@ -174,9 +174,7 @@ class Loop:
 
     def _save_and_stop_if_due(self) -> None:
         """After a step and its evaluation: write a checkpoint if one is due, and stop if a process was asked to."""
-        if self.writer.poll():
-            # A checkpoint has become complete: the status in the run folder names it.
-            self.record.running()
+        self.writer.poll()
         if not self.save_due:
             return
         with self.stopwatch.paused():

@@ -87,7 +87,6 @@ class CheckpointWriter:
         self._work: Future[None] | None = None
         self._progress = Progress()
         self._writing = 0
-        self._polled_step = self.last_step
 
     def save(self, step: int, bad_steps: int) -> None:
         """Write a checkpoint of the current state, after waiting for one that is still being written.
@@ -166,13 +165,10 @@ class CheckpointWriter:
             )
         return self.latest
 
-    def poll(self) -> bool:
-        """Whether a checkpoint has been completed since the last call; raise TrainingFailed as `save` does."""
+    def poll(self) -> None:
+        """Take note of a checkpoint that has been written meanwhile; raise TrainingFailed as `save` does."""
         if self._work is not None and self._work.done():
             self._conclude(self._work)
-        known = self._polled_step
-        self._polled_step = self.last_step
-        return self.last_step > known
 
     # --- taking the state -----------------------------------------------------------------------------------------
 

@@ -1,13 +1,13 @@
-"""The record of an attempt in the run's folder, besides checkpoints: files of JSON lines, and how the run stands.
+"""The record of an attempt in the run's folder, besides checkpoints: files of JSON lines.
 
-status.json tells people how the run stands. If it says "running" after the job is over, the run was killed, or its
-first process could not write any more; it can be resumed like a stopped one.
+history.jsonl tells people how the run stands. If an attempt has only begun there after the job is over, the run was
+killed, or its first process could not write any more; it can be resumed like a stopped one.
 """
 
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +15,13 @@ from typing import Any
 
 from largebatch.errors import TrainingFailed
 from largebatch.run.resume import Start
-from largebatch.storage.attempts import Attempt, job_start
+from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import remove_leftovers, set_aside
 from largebatch.storage.files import parse_line, replace_file
 from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import GIT
-from largebatch.system.endings import Ending, OwnEnding, StopReason, decisive, read_endings
+from largebatch.system.endings import Ending, OwnEnding, decisive, read_endings
 from largebatch.system.failures import Kind
 from largebatch.system.installed import installed_versions
 
@@ -146,7 +146,6 @@ class Record:
             versions=installed_versions(),
             **about,
         )
-        self.running()
         return latest["metrics"], latest["evaluations"]
 
     def add(self, journal: str, line: dict[str, Any]) -> None:
@@ -163,43 +162,19 @@ class Record:
         for journal in self._journals.values():
             journal.flush()
 
-    def running(self) -> None:
-        """Tell people that the attempt is training, and its latest checkpoint."""
-        if self.is_main_process:
-            self._show({"outcome": "running", "message": f"from step {self.start.step:,}", "resume": True})
-
-    def end(self, kind: Kind, message: str, reason: StopReason | None = None, /, **about: Any) -> None:
-        """Write how all processes end, and add it to history.jsonl with `about`; OSError if the former is refused."""
-        self.event(kind, self.step, **about)
-        if self.is_main_process:
-            self.ending.write(kind, message, reason=reason)
-
     def _progress(self) -> dict[str, Any]:
         """What an ending says of training."""
         trained = self.step > self.start.step
         return {"step": self.step, "trained": trained, "micro_batch_size": self.micro_batch_size}
 
     def _ended(self, own: Ending) -> None:
-        """Keep, on the main process, how the run has ended, and the lines that still wait."""
+        """Add to history.jsonl, on the main process, how the run has ended, after the lines that still wait."""
         if not self.is_main_process:
             return
         # Another process may have failed first.
         ending = decisive([own, *read_endings(self.attempt.endings_dir)]) or own
-        outcome = ending.kind if ending.kind in (Kind.FINISHED, Kind.STOPPED) else "failed"
-        if outcome == "failed":
-            # The lines of a later attempt are its own.
-            with suppress(TrainingFailed):
-                self._journals["metrics"].flush()
-                self.event("failed", self.step, message=ending.message, kind=ending.kind)
-        kind = ending.kind if outcome == "failed" else None
-        resume = ending.retry and ending.kind != Kind.FINISHED
-        about = {"kind": kind, "exception": ending.exception, "reason": ending.reason}
-        self._show({"outcome": outcome, "message": ending.message, "resume": resume, **about})
-
-    def _show(self, how: Mapping[str, Any]) -> None:
-        """Write status.json, if the file system takes it, unless a later attempt has begun."""
-        with suppress(OSError):
-            if self.attempt.is_current():
-                checkpoint = {"checkpoint_step": self.folder.checkpoint_step()}
-                attempt = {"attempt": self.attempt.number, **job_start(), "time": time.time()}
-                self.folder.write_status({**how, **self._progress(), **checkpoint, **attempt})
+        event = ending.kind if ending.kind in (Kind.FINISHED, Kind.STOPPED) else "failed"
+        # The lines of a later attempt are its own.
+        with suppress(TrainingFailed):
+            self.flush()
+            self.event(event, self.step, message=ending.message, kind=ending.kind, reason=ending.reason)

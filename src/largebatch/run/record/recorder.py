@@ -121,9 +121,9 @@ class Recorder:
     def stopped(self, reason: StopReason, message: str) -> None:
         """Publish that the run was stopped and can be resumed, and delete the request."""
         with self._backend.raise_on_all_ranks(), file_errors("that the run was stopped cannot be written"):
-            self.record.end(Kind.STOPPED, message, reason, message=message)
-        if self._backend.is_main_process:
-            self.folder.forget_requests()
+            if self._backend.is_main_process:
+                self.record.ending.write(Kind.STOPPED, message, reason=reason)
+                self.folder.forget_requests()
 
     def finished(self, checkpoint: Path, bad_steps: int, heartbeat: Callable[[], None]) -> None:
         """Write the final weights and the summary, publish that the run is finished, and print the summary.
@@ -138,7 +138,8 @@ class Recorder:
             result = in_thread("results", work) if self._backend.is_main_process else None
             wait_together(self._backend, heartbeat, result, exported)
             summary = result.result() if result else None
-            self.record.end(Kind.FINISHED, f"after step {self.record.step:,}")
+            if self._backend.is_main_process:
+                self.record.ending.write(Kind.FINISHED, f"after step {self.record.step:,}")
         if summary is not None:
             print(describe_summary(summary, self.folder), flush=True)
 
