@@ -9,7 +9,7 @@ import pytest
 
 from largebatch.plan.contract import STEPS_TO_STOP
 from largebatch.run.record.folder import OwnFolder
-from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
+from largebatch.run.watch.stop import REASONS, StopRequests, StopVote
 from largebatch.system.endings import StopReason
 
 
@@ -48,12 +48,6 @@ def test_the_stop_file_is_looked_for_once_a_second(tmp_path, monkeypatch):
     now[0] += 1
     assert named(requests) == StopReason.STOP_FILE
     assert named(StopRequests({}, 0)) is None
-
-
-def test_the_batch_script_is_named_with_its_job(monkeypatch):
-    monkeypatch.setenv("LARGEBATCH_JOB_ID", "12_3")
-    assert describe_reason(StopReason.BATCH_SCRIPT) == "the batch script of job 12_3"
-    assert describe_reason(StopReason.STOP_FILE) == "the stop file"
 
 
 @pytest.mark.parametrize(

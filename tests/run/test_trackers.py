@@ -4,7 +4,6 @@ import importlib.machinery
 import json
 import os
 import sys
-from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -16,7 +15,7 @@ from tensorboard.compat.proto.event_pb2 import SessionLog
 from jobs import train_in_job
 from largebatch.config import load_config
 from largebatch.run.record.folder import OwnFolder
-from largebatch.run.record.trackers import Trackers, connect
+from largebatch.run.record.trackers import Trackers
 from paths import PYDOC
 from tasks import SMALL
 
@@ -86,8 +85,7 @@ def folder(tmp_path):
 def start(folder, first_step=0, names=("wandb",), words=(), said=None):
     config = load_config(PYDOC, [f"--logging.trackers={json.dumps(names)}", *words])
     say = pytest.fail if said is None else said.append
-    open_run = partial(connect, config=config, folder=folder, first_step=first_step)
-    return Trackers(names, open_run, say)
+    return Trackers(names, config, folder, first_step, say)
 
 
 def show_steps(started, steps):

@@ -53,6 +53,7 @@ class Backend(ABC):
         self.all_gather = self.processes.all_gather
         self.all_max = self.processes.all_max
         self.gather_objects = self.processes.gather_objects
+        self.from_main_process = self.processes.from_main_process
         self.raise_on_all_ranks = self.processes.raise_on_all_ranks
         self.accelerator = accelerator
         self.launch = launch

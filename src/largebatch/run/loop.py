@@ -37,7 +37,7 @@ from largebatch.run.non_finite import NonFiniteSteps
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients
-from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
+from largebatch.run.watch.stop import REASONS, StopRequests, StopVote
 from largebatch.run.watch.watchdog import Watchdog
 from largebatch.system.endings import StopReason
 
@@ -103,8 +103,7 @@ class Loop:
         """See `Run.steps`."""
         first = self.start.step
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
-        with self.watchdog, closing(feed):
-            self.stopwatch.start()
+        with self.watchdog, closing(feed), self.stopwatch.counting(True):
             for index, step_feed in enumerate(feed, first):
                 # An all-reduce on the host that nobody waits for: by when `update` reads its result, it has long ended.
                 self.stop_vote.cast(self.stop.requested())
@@ -115,7 +114,6 @@ class Loop:
                     raise RuntimeError("the loop asked for the next step without calling run.update(step)")
                 self.watchdog.heartbeat()
                 self._save_and_stop_if_due()
-            self.stopwatch.pause()
 
     def update(self, step: Step) -> None:
         """See `Run.update`."""
@@ -153,14 +151,10 @@ class Loop:
                 # Fails if a loss since the last logged step was not finite.
                 self.recorder.log(completed)
 
-    def should_evaluate(self, name: str | None = None) -> bool:
-        """See `Run.should_evaluate` and `Run.should_evaluate_on`."""
-        return self.plan.evaluates_after(self.completed_steps, name)
-
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample, name: str | None) -> dict[str, float]:
         """See `Run.evaluate`."""
         with self._checkpoint_finished_before_failing():
-            self.metrics.check(self.completed_steps)
+            self.metrics.check()
             means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
         self.agree_on_compiling()
         self.recorder.evaluated(self.completed_steps, means)
@@ -177,7 +171,7 @@ class Loop:
         self.writer.poll()
         if not self.save_due:
             return
-        with self.stopwatch.paused():
+        with self.stopwatch.counting(False):
             self._save()
             if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
                 self._end_stopped(self.stop_reason)
@@ -186,7 +180,7 @@ class Loop:
         """Begin a checkpoint, of which a thread writes this process's part; the next `update` waits for its copy."""
         with self._checkpoint_finished_before_failing():
             # No state is saved after a loss or norm that is not finite.
-            self.metrics.check(self.completed_steps)
+            self.metrics.check()
         # A run that resumes from the checkpoint has all lines up to it.
         self.recorder.noise_scale.complete()
         self.record.flush()
@@ -198,7 +192,7 @@ class Loop:
         step = self.completed_steps
         self.writer.require(step)
         total = self.plan.total_steps
-        message = f"by {describe_reason(reason)}, after step {step:,} of {total:,}, with a checkpoint"
+        message = f"by {reason}, after step {step:,} of {total:,}, with a checkpoint"
         self.recorder.stopped(reason, message)
         self._leave()
         raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
@@ -226,12 +220,12 @@ class Loop:
             raise
 
     def _finish_checkpoint(self) -> None:
-        """Wait for a checkpoint that is being written, and for everything else that is recorded."""
+        """Wait for a checkpoint that is being written, and write lines that the file system has refused."""
         self.writer.wait()
-        self.recorder.flush()
+        self.record.flush()
 
     def _leave(self) -> None:
         """Close what is open, and leave the process group together with all other processes."""
-        self.recorder.close()
+        self.recorder.trackers.close()
         self.stop_vote.close()
         self.backend.end()

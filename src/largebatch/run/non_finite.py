@@ -39,7 +39,7 @@ class NonFiniteSteps:
         """
         if self._plan.faults.on_non_finite == "stop":
             # Raises, and names step and rank.
-            self._recorder.metrics.check(step)
+            self._recorder.metrics.check()
         self._recorder.metrics.discard(step)
         losses = self._backend.gather_objects(loss_sum)
         bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]

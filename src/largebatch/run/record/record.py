@@ -26,7 +26,6 @@ from largebatch.system.failures import Kind
 from largebatch.system.installed import installed_versions
 
 MAX_PENDING_LINES = 100_000
-SECONDS_UNTIL_WRITTEN = 1.0  # at most, for a line of metrics.jsonl, plus the time to the next one
 
 
 @dataclass
@@ -36,22 +35,18 @@ class Journal:
     path: Path
     attempt: Attempt  # the attempt that writes, checked before each write
     warn: Callable[[str], None]  # called with a warning for the user
-    max_seconds: float = 0.0  # how long lines may wait for the next ones, to be written together
-    _flushed: float = field(default=-math.inf, init=False)
     _pending: list[str] = field(default_factory=list, init=False)
     _has_warned: bool = field(default=False, init=False)
 
     def append(self, value: dict[str, Any]) -> None:
         """Add a line; one that the file system refuses is written with later lines. Fails as `flush` does."""
         self._pending.append(json.dumps(value) + "\n")
-        if time.monotonic() - self._flushed >= self.max_seconds:
-            self.flush()
+        self.flush()
 
     def flush(self) -> None:
-        """Try to write the lines that wait; TrainingFailed if a later attempt has begun."""
+        """Try to write lines that the file system has refused; TrainingFailed if a later attempt has begun."""
         if not self._pending:
             return
-        self._flushed = time.monotonic()
         size = None
         try:
             self.attempt.check()
@@ -107,22 +102,21 @@ class Record:
 
     def __post_init__(self) -> None:
         self._journals = {
-            "metrics": Journal(self.folder.metrics_file, self.attempt, self.say, SECONDS_UNTIL_WRITTEN),
-            "noise_scale": Journal(self.folder.noise_scale_file, self.attempt, self.say, SECONDS_UNTIL_WRITTEN),
+            "metrics": Journal(self.folder.metrics_file, self.attempt, self.say),
+            "noise_scale": Journal(self.folder.noise_scale_file, self.attempt, self.say),
             "evaluations": Journal(self.folder.evaluations_file, self.attempt, self.say),
             "history": Journal(self.folder.history_file, self.attempt, self.say),
         }
         self.step = self.start.step  # optimizer steps completed
         self.ending.begin(self.attempt.endings_dir, self._progress, self._ended)
 
-    def restore(self, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def restore(self, about: dict[str, Any]) -> dict[str, Any]:
         """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
 
-        Returns the latest values in metrics.jsonl and in evaluations.jsonl; none if there are no lines, or if this is
-        not the main process.
+        Returns the latest values in metrics.jsonl; none if there are no lines, or if this is not the main process.
         """
         if not self.is_main_process:
-            return {}, {}
+            return {}
         start = self.start
         folder = self.folder
         last_steps = dict.fromkeys(self._journals, float(start.step)) | {"history": math.inf}
@@ -146,7 +140,7 @@ class Record:
             versions=installed_versions(),
             **about,
         )
-        return latest["metrics"], latest["evaluations"]
+        return latest["metrics"]
 
     def add(self, journal: str, line: dict[str, Any]) -> None:
         """Add a line to a file of JSON lines, by its name without the suffix."""
@@ -158,7 +152,7 @@ class Record:
         self.add("history", {"event": name, "step": step, **about, "time": time.time()})
 
     def flush(self) -> None:
-        """Write lines that still wait, or that the file system has refused."""
+        """Try to write lines that the file system has refused."""
         for journal in self._journals.values():
             journal.flush()
 
@@ -168,7 +162,7 @@ class Record:
         return {"step": self.step, "trained": trained, "micro_batch_size": self.micro_batch_size}
 
     def _ended(self, own: Ending) -> None:
-        """Add to history.jsonl, on the main process, how the run has ended, after the lines that still wait."""
+        """Add to history.jsonl, on the main process, how the run has ended."""
         if not self.is_main_process:
             return
         # Another process may have failed first.
@@ -176,5 +170,4 @@ class Record:
         event = ending.kind if ending.kind in (Kind.FINISHED, Kind.STOPPED) else "failed"
         # The lines of a later attempt are its own.
         with suppress(TrainingFailed):
-            self.flush()
             self.event(event, self.step, message=ending.message, kind=ending.kind, reason=ending.reason)

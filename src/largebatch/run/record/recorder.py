@@ -18,7 +18,7 @@ from largebatch.run.record.metrics import StepMetrics, position_fields
 from largebatch.run.record.noise_scale import NoiseScale
 from largebatch.run.record.progress import describe_summary, numbers, progress
 from largebatch.run.record.record import Record
-from largebatch.run.record.trackers import Trackers, connect
+from largebatch.run.record.trackers import Trackers
 from largebatch.run.resume import Start
 from largebatch.run.watch.waiting import Progress, in_thread, wait_together
 from largebatch.storage.attempts import Attempt
@@ -65,11 +65,8 @@ class Recorder:
             folder, attempt, start, backend.plan.micro_batch_size, backend.is_main_process, self.say, ending
         )
         with backend.raise_on_all_ranks(), folder.writing():
-            self._last_logged, evaluation = self.record.restore(about)
+            self._last_logged = self.record.restore(about)
             measured = folder.noise_scale() if backend.is_main_process else []
-        self._last_evaluation = {
-            name: value for name, value in evaluation.items() if name not in position_fields(backend.plan, 0)
-        }
         seconds = self._last_logged.get("seconds", 0.0)
         # The line may be damaged.
         seconds = seconds if isinstance(seconds, int | float) and math.isfinite(seconds) else 0.0
@@ -78,19 +75,16 @@ class Recorder:
         self.noise_scale = NoiseScale(backend, measured, partial(self.record.add, "noise_scale"))
         self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
         trackers = config.logging.trackers if backend.is_main_process else []
-        open_run = partial(connect, config=config, folder=folder, first_step=start.step)
-        self._trackers = Trackers(trackers, open_run, self.say)
+        self.trackers = Trackers(trackers, config, folder, start.step, self.say)
 
     def _begin_attempt(self, config: RecipeConfig, start: Start, about: dict[str, Any]) -> Attempt:
-        mine: tuple[int, str] | None = None
-        with self._backend.raise_on_all_ranks():
-            if self._backend.is_main_process:
-                attempt, moved = self.folder.begin(config, self._plan, start.in_place, about)
-                mine = attempt.number, attempt.token
-                if moved is not None:
-                    self.say(f"the earlier run in {self.folder.path} was moved to {moved}")
-        number, token = self._backend.gather_objects(mine)[0]
-        return Attempt(self.folder.attempts_dir, number, token)
+        def begin() -> tuple[int, str]:
+            attempt, moved = self.folder.begin(config, self._plan, start.in_place, about)
+            if moved is not None:
+                self.say(f"the earlier run in {self.folder.path} was moved to {moved}")
+            return attempt.number, attempt.token
+
+        return Attempt(self.folder.attempts_dir, *self._backend.from_main_process(begin))
 
     def say(self, text: str) -> None:
         """Print a text on the main process."""
@@ -101,22 +95,17 @@ class Recorder:
         """Log the step that was added to the metrics last; fails as `StepMetrics.check`."""
         line = self._last_logged = self.metrics.log(step, self.noise_scale.line)
         self.record.add("metrics", line)
-        self._trackers.add("train", {name: value for name, value in line.items() if name != "step"}, step)
+        self.trackers.add("train", {name: value for name, value in line.items() if name != "step"}, step)
         seconds_per_step = self.metrics.stopwatch.seconds / (step - self.record.start.step)
         self.say(progress(line, self._plan.stop_after_steps, seconds_per_step))
 
     def evaluated(self, step: int, means: dict[str, float]) -> None:
-        """Log an evaluation's means by name; the summary has the latest of each name."""
-        self._last_evaluation |= means
+        """Log an evaluation's means by name."""
         self.record.add("evaluations", position_fields(self._plan, step) | means)
-        self._trackers.add("evaluation", means, step)
+        self.trackers.add("evaluation", means, step)
         self.say(f"evaluation after step {step}: {numbers(means)}")
 
     # --- the end --------------------------------------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Write and show everything that still waits."""
-        self.record.flush()
 
     def stopped(self, reason: StopReason, message: str) -> None:
         """Publish that the run was stopped and can be resumed, and delete the request."""
@@ -147,19 +136,19 @@ class Recorder:
         """Write the final weights and the summary, and return the latter."""
         self.record.attempt.check()
         export_intact(checkpoint, self.folder.model_dir, progress=exported)
+        evaluations = self.folder.evaluations()
+        # The latest of each name: sets have intervals of their own.
+        latest = {name: value for line in evaluations for name, value in line.items()}
+        place = position_fields(self._plan, 0)
         summary = self.metrics.summary(self.record.step) | {
             "bad_steps": bad_steps,
             "attempts": self.record.attempt.number,
             "train_loss": self._last_logged.get("loss"),
-            "evaluation": self._last_evaluation,
+            "evaluation": {name: value for name, value in latest.items() if name not in place},
             "strategy": self._backend.launch.strategy,
             **self.noise_scale.summary(),
         }
-        if figure := compare(self._plan, self.folder.evaluations()):
+        if figure := compare(self._plan, evaluations):
             summary["expected"] = asdict(figure) | {"in_words": str(figure)}
         self.folder.write_summary(summary)
         return summary
-
-    def close(self) -> None:
-        """End the run in each tracker."""
-        self._trackers.close()

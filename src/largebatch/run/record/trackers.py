@@ -37,17 +37,26 @@ class Trackers:
 
     Args:
         names: Their names in the recipe.
-        connect: Begins, or continues, the run in the tracker of a name.
+        config: The recipe's config.
+        folder: The run's folder, of which an attempt has begun.
+        first_step: Steps of earlier attempts. TensorBoard hides what was shown of later ones.
         say: Called with a warning for the user.
     """
 
-    def __init__(self, names: Sequence[str], connect: Callable[[str], GeneralTracker], say: Callable[[str], None]):
+    def __init__(
+        self,
+        names: Sequence[str],
+        config: RecipeConfig,
+        folder: RunFolder,
+        first_step: int,
+        say: Callable[[str], None],
+    ):
         self._say = say
         self._trackers: dict[str, GeneralTracker] = {}
         # They connect before loader processes are forked.
         for name in names:
             with self._dropped_if_it_fails(name):
-                self._trackers[name] = connect(name)
+                self._trackers[name] = _connect(name, config, folder, first_step)
 
     def add(self, group: str, values: dict[str, float], step: int) -> None:
         """Show values by name."""
@@ -117,15 +126,8 @@ class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no
         replace_json_file(self._file, {"id": self._id, "last_step": self._last_number})
 
 
-def connect(name: str, config: RecipeConfig, folder: RunFolder, first_step: int) -> GeneralTracker:
-    """Begin, or continue, a run in a tracker.
-
-    Args:
-        name: The tracker's name in the recipe.
-        config: The recipe's config.
-        folder: The run's folder, of which an attempt has begun.
-        first_step: TensorBoard hides what was shown of later steps before.
-    """
+def _connect(name: str, config: RecipeConfig, folder: RunFolder, first_step: int) -> GeneralTracker:
+    """Begin, or continue, the run in a tracker."""
     tracker: GeneralTracker
     if name == "wandb":
         tracker = WeightsAndBiases(config, folder)

@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any
 
 from largebatch.plan.contract import STOP_VOTE_STEPS
-from largebatch.storage.attempts import job_start
 from largebatch.system.endings import StopReason
 from largebatch.system.variables import whole_number_or_none
 
@@ -22,16 +21,6 @@ SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 REASONS = (None, *StopReason)
 """Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none."""
 SECONDS_BETWEEN_LOOKS = 1.0
-
-
-def describe_reason(reason: StopReason) -> str:
-    """Who or what asked the run to stop."""
-    names = {
-        StopReason.TIME_LIMIT: "the end of the job's time limit",
-        StopReason.BATCH_SCRIPT: f"the batch script of job {job_start()['job_id']}",
-        StopReason.STOP_FILE: "the stop file",
-    }
-    return names.get(reason, reason)
 
 
 class StopVote:

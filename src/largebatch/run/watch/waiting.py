@@ -39,28 +39,23 @@ def in_thread(name: str, function: Callable[[], T]) -> "Future[T]":
     return result
 
 
-def is_busy(work: "Future[T] | None") -> bool:
-    """Whether a process still works after the seconds between two rounds; None is no work."""
-    return work is not None and not wait([work], SECONDS_BETWEEN_ROUNDS).done
-
-
 def wait_together(
-    backend: Backend, heartbeat: Callable[[], None], work: "Future[T] | None", progress: Progress
+    backend: Backend, heartbeat: Callable[[], None], work: "Future[T] | None", progress: Progress | None = None
 ) -> None:
     """Return when the work of all processes is done; every process must call this.
 
     Args:
         backend: The prepared backend.
-        heartbeat: Called as long as any process proceeds.
+        heartbeat: Called after each round in which any process proceeds; all of them call it.
         work: This process's work, if it has any.
-        progress: What the work counts.
+        progress: What the work counts; None if it is taken to proceed until it is done.
     """
     slowest = PROCEEDS
     while slowest != DONE:
-        known = progress.count
+        known = progress.count if progress else 0
         mine = DONE
-        if is_busy(work):
-            mine = PROCEEDS if progress.count > known else STANDS
+        if work is not None and not wait([work], SECONDS_BETWEEN_ROUNDS).done:
+            mine = STANDS if progress and progress.count == known else PROCEEDS
         slowest = backend.all_max(mine)()
         if slowest != STANDS:
             heartbeat()
