@@ -9,12 +9,10 @@ import tasks
 from largebatch.errors import RunStopped, TrainingFailed, UserError
 from largebatch.run import command_line, from_command_line
 from largebatch.run.command_line import user_errors
-from largebatch.run.record.record import Record
-from largebatch.run.resume import Start
-from largebatch.storage.attempts import claim
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import OwnEnding, read_endings
 from paths import PYDOC
+from recording import begin
 
 
 @pytest.fixture
@@ -64,15 +62,13 @@ def test_words_that_cannot_be_used_are_refused_like_a_recipe(words, message, log
 def test_an_ending_has_the_facts_by_which_a_job_is_started_again(error, kind, retry, tmp_path):
     folder = RunFolder(tmp_path)
     own = OwnEnding()
-    record = Record(folder, claim(folder.attempts_dir, {}), Start(), 8, True, print, own)
-    record.step = 3
+    begin(tmp_path, own).step = 3
     with pytest.raises((SystemExit, type(error))), user_errors(own):
         raise error
     ending = folder.ending()
     assert (ending.kind, ending.retry, ending.exception) == (kind, retry, type(error).__name__)
     assert (ending.trained, ending.micro_batch_size, ending.step) == (True, 8, 3)
-    (event,) = folder.history()
-    assert event.items() >= {"event": "failed", "kind": kind, "step": 3}.items()
+    assert folder.history()[-1].items() >= {"event": "failed", "kind": kind, "step": 3}.items()
 
 
 LAUNCHERS = [{"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2"}, {"ACCELERATE_MIXED_PRECISION": "no"}]

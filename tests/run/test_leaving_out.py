@@ -32,7 +32,7 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
         for step in steps(run, train_set):
             if step.index + 1 in left_out:
                 list(step._feed.micro_steps)
-                run.loop.recorder.record.step = step.index + 1
+                run.loop.recorder.step = step.index + 1
                 run.loop.save_due = False
                 step.updated = True
             else:

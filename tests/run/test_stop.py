@@ -34,18 +34,13 @@ def test_signals_are_noted_only_while_it_listens(number):
     assert named(requests) == number.name
 
 
-def test_the_stop_file_is_looked_for_once_a_second(tmp_path, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("time.time", lambda: now[0])
+def test_stop_files_are_requests_and_a_persons_counts_for_more(tmp_path):
+    """It says that the job shall not be restarted."""
     requests = looking_in(tmp_path)
     assert named(requests) is None
     (tmp_path / "stop.7").touch()
-    assert named(requests) is None
-    now[0] += 1
     assert named(requests) == StopReason.BATCH_SCRIPT
-    # A person's request counts for more: it says that the job shall not be restarted.
     (tmp_path / "stop").touch()
-    now[0] += 1
     assert named(requests) == StopReason.STOP_FILE
     assert named(StopRequests({}, 0)) is None
 

@@ -68,7 +68,6 @@ class Loop:
         self.plan = backend.plan
         self.start = start
         self.recorder = recorder
-        self.record = recorder.record
         self.metrics = recorder.metrics
         self.stopwatch = recorder.metrics.stopwatch
         self.stop = stop
@@ -77,16 +76,16 @@ class Loop:
         self.save_due = False  # whether a checkpoint follows the current step
         self.step: Step | None = None  # the current or latest one
         hang_seconds = self.plan.faults.hang_seconds
-        self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.record.ending.hang, recorder.stack_folder)
+        self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder)
         self.writer = CheckpointWriter(
             backend,
             recorder.folder.checkpoints_dir,
-            recorder.record.attempt,
+            recorder.attempt,
             self.plan.checkpoint,
             as_json(config),
             model_files,
             warn=recorder.say,
-            not_written=lambda step, reason: recorder.record.event("checkpoint_failed", step, reason=reason),
+            not_written=lambda step, reason: recorder.event("checkpoint_failed", step=step, reason=reason),
             heartbeat=self.watchdog.heartbeat,
             last_step=start.step,
             latest=start.checkpoint,
@@ -97,7 +96,7 @@ class Loop:
     @property
     def completed_steps(self) -> int:
         """Optimizer steps completed, including those of earlier attempts."""
-        return self.record.step
+        return self.recorder.step
 
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
         """See `Run.steps`."""
@@ -139,7 +138,7 @@ class Loop:
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
             with self.backend.untouched.updating():
                 update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
-            self.record.step = completed
+            self.recorder.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
             if step.noise_parts and update.applied and update.grad_norm is not None:
                 self.recorder.noise_scale.add(completed, step.noise_parts, update.grad_norm)
@@ -164,7 +163,7 @@ class Loop:
         """If one process could not compile the model, let all run it eagerly, and record why."""
         if (reason := self.backend.agree_on_compiling()) is not None:
             self.recorder.say(f"WARNING: the model is not compiled: {reason}")
-            self.record.event("not_compiled", self.completed_steps, reason=reason)
+            self.recorder.event("not_compiled", reason=reason)
 
     def _save_and_stop_if_due(self) -> None:
         """After a step and its evaluation: write a checkpoint if one is due, and stop if a process was asked to."""
@@ -183,7 +182,7 @@ class Loop:
             self.metrics.check()
         # A run that resumes from the checkpoint has all lines up to it.
         self.recorder.noise_scale.complete()
-        self.record.flush()
+        self.recorder.flush()
         self.writer.save(self.completed_steps, self.non_finite.count)
 
     def _end_stopped(self, reason: StopReason) -> None:
@@ -222,7 +221,7 @@ class Loop:
     def _finish_checkpoint(self) -> None:
         """Wait for a checkpoint that is being written, and write lines that the file system has refused."""
         self.writer.wait()
-        self.record.flush()
+        self.recorder.flush()
 
     def _leave(self) -> None:
         """Close what is open, and leave the process group together with all other processes."""

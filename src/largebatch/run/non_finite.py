@@ -62,7 +62,7 @@ class NonFiniteSteps:
         else:
             # As before the forward passes of the step that was not applied.
             self._backend.statistics.restore()
-        self._recorder.record.event("skipped", step, first_skipped_step=first, bad_steps=self.count, reason=what)
+        self._recorder.event("skipped", first_skipped_step=first, bad_steps=self.count, reason=what)
         skipped = f"steps {first} to {step} are" if first < step else "the step is"
         self._recorder.say(f"WARNING: {what}; {skipped} skipped ({self.count} of at most {allowed} such steps)")
 

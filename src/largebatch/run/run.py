@@ -256,8 +256,6 @@ class Run(Generic[Config]):
             # Before the strategy changes the model's class.
             files = model_files(model, self._pretrained_folder)
         utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)
-        if utilization.at(0) is not None:
-            self._print(f"  {'MFU':<14}{utilization.convention}")
         if self.plan.optimizer.weight_decay:
             self._print(f"  {'Weight decay':<14}{decay_summary(optimizer.param_groups)}")
         expected = expect(self.plan, self.backend.launch, optimizer)
@@ -410,14 +408,14 @@ class Run(Generic[Config]):
         launch = self.backend.launch
         strategy = (launch.strategy, launch.deepspeed_config, launch.reshards)
         mine = (self._given.model_dump_json(), self.plan.to_json(), *strategy)
-        with self.backend.raise_on_all_ranks():
-            gathered = self.backend.gather_objects(mine)
-            ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
-            if ranks:
-                raise UserError(
-                    f"the config differs from rank 0's on rank {', '.join(ranks)}; launch all ranks with the same "
-                    "recipe, overrides, Accelerate config and DeepSpeed config"
-                )
+        gathered = self.backend.gather_objects(mine)
+        ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
+        if ranks:
+            raise UserError(
+                f"the config differs from rank 0's on rank {', '.join(ranks)}; launch all ranks with the same recipe, "
+                "overrides, Accelerate config and DeepSpeed config",
+                everywhere=True,
+            )
 
     def _find_commits(self) -> dict[str, str]:
         """The commits of the repositories that the config names: those of the checkpoint, or as they are now."""

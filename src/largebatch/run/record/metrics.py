@@ -1,8 +1,6 @@
 """Training metrics: gathered only at log points, so that they do not make other steps wait for the device."""
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -128,7 +126,7 @@ class StepMetrics:
             "global_batch_size": plan.batch_at(step - 1).size,
             **self._speed(earlier_step, step, self._total_weight - earlier_weight, seconds - earlier_seconds),
             "data_wait_seconds": round(max(waits) / (step - earlier_step), 6),
-            "peak_memory_gib": max(peaks),
+            "peak_memory_gib": round(max(peaks), 4) or None,
             "seconds": round(self._earlier_seconds + seconds, 3),
             **noise_scale(),
         }
@@ -167,7 +165,7 @@ class StepMetrics:
         """Each process's sum of losses in the last step added; all since the last call must be finite.
 
         Then, of each process: the number of metrics of the task's own in that step, the seconds of waiting for data
-        since the last line, and the peak of memory in GiB.
+        since the last line, and the peak of its GPU's memory in GiB.
         """
         pending = self._pending
         self._pending = {}
@@ -175,7 +173,9 @@ class StepMetrics:
         bad = [(bad_step, loss) for bad_step, loss in zip(pending, window, strict=True) if not math.isfinite(loss)]
         first_bad = bad[0] if bad else (math.inf, 0.0)
         waited = self.data_wait - self._logged[-1]
-        mine = (window[-1], len(self._own.values), waited, peak_memory(self.device), *first_bad)
+        # Zero without a GPU.
+        peak = torch.cuda.max_memory_allocated() / GIB
+        mine = (window[-1], len(self._own.values), waited, peak, *first_bad)
         gathered = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self.device))
         *numbers, bad_steps, bad_losses = gathered.T.tolist()
         if (bad_step := min(bad_steps)) < math.inf:
@@ -185,14 +185,6 @@ class StepMetrics:
             if norm is not None and not math.isfinite(norm):
                 raise _not_finite(f"the gradient's norm is {float(norm)} at step {each}")
         return numbers
-
-
-def peak_memory(device: torch.device) -> float:
-    """The most memory that this process has used so far, in GiB: that of tensors on a GPU, or all of it on the CPU."""
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated(device) / GIB, 4)
-    # macOS counts in bytes, Linux in KiB.
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (GIB if sys.platform == "darwin" else 2**20), 4)
 
 
 def position_fields(plan: RunPlan, step: int) -> dict[str, Any]:

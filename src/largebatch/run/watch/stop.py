@@ -4,6 +4,7 @@ They are only noted here. In each step the processes begin a reduction, over the
 number of steps later, so that all of them stop after the same step, and none waits for it.
 """
 
+import math
 import signal
 import time
 from collections import deque
@@ -20,7 +21,6 @@ from largebatch.system.variables import whole_number_or_none
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 REASONS = (None, *StopReason)
 """Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none."""
-SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class StopVote:
@@ -60,9 +60,8 @@ class StopRequests:
     def __init__(self, stop_files: Mapping[StopReason, Path], margin_seconds: float):
         self._stop_files = stop_files
         end = whole_number_or_none("LARGEBATCH_JOB_END_TIME")
-        self._stop_at = None if end is None else end - margin_seconds
+        self._stop_at = math.inf if end is None else end - margin_seconds
         self._reason = 0
-        self._looked = 0.0
         self._handlers: dict[signal.Signals, Any] = {}
 
     def listen(self) -> None:
@@ -75,18 +74,18 @@ class StopRequests:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self._reason = max(self._reason, REASONS.index(StopReason[signal.Signals(number).name]))
+        self._ask(StopReason[signal.Signals(number).name])
+
+    def _ask(self, reason: StopReason) -> None:
+        self._reason = max(self._reason, REASONS.index(reason))
 
     def requested(self) -> int:
-        """The number of the reason to stop, or 0; looks for stop files at most once a second."""
-        now = time.time()
-        # The clock may be set back.
-        if self._stop_files and abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
-            self._looked = now
+        """The number of the reason to stop, or 0."""
+        for reason, file in self._stop_files.items():
             # No file is seen while the file system fails. Next time it may answer again.
-            for reason, file in self._stop_files.items():
-                with suppress(OSError):
-                    self._reason = max(self._reason, REASONS.index(reason) if file.is_file() else 0)
-        if self._stop_at is not None and now >= self._stop_at:
-            self._reason = max(self._reason, REASONS.index(StopReason.TIME_LIMIT))
+            with suppress(OSError):
+                if file.is_file():
+                    self._ask(reason)
+        if time.time() >= self._stop_at:
+            self._ask(StopReason.TIME_LIMIT)
         return self._reason
