@@ -148,7 +148,7 @@ class Loop:
                 self.non_finite.handle(completed, float(loss_sum))
             elif is_logged:
                 # Fails if a loss since the last logged step was not finite.
-                self.recorder.log(completed)
+                self.recorder.log()
 
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample, name: str | None) -> dict[str, float]:
         """See `Run.evaluate`."""
@@ -156,7 +156,7 @@ class Loop:
             self.metrics.check()
             means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
         self.agree_on_compiling()
-        self.recorder.evaluated(self.completed_steps, means)
+        self.recorder.evaluated(means)
         return means
 
     def agree_on_compiling(self) -> None:

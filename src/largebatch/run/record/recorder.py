@@ -152,19 +152,19 @@ class Recorder:
         for journal in self._journals.values():
             journal.flush()
 
-    def log(self, step: int) -> None:
-        """Log the step that was added to the metrics last; fails as `StepMetrics.check`."""
-        line = self._last_logged = self.metrics.log(step, self.noise_scale.line)
+    def log(self) -> None:
+        """Log the latest step; fails as `StepMetrics.check`."""
+        line = self._last_logged = self.metrics.log(self.step, self.noise_scale.line)
         self._add("metrics", line)
-        self.trackers.add("train", {name: value for name, value in line.items() if name != "step"}, step)
-        seconds_per_step = self.metrics.stopwatch.seconds / (step - self._first_step)
+        self.trackers.add("train", {name: value for name, value in line.items() if name != "step"}, self.step)
+        seconds_per_step = self.metrics.stopwatch.seconds / (self.step - self._first_step)
         self.say(progress(line, self._plan.stop_after_steps, seconds_per_step))
 
-    def evaluated(self, step: int, means: dict[str, float]) -> None:
+    def evaluated(self, means: dict[str, float]) -> None:
         """Log an evaluation's means by name."""
-        self._add("evaluations", position_fields(self._plan, step) | means)
-        self.trackers.add("evaluation", means, step)
-        self.say(f"evaluation after step {step}: {numbers(means)}")
+        self._add("evaluations", position_fields(self._plan, self.step) | means)
+        self.trackers.add("evaluation", means, self.step)
+        self.say(f"evaluation after step {self.step}: {numbers(means)}")
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -203,14 +203,13 @@ class Recorder:
             work = partial(self._write_results, checkpoint, bad_steps, exported)
             result = in_thread("results", work) if self._backend.is_main_process else None
             wait_together(self._backend, heartbeat, result, exported)
-            summary = result.result() if result else None
-            if self._backend.is_main_process:
-                self.ending.write(Kind.FINISHED, f"after step {self.step:,}")
-        if summary is not None:
-            print(describe_summary(summary, self.folder), flush=True)
+            if result is not None:
+                result.result()
+        if result is not None:
+            print(describe_summary(result.result(), self.folder), flush=True)
 
     def _write_results(self, checkpoint: Path, bad_steps: int, exported: Callable[[], None]) -> dict[str, Any]:
-        """Write the final weights and the summary, and return the latter."""
+        """Write the final weights, the summary, and that the run is finished; return the summary."""
         self.attempt.check()
         export_intact(checkpoint, self.folder.model_dir, progress=exported)
         evaluations = self.folder.evaluations()
@@ -228,4 +227,5 @@ class Recorder:
         if figure := compare(self._plan, evaluations):
             summary["expected"] = asdict(figure) | {"in_words": str(figure)}
         self.folder.write_summary(summary)
+        self.ending.write(Kind.FINISHED, f"after step {self.step:,}")
         return summary
