@@ -19,7 +19,7 @@ from largebatch.backend.state import EngineState
 from largebatch.config.sections import Checkpoint
 from largebatch.errors import StorageError, TrainingFailed, UserError
 from largebatch.run.checkpoint.staging import Staging, available_memory
-from largebatch.run.watch.waiting import Progress, in_thread, wait_together
+from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import discard, discard_incomplete, entries, prune
 from largebatch.storage.files import (
@@ -85,7 +85,7 @@ class CheckpointWriter:
         self._copied = threading.Event()
         self._copied.set()
         self._work: Future[None] | None = None
-        self._progress = Progress()
+        self._progress = threading.Event()
         self._writing = 0
 
     def save(self, step: int, bad_steps: int) -> None:
@@ -246,7 +246,7 @@ class CheckpointWriter:
 
     def _counted(self, tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
         for tensor in tensors:
-            self._progress()
+            self._progress.set()
             yield tensor
 
     def _publish(self, temporary: Path, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> None:

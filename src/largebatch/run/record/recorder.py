@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from largebatch.backend.base import Backend
@@ -26,7 +27,7 @@ from largebatch.run.record.noise_scale import NoiseScale
 from largebatch.run.record.progress import describe_summary, numbers, progress
 from largebatch.run.record.trackers import Trackers
 from largebatch.run.resume import Start
-from largebatch.run.watch.waiting import Progress, in_thread, wait_together
+from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import remove_leftovers, set_aside
 from largebatch.storage.layout import read_object
@@ -199,8 +200,8 @@ class Recorder:
         """
         what = f"training is over, with its state in {checkpoint}, but the weights and the summary cannot be written"
         with self._backend.raise_on_all_ranks(), file_errors(what):
-            exported = Progress()
-            work = partial(self._write_results, checkpoint, bad_steps, exported)
+            exported = Event()
+            work = partial(self._write_results, checkpoint, bad_steps, exported.set)
             result = in_thread("results", work) if self._backend.is_main_process else None
             wait_together(self._backend, heartbeat, result, exported)
             if result is not None:
