@@ -37,7 +37,7 @@ from largebatch.run.non_finite import NonFiniteSteps
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients
-from largebatch.run.watch.stop import REASONS, StopRequests, StopVote
+from largebatch.run.watch.stop import StopRequests
 from largebatch.run.watch.watchdog import Watchdog
 from largebatch.system.endings import StopReason
 
@@ -71,7 +71,6 @@ class Loop:
         self.metrics = recorder.metrics
         self.stopwatch = recorder.metrics.stopwatch
         self.stop = stop
-        self.stop_vote = StopVote(backend.all_max)
         self.stop_reason: StopReason | None = None  # why the run stops after the current step, if it does
         self.save_due = False  # whether a checkpoint follows the current step
         self.step: Step | None = None  # the current or latest one
@@ -105,7 +104,7 @@ class Loop:
         with self.watchdog, closing(feed), self.stopwatch.counting(True):
             for index, step_feed in enumerate(feed, first):
                 # An all-reduce on the host that nobody waits for: by when `update` reads its result, it has long ended.
-                self.stop_vote.cast(self.stop.requested())
+                self.stop.vote()
                 # The recipe's turn: forward and backward passes, `update`, and an evaluation if one is due.
                 self.step = Step(index, self.backend, step_feed, self.watchdog.heartbeat)
                 yield self.step
@@ -127,7 +126,7 @@ class Loop:
                 step.check_passes()
             # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
             # after a gradient that was not finite.
-            self.stop_reason = REASONS[self.stop_vote.result()]
+            self.stop_reason = self.stop.result()
             self.save_due = self.stop_reason is not None or self.plan.checkpoints_after(completed)
             is_logged = self.plan.logs_after(completed)
             # A checkpoint of the step before may still be copying the weights that are about to change.
@@ -226,5 +225,5 @@ class Loop:
     def _leave(self) -> None:
         """Close what is open, and leave the process group together with all other processes."""
         self.recorder.trackers.close()
-        self.stop_vote.close()
+        self.stop.end_votes()
         self.backend.end()

@@ -80,7 +80,7 @@ class Run(Generic[Config]):
 
         self.backend = start(launch, self.plan)
         stop_files = self.folder.obeyed_stop_files if self.backend.is_main_process else {}
-        self._stop = StopRequests(stop_files, self.plan.faults.time_limit_margin_seconds)
+        self._stop = StopRequests(stop_files, self.backend.all_max, self.plan.faults.time_limit_margin_seconds)
         self._stop.listen()
         self._ending = options.ending
         self._starting = Starting(self.backend, self._stop, self.plan.faults.hang_seconds, self._ending)

@@ -19,50 +19,33 @@ from largebatch.system.endings import StopReason
 from largebatch.system.variables import whole_number_or_none
 
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
-REASONS = (None, *StopReason)
+REASONS: tuple[StopReason | None, ...] = (None, *StopReason)
 """Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none."""
 
 
-class StopVote:
-    """The processes' vote, in each step, on whether to stop.
-
-    Args:
-        all_max: `all_max(number)` starts an all-reduce of the maximum and returns a function that waits for its result.
-    """
-
-    def __init__(self, all_max: Callable[[int], Callable[[], int]]):
-        self._all_max = all_max
-        self._votes: deque[Callable[[], int]] = deque()
-
-    def cast(self, reason: int) -> None:
-        """Cast this process's vote in a step: its reason to stop, by its number in `REASONS`."""
-        self._votes.append(self._all_max(reason))
-
-    def result(self) -> int:
-        """The largest number in the vote of `STOP_VOTE_STEPS` steps ago; call it once in each step."""
-        return self._votes.popleft()() if len(self._votes) > STOP_VOTE_STEPS else 0
-
-    def close(self) -> None:
-        """Wait for all votes: one that is under way when a process leaves would fail on the others."""
-        while self._votes:
-            self._votes.popleft()()
-
-
 class StopRequests:
-    """Whether this process was asked to stop.
+    """Whether this process was asked to stop, and the processes' vote on it in each step.
 
     Args:
         stop_files: Files whose creation is a request, by reason; empty if another process watches them.
+        all_max: `all_max(number)` starts an all-reduce of the maximum and returns a function that waits for its result.
         margin_seconds: How long before the end of the job's time limit to stop. It is in LARGEBATCH_JOB_END_TIME, in
             seconds since 1970, if there is one.
     """
 
-    def __init__(self, stop_files: Mapping[StopReason, Path], margin_seconds: float):
+    def __init__(
+        self,
+        stop_files: Mapping[StopReason, Path],
+        all_max: Callable[[int], Callable[[], int]],
+        margin_seconds: float,
+    ):
         self._stop_files = stop_files
+        self._all_max = all_max
         end = whole_number_or_none("LARGEBATCH_JOB_END_TIME")
         self._stop_at = math.inf if end is None else end - margin_seconds
         self._reason = 0
         self._handlers: dict[signal.Signals, Any] = {}
+        self._votes: deque[Callable[[], int]] = deque()
 
     def listen(self) -> None:
         """Note signals instead of exiting on them, until `close`."""
@@ -89,3 +72,16 @@ class StopRequests:
         if time.time() >= self._stop_at:
             self._ask(StopReason.TIME_LIMIT)
         return self._reason
+
+    def vote(self) -> None:
+        """Cast this process's vote in a step."""
+        self._votes.append(self._all_max(self.requested()))
+
+    def result(self) -> StopReason | None:
+        """The reason that won the vote of `STOP_VOTE_STEPS` steps ago; call it once in each step."""
+        return REASONS[self._votes.popleft()() if len(self._votes) > STOP_VOTE_STEPS else 0]
+
+    def end_votes(self) -> None:
+        """Wait for all votes: one that is under way when a process leaves would fail on the others."""
+        while self._votes:
+            self._votes.popleft()()
