@@ -21,6 +21,7 @@ from typing import Any
 
 from largebatch.storage.catalog import entries
 from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.local_jobs.training import train
 from paths import PYDOC, ROOT
 from resuming import TINY_GPT
@@ -218,8 +219,9 @@ def results_of(run_dir: Path) -> dict[str, Any]:
     """What a run that is over must have left."""
     weights = run_dir / "model/model.safetensors"
     intact = [entry.step for entry in entries(run_dir / "checkpoints") if checksum_problem(entry.path) is None]
+    ending = RunFolder(run_dir).ending()
     return {
-        "outcome": read_object(run_dir / "status.json").get("outcome"),
+        "outcome": ending and ending.kind,
         "loss": read_object(run_dir / "summary.json").get("train_loss"),
         "weights": hash(weights.read_bytes()) if weights.exists() else None,
         "checkpoint": max(intact, default=None),

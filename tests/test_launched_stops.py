@@ -8,7 +8,7 @@ import time
 import pytest
 
 from largebatch.storage.files import read_json_lines
-from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 from paths import MAPS, ROOT
 from resuming import TINY_MAPS, assert_close_weights, events, run_interrupted
 from test_launched import launch_command
@@ -44,15 +44,16 @@ def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(
     output, _ = job.communicate(timeout=600)
     assert job.returncode != 0
     assert "forcefully" not in output
-    status = read_object(run_dir / "status.json")
-    assert (status["outcome"], status["resume"]) == ("stopped", True), (status, output)
-    assert f"by {number.name}" in status["message"]
-    assert 12 <= status["step"] == status["checkpoint_step"] < 100000
+    run = RunFolder(run_dir)
+    end = run.history()[-1]
+    assert end["event"] == "stopped", (end, output)
+    assert f"by {number.name}" in end["message"]
+    assert 12 <= end["step"] == run.checkpoint_step() < 100000
 
     if not resumed:
         return
-    last = f"--train.stop_after_steps={status['step'] + 4}"
+    last = f"--train.stop_after_steps={end['step'] + 4}"
     assert run_interrupted(run_dir, (*WORDS, last), strategy="zero2", recipe=MAPS) is None
-    assert [line["step"] for line in events(run_dir, "started")] == [0, status["step"]]
+    assert [line["step"] for line in events(run_dir, "started")] == [0, end["step"]]
     assert run_interrupted(tmp_path / "whole", (*WORDS, last), strategy="fsdp", recipe=MAPS) is None
     assert_close_weights(run_dir, tmp_path / "whole")

@@ -52,7 +52,7 @@ def launched(words: Sequence[str]) -> None:
             folder = OwnFolder(Path(words[0]))
             folder.check_usable()
             folder.hold()
-            StopRequests(folder.obeyed_stop_files, 60.0).requested()
+            StopRequests(folder.obeyed_stop_files, lambda number: lambda: number, 60.0).requested()
             job_start()
     except SystemExit:
         # The first process of a machine says why, for all of them.

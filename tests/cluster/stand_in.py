@@ -37,13 +37,13 @@ def train(run_dir, last_step, hold):
     """Take steps until the last one, or a request to stop; the exit code."""
     job = job_start()
     attempt = claim(run_dir / "attempts", {})
-    requests: list[tuple[StopReason, str]] = []
+    requests: list[StopReason] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
         reason = StopReason[number.name]
-        signal.signal(number, lambda *_, reason=reason: requests.append((reason, reason)))
+        signal.signal(number, lambda *_, reason=reason: requests.append(reason))
     stop_files = {
-        run_dir / "stop": (StopReason.STOP_FILE, "the stop file"),
-        run_dir / f"stop.{job['job_id']}": (StopReason.BATCH_SCRIPT, f"the batch script of job {job['job_id']}"),
+        run_dir / "stop": StopReason.STOP_FILE,
+        run_dir / f"stop.{job['job_id']}": StopReason.BATCH_SCRIPT,
     }
     # Nodes that are not started by Slurm have no time limit.
     stop_at = float(os.environ.get("LARGEBATCH_JOB_END_TIME") or math.inf) - MARGIN_SECONDS
@@ -61,11 +61,11 @@ def train(run_dir, last_step, hold):
                 metrics.write(json.dumps({"step": step}) + "\n")
             requests += [reason for file, reason in stop_files.items() if file.exists()]
             if time.time() >= stop_at:
-                requests.append((StopReason.TIME_LIMIT, "the end of the job's time limit"))
+                requests.append(StopReason.TIME_LIMIT)
     attempt.check()
     if requests:
-        reason, who = requests[0]
-        ending.write(Kind.STOPPED, f"by {who}, after step {step}", reason=reason)
+        reason = requests[0]
+        ending.write(Kind.STOPPED, f"by {reason}, after step {step}", reason=reason)
     else:
         ending.write(Kind.FINISHED, "")
     (run_dir / "stop").unlink(missing_ok=True)

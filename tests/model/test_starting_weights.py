@@ -15,6 +15,7 @@ from jobs import JobFailed, run_job, train
 from largebatch.config import load_config
 from largebatch.model.building import BLOCK, Draw, SeededWeights
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.run_folder import RunFolder
 from paths import LLAMA
 from reference import draw_by_name
 from resuming import Interruption, assert_bit_for_bit, assert_same_weights, run_interrupted
@@ -134,7 +135,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_has_no_weights_until_it_i
     with pytest.raises(JobFailed) as failure:
         run_job(train_llama, tmp_path / "run", True, strategy="fsdp")
     assert "the latest complete one: none yet" in str(failure.value)
-    assert json.loads((tmp_path / "run/status.json").read_text())["kind"] == "files"
+    assert RunFolder(tmp_path / "run").history()[-1]["kind"] == "files"
     assert not (tmp_path / "run/model").exists()
     run_job(train_llama, tmp_path / "run", False, strategy="fsdp")
     run_job(train_llama, tmp_path / "other", False, strategy="fsdp")

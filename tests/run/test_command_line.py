@@ -9,13 +9,10 @@ import tasks
 from largebatch.errors import RunStopped, TrainingFailed, UserError
 from largebatch.run import command_line, from_command_line
 from largebatch.run.command_line import user_errors
-from largebatch.run.record.record import Record
-from largebatch.run.resume import Start
-from largebatch.storage.attempts import claim
-from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import OwnEnding, read_endings
 from paths import PYDOC
+from recording import begin
 
 
 @pytest.fixture
@@ -65,15 +62,13 @@ def test_words_that_cannot_be_used_are_refused_like_a_recipe(words, message, log
 def test_an_ending_has_the_facts_by_which_a_job_is_started_again(error, kind, retry, tmp_path):
     folder = RunFolder(tmp_path)
     own = OwnEnding()
-    record = Record(folder, claim(folder.attempts_dir, {}), Start(), 8, True, print, own)
-    record.step = 3
+    begin(tmp_path, own).step = 3
     with pytest.raises((SystemExit, type(error))), user_errors(own):
         raise error
     ending = folder.ending()
     assert (ending.kind, ending.retry, ending.exception) == (kind, retry, type(error).__name__)
     assert (ending.trained, ending.micro_batch_size, ending.step) == (True, 8, 3)
-    told = {"outcome": "failed", "kind": kind, "step": 3, "resume": retry}
-    assert read_object(folder.status_file).items() >= told.items()
+    assert folder.history()[-1].items() >= {"event": "failed", "kind": kind, "step": 3}.items()
 
 
 LAUNCHERS = [{"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2"}, {"ACCELERATE_MIXED_PRECISION": "no"}]
@@ -91,13 +86,13 @@ def leave_with(error):
     return left.value.code
 
 
-def test_a_refusal_is_told_to_the_batch_script_and_to_the_launcher(logs, launcher, capsys):
+def test_a_refusal_is_told_to_the_batch_script(logs, launcher, capsys):
     assert leave_with(UserError("seed: no")) == 2
     assert "error: seed: no\n" in capsys.readouterr().err
     (ending,) = read_endings(logs)
     assert 0 <= time.time() - ending.time < 600
     assert (ending.kind, ending.message, ending.rank, ending.node) == ("refused", "seed: no", 3, "h2")
-    assert json.loads(launcher.read_text())["message"]["message"] == "error: seed: no"
+    assert not launcher.exists()
 
 
 @pytest.mark.parametrize("variables", LAUNCHERS)
@@ -140,9 +135,8 @@ def test_logs_that_cannot_be_written_hide_no_message(tmp_path, monkeypatch, caps
     assert "error: seed: no" in capsys.readouterr().err
 
 
-def test_a_stop_is_no_failure(logs, launcher, capsys):
+def test_a_stop_is_no_failure(logs, capsys):
     """Who stops the run writes the ending, with the reason."""
     assert leave_with(RunStopped("by SIGTERM")) == 75
     assert capsys.readouterr().err == "stopped: by SIGTERM\n"
     assert not logs.exists()
-    assert launcher.exists()

@@ -267,7 +267,7 @@ def loop_with(mistake: str, run_dir) -> str:
         ("not declared", "couples_the_batch of Config in config.py return True"),
         ("gathered twice", "step.gather was called twice"),
         ("a row a view", "features with one row per sample, for 8 samples; given shape (16, 16)"),
-        ("a trained temperature", "the loss depends on a trained tensor of shape (16, 1, 3, 3) besides the features"),
+        ("a trained temperature", "the loss depends on the parameter "),
         ("another loss", "does not require grad"),
         ("not a scalar", "grad can be implicitly created only for scalar outputs"),
         ("no loss", "step.backward_features was called before step.couple"),

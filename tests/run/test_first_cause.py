@@ -3,7 +3,6 @@
 import pytest
 
 from jobs import run_job, train
-from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import decisive, read_endings
 from paths import PYDOC
@@ -42,4 +41,4 @@ def test_who_raises_is_the_cause_and_who_loses_a_peer_is_not(tmp_path):
     # The run knows it, too, and so do people.
     run = RunFolder(tmp_path / "run")
     assert (run.ending().rank, run.ending().exception, run.ending().step) == (1, "KeyError", 2)
-    assert read_object(run.status_file)["exception"] == "KeyError"
+    assert run.history()[-1]["message"].startswith("KeyError: ")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs import failure_of, run_job, train
-from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import decisive, read_endings
 from paths import PYDOC
 from resuming import TINY_GPT, run_interrupted
@@ -63,14 +63,14 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
     logs.mkdir()
     place = {"strategy": strategy, "environment": {"LARGEBATCH_LOGS": str(logs)}}
     assert "the process ended without a result" in failure_of(train_and_hang, run_dir, how, rank, WORDS, **place)
-    status = read_object(run_dir / "status.json")
-    assert (status["outcome"], status["kind"], status["resume"]) == ("failed", "hang", True)
+    end = RunFolder(run_dir).history()[-1]
+    assert (end["event"], end["kind"]) == ("failed", "hang")
     # With DDP, step 7's gradients were reduced already, and the other process has gone on.
-    assert status["step"] in (6, 7)
+    assert end["step"] in (6, 7)
     (folder,) = (run_dir / "stacks").iterdir()
-    assert f"more than faults.hang_seconds {HANG_SECONDS}; " in status["message"]
-    assert "the stacks of the processes (rank_*.txt)" in status["message"]
-    assert status["message"].endswith(f"are in {folder}")
+    assert f"more than faults.hang_seconds {HANG_SECONDS}; " in end["message"]
+    assert "the stacks of the processes (rank_*.txt)" in end["message"]
+    assert end["message"].endswith(f"are in {folder}")
     assert decisive(read_endings(logs / "endings")).where_and_why.startswith("hang: no progress for")
     # Who waits for the other shows where; who is stuck, too. Who is stopped can tell nothing.
     waiting = (folder / f"rank_{1 - rank:05d}.txt").read_text()
@@ -78,7 +78,7 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
     stuck = folder / f"rank_{rank:05d}.txt"
     assert ("in hang" in stuck.read_text()) if how == "stuck" else not stuck.exists()
     assert run_interrupted(run_dir, WORDS, strategy=strategy) is None
-    assert read_object(run_dir / "status.json")["outcome"] == "finished"
+    assert RunFolder(run_dir).history()[-1]["event"] == "finished"
 
 
 def train_and_export(run_dir: Path, seconds_per_parameter: float) -> None:
@@ -107,4 +107,4 @@ def train_and_export(run_dir: Path, seconds_per_parameter: float) -> None:
 
 def test_a_slow_export_is_no_hang(tmp_path):
     run_job(train_and_export, tmp_path / "run", 0.5)
-    assert read_object(tmp_path / "run/status.json")["outcome"] == "finished"
+    assert RunFolder(tmp_path / "run").history()[-1]["event"] == "finished"

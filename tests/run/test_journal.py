@@ -6,7 +6,7 @@ import math
 import pytest
 
 from largebatch.errors import TrainingFailed
-from largebatch.run.record.record import Journal
+from largebatch.run.record.journal import Journal
 from largebatch.storage.attempts import claim
 from largebatch.storage.files import read_json_lines
 

@@ -6,8 +6,8 @@ import pytest
 from test_not_finite import poison
 
 from jobs import failure_of, run_job, train
-from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 from paths import DIGITS, PYDOC
 from resuming import TINY_GPT, assert_same_weights, events, exact_log
 
@@ -32,7 +32,7 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
         for step in steps(run, train_set):
             if step.index + 1 in left_out:
                 list(step._feed.micro_steps)
-                run.loop.recorder.record.step = step.index + 1
+                run.loop.recorder.step = step.index + 1
                 run.loop.save_due = False
                 step.updated = True
             else:
@@ -84,9 +84,9 @@ def test_a_limit(tmp_path):
     report = failure(tmp_path / "run", *words, bad_steps={3, 6, 9})
     assert "3 such steps are more than faults.max_bad_steps 2" in report
     assert "at step 9" in report
-    status = read_object(tmp_path / "run/status.json")
-    assert (status["outcome"], status["checkpoint_step"], status["resume"]) == ("failed", 8, False)
-    assert [line["event"] for line in read_json_lines(tmp_path / "run/history.jsonl")] == [
+    run = RunFolder(tmp_path / "run")
+    assert (run.checkpoint_step(), run.ending().retry) == (8, False)
+    assert [line["event"] for line in run.history()] == [
         "started",
         "skipped",
         "skipped",

@@ -9,8 +9,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from jobs import OTHER_ZERO_LAYOUTS, run_job, train, write_zero_config
-from largebatch.storage.files import read_json_lines
-from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 from paths import DIGITS, PYDOC
 from resuming import (
     CHAIN_BATCH,
@@ -63,20 +62,19 @@ def test_stopped_twice_and_resumed_bit_for_bit(recipe, strategy, world_size, tmp
     run_dir = tmp_path / "stopped"
     first = run_interrupted(run_dir, words, Interruption("signal", world_size - 1, 3), **place)
     assert "exit code 75" in first
-    status = read_object(run_dir / "status.json")
-    assert (status["outcome"], status["resume"], status["attempt"]) == ("stopped", True, 1)
+    run = RunFolder(run_dir)
+    end = run.history()[-1]
+    assert end["event"] == "stopped"
     # Noted in step 3, agreed on in step 4.
-    assert status["step"] == status["checkpoint_step"] == 4
-    assert "SIGUSR1" in status["message"]
+    assert end["step"] == run.checkpoint_step() == 4
+    assert "SIGUSR1" in end["message"]
     second = run_interrupted(run_dir, words, Interruption("stop file", 0, 10), **place)
     assert "stopped: by the stop file, after step 11 of" in second
     assert not (run_dir / "stop").exists()
     assert not (run_dir / "model").exists()
     assert run_interrupted(run_dir, words, **place) is None
     assert_bit_for_bit(run_dir, tmp_path / "whole")
-    status = read_object(run_dir / "status.json")
-    assert (status["outcome"], status["step"], status["attempt"]) == ("finished", 13, 3)
-    events = [(line["event"], line["step"]) for line in read_json_lines(run_dir / "history.jsonl")]
+    events = [(line["event"], line["step"]) for line in run.history()]
     assert events == [
         ("started", 0),
         ("stopped", 4),

@@ -20,7 +20,7 @@ from largebatch.run import Run
 from largebatch.run.record.folder import OwnFolder
 from largebatch.storage.attempts import claim
 from largebatch.storage.files import read_json_lines
-from largebatch.storage.layout import read_object
+from largebatch.storage.run_folder import RunFolder
 from paths import DIGITS, PYDOC, SIMCLR
 from resuming import (
     CHAIN_BATCH,
@@ -139,7 +139,7 @@ def test_what_does_not_change_the_training_may_change(run_dir, whole):
         '--debug_model={"num_layers": 1}',
     )
     assert resume(run_dir, *options) is None
-    assert read_object(run_dir / "status.json")["step"] == 12
+    assert RunFolder(run_dir).history()[-1]["step"] == 12
     assert_same_weights(run_dir / "model", whole / "model")
 
 
@@ -247,8 +247,9 @@ def leave_the_loop(run_dir):
 @pytest.mark.slow
 def test_a_loop_that_is_left_early_has_a_checkpoint_of_its_end(tmp_path):
     run_job(leave_the_loop, tmp_path / "run")
-    status = read_object(tmp_path / "run/status.json")
-    assert (status["outcome"], status["step"], status["checkpoint_step"]) == ("finished", 6, 6)
+    run = RunFolder(tmp_path / "run")
+    assert [(line["event"], line["step"]) for line in run.history()] == [("started", 0), ("finished", 6)]
+    assert run.checkpoint_step() == 6
 
 
 def output_of_training(run_dir, *words):
@@ -262,7 +263,7 @@ def test_a_longer_stop_goes_on(run_dir, whole):
     early = "--train.stop_after_steps=6"
     assert resume(run_dir, early) is None
     (output,) = run_job(output_of_training, run_dir, early, strategy="single")
-    assert "is finished, after step 6 of 12; raise train.stop_after_steps to train longer (" in output
+    assert "is finished, after step 6 of 12; a larger train.stop_after_steps continues it" in output
     assert resume(run_dir) is None
     assert_same_weights(run_dir / "model", whole / "model")
 
@@ -341,7 +342,7 @@ def test_of_two_starts_in_a_new_folder_one_is_refused(tmp_path):
         assert resume(run_dir) is None
         with pytest.raises(JobFailed, match=r"another run (has just begun in|is writing to)"):
             late.result()
-    assert read_object(run_dir / "status.json")["outcome"] == "finished"
+    assert RunFolder(run_dir).history()[-1]["event"] == "finished"
     assert not run_dir.with_name("run.1").exists()
 
 
@@ -375,7 +376,7 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path):
         first.result()
     assert "another run is writing to" in report
     assert "exit code 2" in report
-    assert read_object(tmp_path / "run/status.json")["outcome"] == "finished"
+    assert RunFolder(tmp_path / "run").history()[-1]["event"] == "finished"
     assert logged_steps(tmp_path / "run") == list(range(1, 13))
 
 
@@ -400,4 +401,4 @@ def test_an_attempt_that_was_overtaken_publishes_nothing(tmp_path):
     assert logged_steps(tmp_path / "run") == [1, 2]
     steps = {path.name for path in (tmp_path / "run/checkpoints").glob("step_*")}
     assert steps <= {"step_00000001", "step_00000002"}
-    assert read_object(tmp_path / "run/status.json")["outcome"] == "running"
+    assert [line["event"] for line in RunFolder(tmp_path / "run").history()] == ["started"]

@@ -9,7 +9,7 @@ import pytest
 
 from largebatch.plan.contract import STEPS_TO_STOP
 from largebatch.run.record.folder import OwnFolder
-from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
+from largebatch.run.watch.stop import REASONS, StopRequests
 from largebatch.system.endings import StopReason
 
 
@@ -18,12 +18,12 @@ def named(requests: StopRequests) -> StopReason | None:
 
 
 def looking_in(folder: Path) -> StopRequests:
-    return StopRequests({StopReason.STOP_FILE: folder / "stop", StopReason.BATCH_SCRIPT: folder / "stop.7"}, 0)
+    return StopRequests({StopReason.STOP_FILE: folder / "stop", StopReason.BATCH_SCRIPT: folder / "stop.7"}, None, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
 def test_signals_are_noted_only_while_it_listens(number):
-    requests = StopRequests({}, 0)
+    requests = StopRequests({}, None, 0)
     before = signal.getsignal(number)
     requests.listen()
     assert named(requests) is None
@@ -34,26 +34,15 @@ def test_signals_are_noted_only_while_it_listens(number):
     assert named(requests) == number.name
 
 
-def test_the_stop_file_is_looked_for_once_a_second(tmp_path, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("time.time", lambda: now[0])
+def test_stop_files_are_requests_and_a_persons_counts_for_more(tmp_path):
+    """It says that the job shall not be restarted."""
     requests = looking_in(tmp_path)
     assert named(requests) is None
     (tmp_path / "stop.7").touch()
-    assert named(requests) is None
-    now[0] += 1
     assert named(requests) == StopReason.BATCH_SCRIPT
-    # A person's request counts for more: it says that the job shall not be restarted.
     (tmp_path / "stop").touch()
-    now[0] += 1
     assert named(requests) == StopReason.STOP_FILE
-    assert named(StopRequests({}, 0)) is None
-
-
-def test_the_batch_script_is_named_with_its_job(monkeypatch):
-    monkeypatch.setenv("LARGEBATCH_JOB_ID", "12_3")
-    assert describe_reason(StopReason.BATCH_SCRIPT) == "the batch script of job 12_3"
-    assert describe_reason(StopReason.STOP_FILE) == "the stop file"
+    assert named(StopRequests({}, None, 0)) is None
 
 
 @pytest.mark.parametrize(
@@ -68,12 +57,12 @@ def test_the_batch_script_is_named_with_its_job(monkeypatch):
 def test_the_end_of_the_time_limit_less_the_margin(end, now, reason, monkeypatch):
     monkeypatch.setenv("LARGEBATCH_JOB_END_TIME", end)
     monkeypatch.setattr("time.time", lambda: now)
-    requests = StopRequests({}, 300)
+    requests = StopRequests({}, None, 300)
     assert named(requests) == reason
 
 
 @pytest.mark.parametrize("asked_in", [0, 3])
-def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
+def test_a_vote_is_read_while_later_ones_are_under_way(asked_in, tmp_path):
     """A request during a step is in the next step's vote, which is read two steps later: the plan says at most 4."""
     votes = []
     read = []
@@ -83,14 +72,16 @@ def test_a_vote_is_read_while_later_ones_are_under_way(asked_in):
         place = len(votes) - 1
         return lambda: read.append(place) or votes[place]
 
-    vote = StopVote(all_max)
+    requests = StopRequests({StopReason.STOP_FILE: tmp_path / "stop"}, all_max, 0)
     reasons = []
     for step in range(10):
-        vote.cast(1 if step > asked_in else 0)
-        reasons.append(vote.result())
+        requests.vote()
+        if step == asked_in:
+            (tmp_path / "stop").touch()
+        reasons.append(requests.result())
         assert read == [*range(max(0, step - 1))]
-    assert reasons.index(1) == asked_in + 3 < asked_in + STEPS_TO_STOP
-    vote.close()
+    assert reasons.index(StopReason.STOP_FILE) == asked_in + 3 < asked_in + STEPS_TO_STOP
+    requests.end_votes()
     assert read == [*range(10)]
 
 

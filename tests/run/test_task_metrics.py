@@ -60,12 +60,6 @@ def test_what_is_neither_a_number_nor_always_a_pair_is_refused(values):
         logged(*({"x": value} for value in values))
 
 
-def test_processes_that_log_different_kinds():
-    with pytest.raises(UserError, match=r"'x' is a pair on some processes and a number on others; log") as caught:
-        means(logged({"x": 1}), logged({"x": (1, 2)}))
-    assert caught.value.everywhere
-
-
 def test_a_name_that_every_line_has():
     backend = SimpleNamespace(
         plan=SimpleNamespace(

@@ -4,7 +4,6 @@ import importlib.machinery
 import json
 import os
 import sys
-from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -16,7 +15,7 @@ from tensorboard.compat.proto.event_pb2 import SessionLog
 from jobs import train_in_job
 from largebatch.config import load_config
 from largebatch.run.record.folder import OwnFolder
-from largebatch.run.record.trackers import Trackers, connect
+from largebatch.run.record.trackers import Trackers
 from paths import PYDOC
 from tasks import SMALL
 
@@ -86,8 +85,7 @@ def folder(tmp_path):
 def start(folder, first_step=0, names=("wandb",), words=(), said=None):
     config = load_config(PYDOC, [f"--logging.trackers={json.dumps(names)}", *words])
     say = pytest.fail if said is None else said.append
-    open_run = partial(connect, config=config, folder=folder, first_step=first_step)
-    return Trackers(names, open_run, say)
+    return Trackers(names, config, folder, first_step, say)
 
 
 def show_steps(started, steps):
@@ -119,21 +117,9 @@ def test_starts_of_a_run_folder_are_one_run_with_increasing_steps(wandb, folder)
 
 def test_project_and_name(wandb, folder):
     start(folder)
-    start(folder, words=("--logging.tracker_project=digits", "--logging.tracker_run_name=third try"))
+    start(folder, words=["--logging.tracker_project=digits"])
     named = [(options["project"], options["name"]) for options in wandb.starts]
-    assert named == [("largebatch", "my_run"), ("digits", "third try")]
-
-
-def test_another_tracker_begins_a_run_in_each_start(folder, monkeypatch):
-    trackio = Service("trackio")
-    monkeypatch.setitem(sys.modules, "trackio", trackio)
-    for first_step in (0, 10):
-        started = start(folder, first_step, names=["trackio"])
-        show_steps(started, [first_step + 10])
-        started.close()
-    assert trackio.starts == [{"project": "largebatch"}] * 2
-    (rows,) = trackio.rows.values()
-    assert {step: values["train/loss"] for step, values in rows.items()} == {10: 0.1, 20: 0.05}
+    assert named == [("largebatch", "my_run"), ("digits", "my_run")]
 
 
 def test_another_folder_is_another_run(wandb, folder, tmp_path):
@@ -179,27 +165,16 @@ def test_one_that_fails_is_dropped_with_one_warning(moment, fault, problem, wand
     assert tensorboard_steps(folder) == [10, 20, 30, 40, 50]
 
 
-@pytest.mark.parametrize(
-    ("name", "variable"),
-    [
-        ("wandb", "WANDB_INIT_TIMEOUT"),
-        ("wandb", "WANDB_FINISH_TIMEOUT"),
-        ("mlflow", "MLFLOW_HTTP_REQUEST_TIMEOUT"),
-        ("mlflow", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"),
-    ],
-)
+@pytest.mark.parametrize("variable", ["WANDB_INIT_TIMEOUT", "WANDB_FINISH_TIMEOUT"])
 @pytest.mark.parametrize("given", [None, "5"])
-def test_each_limits_how_long_it_waits_for_its_server(name, variable, given, folder, monkeypatch):
-    """They read their variables when they connect; a user's own limit stays."""
+def test_each_limits_how_long_it_waits_for_its_server(variable, given, wandb, folder, monkeypatch):
+    """It reads its variables when it connects; a user's own limit stays."""
     seen = []
-    service = Service(name)
-    service.search_experiments = lambda **_: service.on_init()
-    service.on_init = lambda: seen.append(os.environ[variable]) or refuse()
-    monkeypatch.setitem(sys.modules, name, service)
+    wandb.on_init = lambda: seen.append(os.environ[variable]) or refuse()
     monkeypatch.delenv(variable, raising=False)
     if given is not None:
         monkeypatch.setenv(variable, given)
-    start(folder, names=[name], said=[])
+    start(folder, said=[])
     assert (seen == [given]) if given else (1 <= int(seen[0]) <= 60)
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from largebatch.run.watch import waiting
-from largebatch.run.watch.waiting import Progress, in_thread, wait_together
+from largebatch.run.watch.waiting import in_thread, wait_together
 
 
 @pytest.mark.parametrize(("proceeds", "is_alive"), [(True, True), (False, False)])
@@ -28,14 +28,14 @@ def test_all_live_as_long_as_one_proceeds(proceeds, is_alive, monkeypatch):
         for _ in range(100):
             time.sleep(0.01)
             if proceeds:
-                progress()
+                progress.set()
 
     def wait(rank):
         beats = []
         wait_together(SimpleNamespace(all_max=all_max), lambda: beats.append(rank), works[rank], progress)
         return beats
 
-    progress = Progress()
+    progress = threading.Event()
     works = (in_thread("work", work), None)
     with ThreadPoolExecutor(2) as pool:
         busy, idle = pool.map(wait, range(2))

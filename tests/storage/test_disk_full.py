@@ -5,7 +5,7 @@ import json
 import pytest
 
 from disks import fill, small_disk
-from largebatch.run.record.record import Journal
+from largebatch.run.record.journal import Journal
 from largebatch.storage.attempts import claim
 
 

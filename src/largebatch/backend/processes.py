@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,6 +14,7 @@ from largebatch.system.failures import storage_errors
 # How long processes wait for one that prepares data. A dead process is noticed at once, a hanging one by the watchdog.
 PATIENCE = timedelta(days=2)
 
+T = TypeVar("T")
 Rows = dict[str, torch.Tensor]  # by name: one row per sample
 
 
@@ -105,6 +106,19 @@ class Processes:
         Tuples arrive as lists, as in `exchange.gather`.
         """
         return gather(value, self._host_group) if self.world_size > 1 else [value]
+
+    def from_main_process(self, function: Callable[[], T]) -> T:
+        """What a function returns on the main process, on every process; a user error that it raises, all raise.
+
+        Args:
+            function: Returns a small JSON value, as for `gather_objects`.
+        """
+        mine = None
+        with self.raise_on_all_ranks():
+            if self.rank == 0:
+                mine = function()
+        results: list[T] = self.gather_objects(mine)
+        return results[0]
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:

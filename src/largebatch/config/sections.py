@@ -271,13 +271,10 @@ class Logging(Section):
     noise_scale: NoiseScaleSection | None = None
     """When to measure the gradient noise scale, such as {"every": 10}, from the gradients of the micro-batches; null
     means never. A loss that couples samples of different micro-batches, or BatchNorm, is refused."""
-    trackers: list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] = ["tensorboard"]
-    """Trackers that get the same numbers, through Accelerate. TensorBoard and W&B show all starts as one run; the other
-    trackers show each start as a run of its own."""
+    trackers: list[Literal["tensorboard", "wandb"]] = ["tensorboard"]
+    """Trackers that get the same numbers, through Accelerate. Both show all starts as one run."""
     tracker_project: NonEmpty = "largebatch"
-    """Project of the run in trackers that have projects; in MLflow, the experiment."""
-    tracker_run_name: NonEmpty | None = None
-    """Name of the run in W&B; null uses that of the run's folder."""
+    """Project of the run in W&B."""
     peak_tflops: PositiveFloat | None = None
     """The peak that `mfu` is a fraction of: dense TFLOP/s of one process's device in the recipe's precision; null uses
     the GPU's data sheet, if its name is known."""

@@ -1,11 +1,9 @@
 """A recipe's command line, and how it exits when the user's input cannot be used."""
 
 import argparse
-import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import torch
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import RunStopped, UserError
@@ -76,12 +75,12 @@ def _parse(config_class: type[Config], arguments: Sequence[str] | None, ending: 
     resume = '"auto" (default): resume from the latest checkpoint in the run\'s folder, if any; "none": start over; '
     parser.add_argument("--resume", default="auto", help=f"{resume}or the folder of a checkpoint")
     may_differ = "fields of the config that may differ from the checkpoint's"
-    parser.add_argument("--allow-change", action="append", default=[], metavar="FIELD,…", help=may_differ)
+    parser.add_argument("--allow-change", default="", metavar="FIELD,…", help=may_differ)
     perturb = "change each initial weight of one process by a rounding error; largebatch verify measures how they grow"
     parser.add_argument("--perturb-weights", type=int, metavar="SEED", help=perturb)
     options, overrides = parser.parse_known_args(arguments)
     config = load_config(options.config, overrides, config_class)
-    fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
+    fields = tuple(field.strip() for field in options.allow_change.split(",") if field.strip())
     run_dir = options.run_dir or Path("runs") / options.config.stem
     return config, RunOptions(run_dir, options.resume, fields, options.config, options.perturb_weights, ending)
 
@@ -105,7 +104,7 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
             yield
     except UserError as error:
         rank, local_rank = (whole_number_or_none(name) or 0 for name in ("RANK", "LOCAL_RANK"))
-        joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+        joined = torch.distributed.is_initialized()
         alone = joined and not error.everywhere
         if alone or (rank if joined else local_rank) == 0:
             # Who has stopped the run has written why.
@@ -116,14 +115,15 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
             # The disk of the log may be the one that is full.
             with suppress(OSError):
                 print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
-            _tell_the_launcher(f"{error.title}: {error}")
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(error.exit_code)
     except Exception as error:
         ending.fail(error)
-        _tell_the_launcher(traceback.format_exc())
+        # Put the traceback where torchrun looks for that of a worker, so that its own report shows it.
+        with suppress(OSError):
+            get_error_handler().record_exception(error)
         if _has_a_launcher():
             error.add_note(AFTER_A_TRACEBACK)
         raise
@@ -134,11 +134,3 @@ def _has_a_launcher() -> bool:
     # For one process, accelerate launch sets nothing of torchrun's, and no WORLD_SIZE.
     alone = "WORLD_SIZE" not in os.environ
     return "TORCHELASTIC_RUN_ID" in os.environ or (alone and "ACCELERATE_MIXED_PRECISION" in os.environ)
-
-
-def _tell_the_launcher(message: str) -> None:
-    """Put the message where torch's launcher looks for a worker's traceback, so that its own report shows it too."""
-    failure = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
-    with suppress(OSError):
-        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            Path(path).write_text(json.dumps({"message": failure}), encoding="utf-8")

@@ -85,7 +85,7 @@ class Evaluator:
     @contextmanager
     def evaluating(self, completed_steps: int) -> Iterator[None]:
         """See `Run.evaluating`."""
-        with self._stopwatch.paused():
+        with self._stopwatch.counting(False):
             self._backend.statistics.average(self._backend.world_size, completed_steps)
             # Some parts of a model may be in evaluation mode always.
             training = {module: module.training for module in self._backend.model.modules()}

@@ -9,7 +9,7 @@ by the chain rule, and *is* a sum over micro-batches. Each process needs only th
 processes exchange no gradients but the usual ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -51,13 +51,18 @@ class FeatureCache:
         Returns:
             This process's share of the loss: all of it on the first process, zero on the others.
         """
-        others = [leaf for leaf in _leaves(loss_sum) if leaf is not self.gathered]
-        if others:
-            raise ValueError(
-                f"the loss depends on a trained tensor of shape {tuple(others[0].shape)} besides the features, which "
-                "would get no gradient; use it in the model's forward pass, for example as a factor of the features"
-            )
-        (gradient,) = torch.autograd.grad(loss_sum, self.gathered)
+        trained = {
+            name: parameter
+            for name, parameter in self._backend.unwrapped_model.named_parameters()
+            if parameter.requires_grad
+        }
+        gradient, *others = torch.autograd.grad(loss_sum, [self.gathered, *trained.values()], allow_unused=True)
+        for name, other in zip(trained, others, strict=True):
+            if other is not None:
+                raise ValueError(
+                    f"the loss depends on the parameter {name} besides the features, which would get no gradient; use "
+                    "it in the model's forward pass, for example as a factor of the features"
+                )
         loss_sum = loss_sum.detach()
         # A loss that is not finite must show even if its gradient is finite.
         self._gradient = gradient * torch.where(torch.isfinite(loss_sum), 1.0, torch.nan)
@@ -78,17 +83,3 @@ class FeatureCache:
     def passes_agree(self) -> bool:
         """Whether both passes had the same features, up to rounding; waits for the device."""
         return not float(self._largest_difference) > PASSES_AGREE[self._backend.plan.precision]
-
-
-def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors in which gradients of `loss` would be accumulated."""
-    nodes = [loss.grad_fn]
-    seen = set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        nodes += [parent for parent, _ in node.next_functions]

@@ -37,7 +37,7 @@ from largebatch.run.non_finite import NonFiniteSteps
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients
-from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
+from largebatch.run.watch.stop import StopRequests
 from largebatch.run.watch.watchdog import Watchdog
 from largebatch.system.endings import StopReason
 
@@ -68,25 +68,23 @@ class Loop:
         self.plan = backend.plan
         self.start = start
         self.recorder = recorder
-        self.record = recorder.record
         self.metrics = recorder.metrics
         self.stopwatch = recorder.metrics.stopwatch
         self.stop = stop
-        self.stop_vote = StopVote(backend.all_max)
         self.stop_reason: StopReason | None = None  # why the run stops after the current step, if it does
         self.save_due = False  # whether a checkpoint follows the current step
         self.step: Step | None = None  # the current or latest one
         hang_seconds = self.plan.faults.hang_seconds
-        self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.record.ending.hang, recorder.stack_folder)
+        self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder)
         self.writer = CheckpointWriter(
             backend,
             recorder.folder.checkpoints_dir,
-            recorder.record.attempt,
+            recorder.attempt,
             self.plan.checkpoint,
             as_json(config),
             model_files,
             warn=recorder.say,
-            not_written=lambda step, reason: recorder.record.event("checkpoint_failed", step, reason=reason),
+            not_written=lambda step, reason: recorder.event("checkpoint_failed", step=step, reason=reason),
             heartbeat=self.watchdog.heartbeat,
             last_step=start.step,
             latest=start.checkpoint,
@@ -97,17 +95,16 @@ class Loop:
     @property
     def completed_steps(self) -> int:
         """Optimizer steps completed, including those of earlier attempts."""
-        return self.record.step
+        return self.recorder.step
 
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
         """See `Run.steps`."""
         first = self.start.step
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
-        with self.watchdog, closing(feed):
-            self.stopwatch.start()
+        with self.watchdog, closing(feed), self.stopwatch.counting(True):
             for index, step_feed in enumerate(feed, first):
                 # An all-reduce on the host that nobody waits for: by when `update` reads its result, it has long ended.
-                self.stop_vote.cast(self.stop.requested())
+                self.stop.vote()
                 # The recipe's turn: forward and backward passes, `update`, and an evaluation if one is due.
                 self.step = Step(index, self.backend, step_feed, self.watchdog.heartbeat)
                 yield self.step
@@ -115,7 +112,6 @@ class Loop:
                     raise RuntimeError("the loop asked for the next step without calling run.update(step)")
                 self.watchdog.heartbeat()
                 self._save_and_stop_if_due()
-            self.stopwatch.pause()
 
     def update(self, step: Step) -> None:
         """See `Run.update`."""
@@ -130,7 +126,7 @@ class Loop:
                 step.check_passes()
             # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
             # after a gradient that was not finite.
-            self.stop_reason = REASONS[self.stop_vote.result()]
+            self.stop_reason = self.stop.result()
             self.save_due = self.stop_reason is not None or self.plan.checkpoints_after(completed)
             is_logged = self.plan.logs_after(completed)
             # A checkpoint of the step before may still be copying the weights that are about to change.
@@ -145,7 +141,7 @@ class Loop:
             if step.index == self.start.step:
                 # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.
                 self.backend.engine_state()
-            self.record.step = completed
+            self.recorder.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
             if step.noise_parts and update.applied and update.grad_norm is not None:
                 self.recorder.noise_scale.add(completed, step.noise_parts, update.grad_norm)
@@ -155,35 +151,29 @@ class Loop:
                 self.non_finite.handle(completed, float(loss_sum))
             elif is_logged:
                 # Fails if a loss since the last logged step was not finite.
-                self.recorder.log(completed)
-
-    def should_evaluate(self, name: str | None = None) -> bool:
-        """See `Run.should_evaluate` and `Run.should_evaluate_on`."""
-        return self.plan.evaluates_after(self.completed_steps, name)
+                self.recorder.log()
 
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample, name: str | None) -> dict[str, float]:
         """See `Run.evaluate`."""
         with self._checkpoint_finished_before_failing():
-            self.metrics.check(self.completed_steps)
+            self.metrics.check()
             means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
         self.agree_on_compiling()
-        self.recorder.evaluated(self.completed_steps, means)
+        self.recorder.evaluated(means)
         return means
 
     def agree_on_compiling(self) -> None:
         """If one process could not compile the model, let all run it eagerly, and record why."""
         if (reason := self.backend.agree_on_compiling()) is not None:
             self.recorder.say(f"WARNING: the model is not compiled: {reason}")
-            self.record.event("not_compiled", self.completed_steps, reason=reason)
+            self.recorder.event("not_compiled", reason=reason)
 
     def _save_and_stop_if_due(self) -> None:
         """After a step and its evaluation: write a checkpoint if one is due, and stop if a process was asked to."""
-        if self.writer.poll():
-            # A checkpoint has become complete: the status in the run folder names it.
-            self.record.running()
+        self.writer.poll()
         if not self.save_due:
             return
-        with self.stopwatch.paused():
+        with self.stopwatch.counting(False):
             self._save()
             if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
                 self._end_stopped(self.stop_reason)
@@ -192,10 +182,10 @@ class Loop:
         """Begin a checkpoint, of which a thread writes this process's part; the next `update` waits for its copy."""
         with self._checkpoint_finished_before_failing():
             # No state is saved after a loss or norm that is not finite.
-            self.metrics.check(self.completed_steps)
+            self.metrics.check()
         # A run that resumes from the checkpoint has all lines up to it.
         self.recorder.noise_scale.complete()
-        self.record.flush()
+        self.recorder.flush()
         self.writer.save(self.completed_steps, self.non_finite.count)
 
     def _end_stopped(self, reason: StopReason) -> None:
@@ -204,7 +194,7 @@ class Loop:
         step = self.completed_steps
         self.writer.require(step)
         total = self.plan.total_steps
-        message = f"by {describe_reason(reason)}, after step {step:,} of {total:,}, with a checkpoint"
+        message = f"by {reason}, after step {step:,} of {total:,}, with a checkpoint"
         self.recorder.stopped(reason, message)
         self._leave()
         raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
@@ -232,12 +222,12 @@ class Loop:
             raise
 
     def _finish_checkpoint(self) -> None:
-        """Wait for a checkpoint that is being written, and for everything else that is recorded."""
+        """Wait for a checkpoint that is being written, and write lines that the file system has refused."""
         self.writer.wait()
         self.recorder.flush()
 
     def _leave(self) -> None:
         """Close what is open, and leave the process group together with all other processes."""
-        self.recorder.close()
-        self.stop_vote.close()
+        self.recorder.trackers.close()
+        self.stop.end_votes()
         self.backend.end()

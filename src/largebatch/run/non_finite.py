@@ -39,7 +39,7 @@ class NonFiniteSteps:
         """
         if self._plan.faults.on_non_finite == "stop":
             # Raises, and names step and rank.
-            self._recorder.metrics.check(step)
+            self._recorder.metrics.check()
         self._recorder.metrics.discard(step)
         losses = self._backend.gather_objects(loss_sum)
         bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
@@ -62,7 +62,7 @@ class NonFiniteSteps:
         else:
             # As before the forward passes of the step that was not applied.
             self._backend.statistics.restore()
-        self._recorder.record.event("skipped", step, first_skipped_step=first, bad_steps=self.count, reason=what)
+        self._recorder.event("skipped", first_skipped_step=first, bad_steps=self.count, reason=what)
         skipped = f"steps {first} to {step} are" if first < step else "the step is"
         self._recorder.say(f"WARNING: {what}; {skipped} skipped ({self.count} of at most {allowed} such steps)")
 

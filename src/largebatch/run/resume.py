@@ -3,8 +3,9 @@
 import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -53,35 +54,40 @@ def find_start(
         return Start()
     finished = False
     if resume == "auto":
+
+        def look() -> tuple[bool, bool]:
+            ending = folder.ending()
+            return folder.is_a_run, ending is not None and ending.kind == Kind.FINISHED
+
         # As the main process sees it: others may see a shared folder later, or while another run begins in it.
-        if not backend.gather_objects(folder.is_a_run)[0]:
+        is_a_run, finished = backend.from_main_process(look)
+        if not is_a_run:
             return Start()
-        ending = folder.ending() if backend.is_main_process else None
-        finished = backend.gather_objects(ending is not None and ending.kind == Kind.FINISHED)[0]
         candidates = checkpoints_of(folder.checkpoints_dir, backend)
     else:
         candidates = [entry_at(Path(resume))]
     usable, not_usable = latest_usable(candidates, backend)
     skipped = [f"{entry.path}: {entry.problem}" for entry in not_usable]
-    with backend.raise_on_all_ranks():
-        if usable is None and any(entry.is_transient for entry in not_usable):
-            raise StorageError(f"no checkpoint can be used: {'; '.join(skipped)}; the same command tries again")
-        if usable is None and resume != "auto":
-            raise UserError(f"--resume: {skipped[0]}; `largebatch checkpoints` lists the checkpoints in a run folder")
-        if usable is None and any((entry.path / MARKER).exists() for entry in candidates):
-            raise UserError(
-                f"{folder.path} has checkpoints, but none of them can be used:{bulleted(skipped)}\n"
-                "repair them and start again; --resume none starts over and moves the earlier run aside"
-            )
     if usable is None:
+        with backend.raise_on_all_ranks():
+            if any(entry.is_transient for entry in not_usable):
+                raise StorageError(f"no checkpoint can be used: {'; '.join(skipped)}; the same command tries again")
+            if resume != "auto":
+                raise UserError(
+                    f"--resume: {skipped[0]}; `largebatch checkpoints` lists the checkpoints in a run folder"
+                )
+            if any((entry.path / MARKER).exists() for entry in candidates):
+                raise UserError(
+                    f"{folder.path} has checkpoints, but none of them can be used:{bulleted(skipped)}\n"
+                    "repair them and start again; --resume none starts over and moves the earlier run aside"
+                )
         # The same recipe starts over in the same folder, which keeps its history; a finished run is moved aside.
-        same = not differences(folder.config(), config)
-        return Start(in_place=not finished and all(backend.gather_objects(same)), skipped=skipped)
+        return Start(in_place=not finished and not differences(folder.config(), config), skipped=skipped)
     path = usable[0].resolve()
     manifest = usable[1]
     try:
         refused, allowed = _split(manifest, config, plan, allow_change)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except Exception as error:
         what = f"the config or plan in its {MANIFEST} is not one of largebatch: {reason_of(error)}"
         raise UserError(f"{path}: {what}; resume from another checkpoint", everywhere=True) from error
     if refused and finished and not allow_change:
@@ -106,11 +112,12 @@ def find_start(
 
 def checkpoints_of(folder: Path, backend: Backend) -> list[Entry]:
     """The checkpoints in a folder, the latest first, as the main process sees them."""
-    with backend.raise_on_all_ranks(), file_errors(f"{folder} cannot be read", "choose another run folder"):
-        found = entries(folder) if backend.is_main_process else []
-    mine = [(str(each.path), each.step, each.problem, each.size, each.is_transient) for each in found]
-    rows = backend.gather_objects(mine)[0]
-    return [Entry(Path(path), *rest) for path, *rest in rows]
+
+    def found() -> list[tuple[Any, ...]]:
+        with file_errors(f"{folder} cannot be read", "choose another run folder"):
+            return [(entry.path.name, *astuple(entry)[1:]) for entry in entries(folder)]
+
+    return [Entry(folder / name, *rest) for name, *rest in backend.from_main_process(found)]
 
 
 def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[Path, Manifest] | None, list[Entry]]:

@@ -80,7 +80,7 @@ class Run(Generic[Config]):
 
         self.backend = start(launch, self.plan)
         stop_files = self.folder.obeyed_stop_files if self.backend.is_main_process else {}
-        self._stop = StopRequests(stop_files, self.plan.faults.time_limit_margin_seconds)
+        self._stop = StopRequests(stop_files, self.backend.all_max, self.plan.faults.time_limit_margin_seconds)
         self._stop.listen()
         self._ending = options.ending
         self._starting = Starting(self.backend, self._stop, self.plan.faults.hang_seconds, self._ending)
@@ -89,18 +89,14 @@ class Run(Generic[Config]):
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
         self._print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}{groups}")
 
-        with self.backend.raise_on_all_ranks():
-            if self.backend.is_main_process:
-                self.folder.hold()
+        self.backend.from_main_process(self.folder.hold)
         self._recipe = None if options.recipe is None else str(options.recipe)
         self._start = find_start(options.resume, options.allow_change, self.folder, config, self.plan, self.backend)
         if self._start.is_finished:
-            step = self._start.step
-            total = self.plan.total_steps
-            more = "raise train.stop_after_steps to train longer" if step < total else "there is nothing left to do"
             self._print(
-                f"the run in {self.folder.path} is finished, after step {step:,} of {total:,}; {more} "
-                "(--resume none starts over and moves this one aside)"
+                f"the run in {self.folder.path} is finished, after step {self._start.step:,} of "
+                f"{self.plan.total_steps:,}; a larger train.stop_after_steps continues it, and --resume none starts "
+                "over and moves it aside"
             )
             self.backend.end()
             raise SystemExit(0)
@@ -260,8 +256,6 @@ class Run(Generic[Config]):
             # Before the strategy changes the model's class.
             files = model_files(model, self._pretrained_folder)
         utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)
-        if utilization.at(0) is not None:
-            self._print(f"  {'MFU':<14}{utilization.convention}")
         if self.plan.optimizer.weight_decay:
             self._print(f"  {'Weight decay':<14}{decay_summary(optimizer.param_groups)}")
         expected = expect(self.plan, self.backend.launch, optimizer)
@@ -338,11 +332,11 @@ class Run(Generic[Config]):
     @property
     def should_evaluate(self) -> bool:
         """Whether an evaluation is due after the step just completed."""
-        return self.loop.should_evaluate()
+        return self.plan.evaluates_after(self.completed_steps)
 
     def should_evaluate_on(self, name: str) -> bool:
         """The same for a further set, which has its own interval in the recipe's `evaluation.sets`."""
-        return self.loop.should_evaluate(name)
+        return self.plan.evaluates_after(self.completed_steps, name)
 
     def evaluate(self, eval_set: SampleSource, per_sample: PerSample, name: str | None = None) -> dict[str, float]:
         """Means over a set of samples, each counted once, with the model in evaluation mode.
@@ -412,23 +406,19 @@ class Run(Generic[Config]):
         launch = self.backend.launch
         strategy = (launch.strategy, launch.deepspeed_config, launch.reshards)
         mine = (self._given.model_dump_json(), self.plan.to_json(), *strategy)
-        with self.backend.raise_on_all_ranks():
-            gathered = self.backend.gather_objects(mine)
-            ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
-            if ranks:
-                raise UserError(
-                    f"the config differs from rank 0's on rank {', '.join(ranks)}; launch all ranks with the same "
-                    "recipe, overrides, Accelerate config and DeepSpeed config"
-                )
+        gathered = self.backend.gather_objects(mine)
+        ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
+        if ranks:
+            raise UserError(
+                f"the config differs from rank 0's on rank {', '.join(ranks)}; launch all ranks with the same recipe, "
+                "overrides, Accelerate config and DeepSpeed config",
+                everywhere=True,
+            )
 
     def _find_commits(self) -> dict[str, str]:
         """The commits of the repositories that the config names: those of the checkpoint, or as they are now."""
         known = self._start.manifest.plan.get("commits", {}) if self._start.manifest else {}
-        commits: dict[str, str] = {}
-        with self.backend.raise_on_all_ranks():
-            if self.is_main_process:
-                commits = find_commits(self._given, known)
-        commits = self.backend.gather_objects(commits)[0]
+        commits = self.backend.from_main_process(partial(find_commits, self._given, known))
         for name, commit in commits.items():
             self._print(f"  {'Hub':<14}{name} is read at commit {commit}")
         return commits

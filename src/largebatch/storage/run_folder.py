@@ -3,7 +3,6 @@
 config.json           the resolved config
 plan.json             the resolved plan
 source/               a copy of the task's folder at the latest start, and its git commit
-status.json           how the run stands, for people; no program reads it
 metrics.jsonl         one line per logged step
 evaluations.jsonl     one line per evaluation
 noise_scale.jsonl     one line per measurement of the gradient noise scale
@@ -49,7 +48,6 @@ class RunFolder:
         self.config_file = path / "config.json"
         self.plan_file = path / "plan.json"
         self.source_dir = path / "source"
-        self.status_file = path / "status.json"
         self.metrics_file = path / "metrics.jsonl"
         self.evaluations_file = path / "evaluations.jsonl"
         self.noise_scale_file = path / "noise_scale.jsonl"
@@ -149,10 +147,6 @@ class RunFolder:
     def write_plan(self, plan: RunPlan) -> None:
         """Write the plan, which marks the folder as a run's."""
         replace_file(self.plan_file, plan.to_json().encode())
-
-    def write_status(self, status: dict[str, Any]) -> None:
-        """Tell people how the run stands."""
-        replace_json_file(self.status_file, status)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write the final numbers."""

@@ -27,14 +27,14 @@ MAX_MESSAGE_CHARS = 500
 
 
 class StopReason(StrEnum):
-    """Why a run stops before its end; of several, the last in this order counts."""
+    """Who or what stops a run before its end; of several, the last in this order counts."""
 
-    TIME_LIMIT = "time_limit"
+    TIME_LIMIT = "the end of the job's time limit"
     SIGUSR1 = "SIGUSR1"
     SIGINT = "SIGINT"
     SIGTERM = "SIGTERM"
-    BATCH_SCRIPT = "batch_script"
-    STOP_FILE = "stop_file"  # a person's request, after which the job is not started again
+    BATCH_SCRIPT = "the batch script"
+    STOP_FILE = "the stop file"  # a person's request, after which the job is not started again
 
 
 @dataclass(frozen=True)

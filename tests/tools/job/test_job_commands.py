@@ -64,7 +64,7 @@ def test_a_run_that_was_killed_had_begun(ask, tmp_path):
 
 def test_an_ending_that_only_the_run_folder_took_is_read(ask, tmp_path):
     """A person has stopped the run, and the folder of the job's start was full."""
-    write_ending(begin(tmp_path), "stopped", "by the stop file", reason="stop_file")
+    write_ending(begin(tmp_path), "stopped", "by the stop file", reason="the stop file")
     assert ask("job-ended", "--exit-code=75").startswith("leave 75 stopped by the stop file")
 
 

@@ -20,7 +20,7 @@ from largebatch.backend.state import EngineState
 from largebatch.config.sections import Checkpoint
 from largebatch.errors import StorageError, TrainingFailed, UserError
 from largebatch.run.checkpoint.staging import Staging, available_memory
-from largebatch.run.watch.waiting import Progress, in_thread, wait_together
+from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import discard, discard_incomplete, prune
 from largebatch.storage.files import (
@@ -83,9 +83,8 @@ class CheckpointWriter:
         self._copied = threading.Event()
         self._copied.set()
         self._work: Future[None] | None = None
-        self._progress = Progress()
+        self._progress = threading.Event()
         self._writing = 0
-        self._polled_step = self.last_step
 
     def save(self, step: int, bad_steps: int) -> None:
         """Write a checkpoint of the current state, after waiting for one that is still being written.
@@ -164,13 +163,10 @@ class CheckpointWriter:
             )
         return self.latest
 
-    def poll(self) -> bool:
-        """Whether a checkpoint has been completed since the last call; raise TrainingFailed as `save` does."""
+    def poll(self) -> None:
+        """Take note of a checkpoint that has been written meanwhile; raise TrainingFailed as `save` does."""
         if self._work is not None and self._work.done():
             self._conclude(self._work)
-        known = self._polled_step
-        self._polled_step = self.last_step
-        return self.last_step > known
 
     # --- taking the state -----------------------------------------------------------------------------------------
 
@@ -244,7 +240,7 @@ class CheckpointWriter:
 
     def _counted(self, tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
         for tensor in tensors:
-            self._progress()
+            self._progress.set()
             yield tensor
 
     def _publish(self, temporary: Path, final: Path, manifest: Manifest, parts: Sequence[Part]) -> None:

@@ -1,8 +1,6 @@
 """Training metrics: gathered only at log points, so that they do not make other steps wait for the device."""
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,9 +17,7 @@ from largebatch.plan import RunPlan
 from largebatch.run.record.task_metrics import TaskMetrics
 from largebatch.system.hardware import GIB
 
-# Ranges in traces of a run's steps.
-DATA_WAIT = "data_wait"
-PAUSED = "training is paused"
+DATA_WAIT = "data_wait"  # the range in traces of a run's steps
 
 
 class Stopwatch:
@@ -31,25 +27,19 @@ class Stopwatch:
         self._elapsed = 0.0
         self._started: float | None = None
 
-    def start(self) -> None:
-        """Start, or continue after a pause."""
-        if self._started is None:
-            self._started = time.perf_counter()
-
-    def pause(self) -> None:
-        """Count nothing until `start`."""
-        self._elapsed = self.seconds
-        self._started = None
-
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Count nothing during the block, and continue afterward if it was counting before."""
-        was_running = self._started is not None
-        self.pause()
-        with record_function(PAUSED):
-            yield
-        if was_running:
-            self.start()
+    def counting(self, is_on: bool) -> Iterator[None]:
+        """Count the time of the block, or do not; after it, continue as before."""
+        was_on = self._set(is_on)
+        yield
+        self._set(was_on)
+
+    def _set(self, is_on: bool) -> bool:
+        """Count from now on, or do not; whether it counted before."""
+        was_on = self._started is not None
+        self._elapsed = self.seconds
+        self._started = time.perf_counter() if is_on else None
+        return was_on
 
     @property
     def seconds(self) -> float:
@@ -75,13 +65,13 @@ class StepMetrics:
         # Of each step since the last logged one: the sum of losses and, if it was computed, the norm of the gradient.
         self._pending: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._utilization = utilization
+        self._first_step = first_step
         self._earlier_seconds = seconds
-        self._earlier_samples = backend.plan.batch_at(first_step).samples_before
         self._own = TaskMetrics()  # those of the step that was added last
         self._weight = 0.0
         self._total_weight = 0.0
-        # The last logged step, and as of then: seconds, samples, weight, and seconds of waiting for data.
-        self._logged = (first_step, 0.0, self._earlier_samples, 0.0, 0.0)
+        # The last logged step, and as of then: seconds, weight, and seconds of waiting for data.
+        self._logged = (first_step, 0.0, 0.0, 0.0)
         self.stopwatch = Stopwatch()
         self.data_wait = 0.0  # seconds in which this process waited for its next samples
 
@@ -123,23 +113,20 @@ class StepMetrics:
         """
         plan = self._plan
         _, norm = self._pending[step]
-        losses, num_own, waits, peaks = self._gather(step)
+        losses, num_own, waits, peaks = self._gather()
         loss = math.fsum(losses) / self._weight
-        place = position_fields(plan, step)
         seconds = self.stopwatch.seconds
-        earlier_step, earlier_seconds, earlier_samples, earlier_weight, _ = self._logged
-        self._logged = (step, seconds, place["samples"], self._total_weight, self.data_wait)
-        samples = place["samples"] - earlier_samples
-        weight = self._total_weight - earlier_weight
+        earlier_step, earlier_seconds, earlier_weight, _ = self._logged
+        self._logged = (step, seconds, self._total_weight, self.data_wait)
         line = {
-            **place,
+            **position_fields(plan, step),
             "loss": loss,
             "lr": self._backend.learning_rate,
             "grad_norm": None if norm is None else float(norm),
             "global_batch_size": plan.batch_at(step - 1).size,
-            **self._speed(samples, weight, seconds - earlier_seconds),
+            **self._speed(earlier_step, step, self._total_weight - earlier_weight, seconds - earlier_seconds),
             "data_wait_seconds": round(max(waits) / (step - earlier_step), 6),
-            "peak_memory_gib": max(peaks),
+            "peak_memory_gib": round(max(peaks), 4) or None,
             "seconds": round(self._earlier_seconds + seconds, 3),
             **noise_scale(),
         }
@@ -149,63 +136,55 @@ class StepMetrics:
             raise UserError(f"run.log: each line has a {min(taken)!r} already; choose another name", everywhere=True)
         return line | own
 
-    def _speed(self, samples: int, weight: float, seconds: float) -> dict[str, float | None]:
+    def _speed(self, first_step: int, step: int, weight: float, seconds: float) -> dict[str, float | None]:
+        samples = self._plan.batch_at(step).samples_before - self._plan.batch_at(first_step).samples_before
         seconds = max(seconds, 1e-9)
         speed = {"samples_per_second": round(samples / seconds, 3), "mfu": self._utilization.at(samples / seconds)}
-        in_tokens = self._plan.loss_unit == "tokens"
-        return speed | ({"tokens_per_second": round(weight / seconds, 3)} if in_tokens else {})
+        if self._plan.loss_unit == "tokens":
+            speed["tokens_per_second"] = round(weight / seconds, 3)
+        return speed
 
     def summary(self, step: int) -> dict[str, Any]:
         """What summary.json says of speed after `step` steps; rates are those of this attempt."""
-        samples = self._plan.batch_at(step).samples_before
         return {
             "steps": step,
             "planned_steps": self._plan.total_steps,
-            "samples": samples,
+            "samples": self._plan.batch_at(step).samples_before,
             "train_seconds": round(self._earlier_seconds + self.stopwatch.seconds, 3),
             "world_size": self._plan.world_size,
-            **self._speed(samples - self._earlier_samples, self._total_weight, self.stopwatch.seconds),
+            **self._speed(self._first_step, step, self._total_weight, self.stopwatch.seconds),
             "mfu_convention": self._utilization.convention,
         }
 
-    def check(self, step: int) -> None:
+    def check(self) -> None:
         """Raise TrainingFailed on all processes if a loss or norm since the last logged step is not finite."""
         if self._pending:
-            self._gather(step)
+            self._gather()
 
-    def _gather(self, step: int) -> list[list[float]]:
-        """Each process's sum of losses in `step`, the last one added; all since the last call must be finite.
+    def _gather(self) -> list[list[float]]:
+        """Each process's sum of losses in the last step added; all since the last call must be finite.
 
         Then, of each process: the number of metrics of the task's own in that step, the seconds of waiting for data
-        since the last line, and the peak of memory in GiB.
+        since the last line, and the peak of its GPU's memory in GiB.
         """
         pending = self._pending
         self._pending = {}
-        steps = list(pending)
         window = torch.stack([loss_sum for loss_sum, _ in pending.values()]).tolist()
-        first_bad = next((index for index, loss_sum in enumerate(window) if not math.isfinite(loss_sum)), -1)
+        bad = [(bad_step, loss) for bad_step, loss in zip(pending, window, strict=True) if not math.isfinite(loss)]
+        first_bad = bad[0] if bad else (math.inf, 0.0)
         waited = self.data_wait - self._logged[-1]
-        mine = (window[-1], len(self._own.values), waited, peak_memory(self.device), first_bad, window[first_bad])
-        numbers = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self._backend.device)).tolist()
-        bad = [(int(index), rank, value) for rank, (*_, index, value) in enumerate(numbers) if index >= 0]
-        if bad:
-            index, rank, value = min(bad)
-            raise _not_finite(f"the loss is {value} at step {steps[index]} on rank {rank}")
-        norms = {each: norm for each, (_, norm) in pending.items() if norm is not None}
-        for bad_step, norm in zip(norms, torch.stack([*norms.values()]).tolist() if norms else [], strict=True):
-            if not math.isfinite(norm):
-                loss = math.fsum(row[0] for row in numbers) / self._weight
-                what = f" (the loss was {loss:.6g})" if bad_step == step else ""
-                raise _not_finite(f"the gradient's norm is {norm} at step {bad_step}{what}")
-        return [list(values) for values in zip(*numbers, strict=True)][:4]
-
-
-def peak_memory(device: torch.device) -> float:
-    """The most memory that this process has used so far, in GiB: that of tensors on a GPU, or all of it on the CPU."""
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated(device) / GIB, 4)
-    # macOS counts in bytes, Linux in KiB.
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (GIB if sys.platform == "darwin" else 2**20), 4)
+        # Zero without a GPU.
+        peak = torch.cuda.max_memory_allocated() / GIB
+        mine = (window[-1], len(self._own.values), waited, peak, *first_bad)
+        gathered = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self.device))
+        *numbers, bad_steps, bad_losses = gathered.T.tolist()
+        if (bad_step := min(bad_steps)) < math.inf:
+            rank = bad_steps.index(bad_step)
+            raise _not_finite(f"the loss is {bad_losses[rank]} at step {bad_step:.0f} on rank {rank}")
+        for each, (_, norm) in pending.items():
+            if norm is not None and not math.isfinite(norm):
+                raise _not_finite(f"the gradient's norm is {float(norm)} at step {each}")
+        return numbers
 
 
 def position_fields(plan: RunPlan, step: int) -> dict[str, Any]:

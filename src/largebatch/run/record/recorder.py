@@ -1,37 +1,48 @@
-"""Everything that an attempt keeps and shows of its training: the one object that the loop tells what has happened."""
+"""Everything that an attempt keeps and shows of its training: the one object that the loop tells what has happened.
+
+history.jsonl tells people how the run stands. If an attempt has only begun there after the job is over, the run was
+killed, or its first process could not write any more; it can be resumed like a stopped one.
+"""
 
 import math
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from largebatch.backend.base import Backend
 from largebatch.config import RecipeConfig
-from largebatch.errors import file_errors
+from largebatch.errors import TrainingFailed, file_errors
 from largebatch.model.flops import Utilization
 from largebatch.plan.expected import compare
 from largebatch.run.checkpoint.export import export_intact
 from largebatch.run.record.folder import OwnFolder
+from largebatch.run.record.journal import Journal
 from largebatch.run.record.metrics import StepMetrics, position_fields
 from largebatch.run.record.noise_scale import NoiseScale
 from largebatch.run.record.progress import describe_summary, numbers, progress
-from largebatch.run.record.record import Record
-from largebatch.run.record.trackers import Trackers, connect
+from largebatch.run.record.trackers import Trackers
 from largebatch.run.resume import Start
-from largebatch.run.watch.waiting import Progress, in_thread, wait_together
+from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.storage.attempts import Attempt
-from largebatch.system.endings import OwnEnding, StopReason
+from largebatch.storage.catalog import remove_leftovers, set_aside
+from largebatch.storage.layout import read_object
+from largebatch.storage.source_code import GIT
+from largebatch.system.endings import Ending, OwnEnding, StopReason, decisive, read_endings
 from largebatch.system.failures import Kind
+from largebatch.system.installed import installed_versions
 from largebatch.words import printable
 
 
 class Recorder:
-    """The attempt's metrics, its record in the run folder, its trackers and what it prints.
+    """The attempt's metrics, its files in the run folder besides checkpoints, its trackers and what it prints.
 
-    Every process has one and makes the same calls. It begins the attempt, which takes over the run folder; the folder
-    is unchanged until then.
+    Every process has one and makes the same calls; the main process writes the files, each its own ending. It begins
+    the attempt, which takes over the run folder; the folder is unchanged until then.
 
     Args:
         config: The recipe's config.
@@ -57,73 +68,129 @@ class Recorder:
         ending: OwnEnding,
     ):
         self.folder = folder
+        self.ending = ending
+        self.step = start.step  # optimizer steps completed
+        self._first_step = start.step
         self._backend = backend
         self._plan = backend.plan
         about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
-        attempt = self._begin_attempt(config, start, about)
-        self.record = Record(
-            folder, attempt, start, backend.plan.micro_batch_size, backend.is_main_process, self.say, ending
-        )
-        with backend.raise_on_all_ranks(), folder.writing():
-            self._last_logged, evaluation = self.record.restore(about)
-            measured = folder.noise_scale() if backend.is_main_process else []
-        self._last_evaluation = {
-            name: value for name, value in evaluation.items() if name not in position_fields(backend.plan, 0)
+        self.attempt = self._begin_attempt(config, start, about)
+        files = {
+            "metrics": folder.metrics_file,
+            "noise_scale": folder.noise_scale_file,
+            "evaluations": folder.evaluations_file,
+            "history": folder.history_file,
         }
+        self._journals = {name: Journal(file, self.attempt, self.say) for name, file in files.items()}
+        ending.begin(self.attempt.endings_dir, self._progress, self._ended)
+        self._last_logged: dict[str, Any] = {}
+        measured = []
+        with backend.raise_on_all_ranks(), folder.writing():
+            if backend.is_main_process:
+                self._last_logged = self._restore(start, about)
+                measured = folder.noise_scale()
         seconds = self._last_logged.get("seconds", 0.0)
         # The line may be damaged.
         seconds = seconds if isinstance(seconds, int | float) and math.isfinite(seconds) else 0.0
-        seconds = backend.gather_objects(seconds)[0]
         self.metrics = StepMetrics(backend, utilization, start.step, seconds)
-        self.noise_scale = NoiseScale(backend, measured, partial(self.record.add, "noise_scale"))
-        self.stack_folder = folder.stacks_dir / f"attempt_{attempt.name}"
+        self.noise_scale = NoiseScale(backend, measured, partial(self._add, "noise_scale"))
+        self.stack_folder = folder.stacks_dir / f"attempt_{self.attempt.name}"
         trackers = config.logging.trackers if backend.is_main_process else []
-        open_run = partial(connect, config=config, folder=folder, first_step=start.step)
-        self._trackers = Trackers(trackers, open_run, self.say)
+        self.trackers = Trackers(trackers, config, folder, start.step, self.say)
 
     def _begin_attempt(self, config: RecipeConfig, start: Start, about: dict[str, Any]) -> Attempt:
-        mine: tuple[int, str] | None = None
-        with self._backend.raise_on_all_ranks():
-            if self._backend.is_main_process:
-                attempt, moved = self.folder.begin(config, self._plan, start.in_place, about)
-                mine = attempt.number, attempt.token
-                if moved is not None:
-                    self.say(f"the earlier run in {self.folder.path} was moved to {moved}")
-        number, token = self._backend.gather_objects(mine)[0]
-        return Attempt(self.folder.attempts_dir, number, token)
+        def begin() -> tuple[int, str]:
+            attempt, moved = self.folder.begin(config, self._plan, start.in_place, about)
+            if moved is not None:
+                self.say(f"the earlier run in {self.folder.path} was moved to {moved}")
+            return attempt.number, attempt.token
+
+        return Attempt(self.folder.attempts_dir, *self._backend.from_main_process(begin))
+
+    def _restore(self, start: Start, about: dict[str, Any]) -> dict[str, Any]:
+        """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
+
+        Returns the latest values in metrics.jsonl.
+        """
+        last_steps = dict.fromkeys(self._journals, float(start.step)) | {"history": math.inf}
+        latest = {name: journal.keep_until(last_steps[name]) for name, journal in self._journals.items()}
+        remove_leftovers(self.folder.checkpoints_dir)
+        set_aside(self.folder.checkpoints_dir, start.step, self.attempt.name)
+        for reason in start.skipped:
+            self.say(f"WARNING: a checkpoint is not used: {reason}")
+        for change in start.changes:
+            self.say(f"WARNING: changed, as --allow-change permits: {change}")
+        if start.checkpoint is not None:
+            self.say(f"  {'Resume':<14}after step {start.step:,}, from {start.checkpoint}")
+        self.event(
+            "started",
+            attempt=self.attempt.number,
+            checkpoint=str(start.checkpoint) if start.checkpoint else None,
+            checkpoints_not_used=start.skipped,
+            changes=start.changes,
+            git=read_object(self.folder.source_dir / GIT),
+            versions=installed_versions(),
+            **about,
+        )
+        return latest["metrics"]
 
     def say(self, text: str) -> None:
         """Print a text on the main process."""
         if self._backend.is_main_process:
             print(printable(text), flush=True)
 
-    def log(self, step: int) -> None:
-        """Log the step that was added to the metrics last; fails as `StepMetrics.check`."""
-        line = self._last_logged = self.metrics.log(step, self.noise_scale.line)
-        self.record.add("metrics", line)
-        self._trackers.add("train", {name: value for name, value in line.items() if name != "step"}, step)
-        seconds_per_step = self.metrics.stopwatch.seconds / (step - self.record.start.step)
+    def _add(self, journal: str, line: dict[str, Any]) -> None:
+        """Add a line to a file of JSON lines, by its name without the suffix."""
+        if self._backend.is_main_process:
+            self._journals[journal].append(line)
+
+    def event(self, name: str, **about: Any) -> None:
+        """Add a line to history.jsonl, about the latest step unless `about` says otherwise."""
+        self._add("history", {"event": name, "step": self.step, **about, "time": time.time()})
+
+    def flush(self) -> None:
+        """Try to write lines that the file system has refused."""
+        for journal in self._journals.values():
+            journal.flush()
+
+    def log(self) -> None:
+        """Log the latest step; fails as `StepMetrics.check`."""
+        line = self._last_logged = self.metrics.log(self.step, self.noise_scale.line)
+        self._add("metrics", line)
+        self.trackers.add("train", {name: value for name, value in line.items() if name != "step"}, self.step)
+        seconds_per_step = self.metrics.stopwatch.seconds / (self.step - self._first_step)
         self.say(progress(line, self._plan.stop_after_steps, seconds_per_step))
 
-    def evaluated(self, step: int, means: dict[str, float]) -> None:
-        """Log an evaluation's means by name; the summary has the latest of each name."""
-        self._last_evaluation |= means
-        self.record.add("evaluations", position_fields(self._plan, step) | means)
-        self._trackers.add("evaluation", means, step)
-        self.say(f"evaluation after step {step}: {numbers(means)}")
+    def evaluated(self, means: dict[str, float]) -> None:
+        """Log an evaluation's means by name."""
+        self._add("evaluations", position_fields(self._plan, self.step) | means)
+        self.trackers.add("evaluation", means, self.step)
+        self.say(f"evaluation after step {self.step}: {numbers(means)}")
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Write and show everything that still waits."""
-        self.record.flush()
+    def _progress(self) -> dict[str, Any]:
+        """What an ending says of training."""
+        trained = self.step > self._first_step
+        return {"step": self.step, "trained": trained, "micro_batch_size": self._plan.micro_batch_size}
+
+    def _ended(self, own: Ending) -> None:
+        """Add to history.jsonl, on the main process, how the run has ended."""
+        if not self._backend.is_main_process:
+            return
+        # Another process may have failed first.
+        ending = decisive([own, *read_endings(self.attempt.endings_dir)]) or own
+        event = ending.kind if ending.kind in (Kind.FINISHED, Kind.STOPPED) else "failed"
+        # The lines of a later attempt are its own.
+        with suppress(TrainingFailed):
+            self.event(event, message=ending.message, kind=ending.kind, reason=ending.reason)
 
     def stopped(self, reason: StopReason, message: str) -> None:
         """Publish that the run was stopped and can be resumed, and delete the request."""
         with self._backend.raise_on_all_ranks(), file_errors("that the run was stopped cannot be written"):
-            self.record.end(Kind.STOPPED, message, reason, message=message)
-        if self._backend.is_main_process:
-            self.folder.forget_requests()
+            if self._backend.is_main_process:
+                self.ending.write(Kind.STOPPED, message, reason=reason)
+                self.folder.forget_requests()
 
     def finished(self, checkpoint: Path, bad_steps: int, heartbeat: Callable[[], None]) -> None:
         """Write the final weights and the summary, publish that the run is finished, and print the summary.
@@ -133,32 +200,33 @@ class Recorder:
         """
         what = f"training is over, with its state in {checkpoint}, but the weights and the summary cannot be written"
         with self._backend.raise_on_all_ranks(), file_errors(what):
-            exported = Progress()
-            work = partial(self._write_results, checkpoint, bad_steps, exported)
+            exported = Event()
+            work = partial(self._write_results, checkpoint, bad_steps, exported.set)
             result = in_thread("results", work) if self._backend.is_main_process else None
             wait_together(self._backend, heartbeat, result, exported)
-            summary = result.result() if result else None
-            self.record.end(Kind.FINISHED, f"after step {self.record.step:,}")
-        if summary is not None:
-            print(describe_summary(summary, self.folder), flush=True)
+            if result is not None:
+                result.result()
+        if result is not None:
+            print(describe_summary(result.result(), self.folder), flush=True)
 
     def _write_results(self, checkpoint: Path, bad_steps: int, exported: Callable[[], None]) -> dict[str, Any]:
-        """Write the final weights and the summary, and return the latter."""
-        self.record.attempt.check()
+        """Write the final weights, the summary, and that the run is finished; return the summary."""
+        self.attempt.check()
         export_intact(checkpoint, self.folder.model_dir, progress=exported)
-        summary = self.metrics.summary(self.record.step) | {
+        evaluations = self.folder.evaluations()
+        # The latest of each name: sets have intervals of their own.
+        latest = {name: value for line in evaluations for name, value in line.items()}
+        place = position_fields(self._plan, 0)
+        summary = self.metrics.summary(self.step) | {
             "bad_steps": bad_steps,
-            "attempts": self.record.attempt.number,
+            "attempts": self.attempt.number,
             "train_loss": self._last_logged.get("loss"),
-            "evaluation": self._last_evaluation,
+            "evaluation": {name: value for name, value in latest.items() if name not in place},
             "strategy": self._backend.launch.strategy,
             **self.noise_scale.summary(),
         }
-        if figure := compare(self._plan, self.folder.evaluations()):
+        if figure := compare(self._plan, evaluations):
             summary["expected"] = asdict(figure) | {"in_words": str(figure)}
         self.folder.write_summary(summary)
+        self.ending.write(Kind.FINISHED, f"after step {self.step:,}")
         return summary
-
-    def close(self) -> None:
-        """End the run in each tracker."""
-        self._trackers.close()

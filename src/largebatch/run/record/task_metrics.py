@@ -26,7 +26,10 @@ class TaskMetrics:
             known = self.values.get(name, (0.0,) * len(parts))
             are_numbers = all(isinstance(part, Real) or getattr(part, "shape", None) == () for part in parts)
             if not are_numbers or len(parts) not in (1, 2) or len(parts) != len(known):
-                raise _refused(name, value)
+                raise UserError(
+                    f"run.log: {name!r} is {value}; log a number, or a pair of numbers (sum, weight), and always the "
+                    "same kind under one name"
+                )
             if len(parts) > 1 and not contributes:
                 continue
             # Sums in bf16 could not count beyond 256. Detached, because values outlive the step's graph.
@@ -42,18 +45,8 @@ class TaskMetrics:
         result = {}
         for name in dict.fromkeys(name for logged in everyone for name in logged):
             found = [logged[name] for logged in everyone if name in logged]
-            if len({len(parts) for parts in found}) > 1:
-                raise _refused(name, "a pair on some processes and a number on others", everywhere=True)
             if len(found[0]) == 1:
                 result[name] = found[0][0]
             elif weight := sum(weight for _, weight in found):
                 result[name] = sum(total for total, _ in found) / weight
         return result
-
-
-def _refused(name: str, given: object, everywhere: bool = False) -> UserError:
-    return UserError(
-        f"run.log: {name!r} is {given}; log a number, or a pair of numbers (sum, weight), and always the same kind "
-        "under one name",
-        everywhere,
-    )

@@ -1,6 +1,6 @@
-"""TensorBoard and other trackers, through Accelerate's classes: a view of the run, never its record.
+"""TensorBoard and W&B, through Accelerate's classes: a view of the run, never its record.
 
-A run folder is one run in TensorBoard and in W&B, across all its starts; in any other tracker, each start is a run.
+In both, a run folder is one run across all its starts.
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, TensorBoardTracker, WandBTracker
+from accelerate.tracking import GeneralTracker, TensorBoardTracker, WandBTracker
 
 from largebatch.config import RecipeConfig, as_json, flatten
 from largebatch.errors import UserError
@@ -18,12 +18,9 @@ from largebatch.storage.files import replace_json_file
 from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
 
-# How long trackers may wait for their server, in their own variables: W&B when it connects and sends what is left, also
-# at the process's exit; MLflow in each of two attempts of a call, and it is called while the run waits.
-TIME_LIMITS = {
-    "wandb": {"WANDB_INIT_TIMEOUT": "30", "WANDB_FINISH_TIMEOUT": "60"},
-    "mlflow": {"MLFLOW_HTTP_REQUEST_TIMEOUT": "12", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"},
-}
+# How long W&B may wait for its server, in seconds: when it connects, and when it sends what is left, also at the
+# process's exit.
+TIME_LIMITS = {"WANDB_INIT_TIMEOUT": "30", "WANDB_FINISH_TIMEOUT": "60"}
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -36,21 +33,30 @@ def check_trackers(names: Sequence[str]) -> None:
 class Trackers:
     """Trackers of a run; one that fails is dropped with a warning.
 
-    They are called where the run calls: they write to files, send in threads of their own, or limit how long they wait.
+    They are called where the run calls: TensorBoard writes to files, and W&B sends in threads of its own.
 
     Args:
         names: Their names in the recipe.
-        connect: Begins, or continues, the run in the tracker of a name.
+        config: The recipe's config.
+        folder: The run's folder, of which an attempt has begun.
+        first_step: Steps of earlier attempts. TensorBoard hides what was shown of later ones.
         say: Called with a warning for the user.
     """
 
-    def __init__(self, names: Sequence[str], connect: Callable[[str], GeneralTracker], say: Callable[[str], None]):
+    def __init__(
+        self,
+        names: Sequence[str],
+        config: RecipeConfig,
+        folder: RunFolder,
+        first_step: int,
+        say: Callable[[str], None],
+    ):
         self._say = say
         self._trackers: dict[str, GeneralTracker] = {}
         # They connect before loader processes are forked.
         for name in names:
             with self._dropped_if_it_fails(name):
-                self._trackers[name] = connect(name)
+                self._trackers[name] = _connect(name, config, folder, first_step)
 
     def add(self, group: str, values: dict[str, float], step: int) -> None:
         """Show values by name."""
@@ -92,11 +98,17 @@ class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no
         self._last_number = int(known.get("last_step", -1))
         self._last_step = -1  # the training step that was shown under the last number
         self._write()
-        settings = config.logging
-        name = config.logging.tracker_run_name or folder.path.name
-        super().__init__(settings.tracker_project, name=name, id=self._id, resume="allow", dir=str(folder.trackers_dir))
+        super().__init__(
+            config.logging.tracker_project,
+            name=folder.path.name,
+            id=self._id,
+            resume="allow",
+            dir=str(folder.trackers_dir),
+        )
 
     def start(self) -> None:
+        for variable, limit in TIME_LIMITS.items():
+            os.environ.setdefault(variable, limit)
         super().start()
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
@@ -114,26 +126,13 @@ class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no
         replace_json_file(self._file, {"id": self._id, "last_step": self._last_number})
 
 
-def connect(name: str, config: RecipeConfig, folder: RunFolder, first_step: int) -> GeneralTracker:
-    """Begin, or continue, a run in a tracker.
-
-    Args:
-        name: The tracker's name in the recipe.
-        config: The recipe's config.
-        folder: The run's folder, of which an attempt has begun.
-        first_step: TensorBoard hides what was shown of later steps before.
-    """
-    for variable, limit in TIME_LIMITS.get(name, {}).items():
-        os.environ.setdefault(variable, limit)
+def _connect(name: str, config: RecipeConfig, folder: RunFolder, first_step: int) -> GeneralTracker:
+    """Begin, or continue, the run in a tracker."""
     tracker: GeneralTracker
-    if name == "tensorboard":
-        # It hides what earlier starts have shown of later steps.
-        hidden = {"purge_step": first_step + 1} if first_step else {}
-        tracker = TensorBoardTracker(folder.path.name, str(folder.tensorboard_dir), **hidden)
-    elif name == "wandb":
+    if name == "wandb":
         tracker = WeightsAndBiases(config, folder)
     else:
-        tracker = LOGGER_TYPE_TO_CLASS[name](config.logging.tracker_project)
+        tracker = TensorBoardTracker(folder.path.name, str(folder.tensorboard_dir), purge_step=first_step + 1)
     tracker.start()
     # Trackers accept no lists or nulls.
     fields = flatten(as_json(config)).items()

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from largebatch.backend.base import Backend
 from largebatch.errors import RunStopped
-from largebatch.run.watch.stop import REASONS, StopRequests, describe_reason
-from largebatch.run.watch.waiting import in_thread, is_busy
+from largebatch.run.watch.stop import REASONS, StopRequests
+from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.run.watch.watchdog import Watchdog
 from largebatch.system.endings import OwnEnding
 from largebatch.system.failures import Kind
@@ -46,7 +46,7 @@ class Starting:
         self._watchdog.heartbeat()
         reason = REASONS[self._backend.all_max(self._stop.requested())()]
         if reason is not None:
-            message = f"by {describe_reason(reason)}, before the first step"
+            message = f"by {reason}, before the first step"
             if self._backend.is_main_process:
                 with suppress(OSError):
                     self._ending.write(Kind.STOPPED, message, reason=reason)
@@ -66,15 +66,8 @@ class Starting:
             with self._backend.raise_on_all_ranks():
                 if turn and result is None:
                     result = in_thread("preparation", function)
-                while self._any_rank_busy(result):
-                    pass
+                wait_together(self._backend, self.check, result)
                 if result is not None:
                     result.result()
         assert result is not None
         return result.result()
-
-    def _any_rank_busy(self, result: "Future[T] | None") -> bool:
-        """Whether any rank still computes its result. Busy ranks ask once a second; idle ones wait for their answer."""
-        any_busy = self._backend.all_max(int(is_busy(result)))()
-        self.check()
-        return bool(any_busy)

@@ -4,6 +4,7 @@ They are only noted here. In each step the processes begin a reduction, over the
 number of steps later, so that all of them stop after the same step, and none waits for it.
 """
 
+import math
 import signal
 import time
 from collections import deque
@@ -14,67 +15,37 @@ from types import FrameType
 from typing import Any
 
 from largebatch.plan.contract import STOP_VOTE_STEPS
-from largebatch.storage.attempts import job_start
 from largebatch.system.endings import StopReason
 from largebatch.system.variables import whole_number_or_none
 
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
-REASONS = (None, *StopReason)
+REASONS: tuple[StopReason | None, ...] = (None, *StopReason)
 """Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none."""
-SECONDS_BETWEEN_LOOKS = 1.0
-
-
-def describe_reason(reason: StopReason) -> str:
-    """Who or what asked the run to stop."""
-    names = {
-        StopReason.TIME_LIMIT: "the end of the job's time limit",
-        StopReason.BATCH_SCRIPT: f"the batch script of job {job_start()['job_id']}",
-        StopReason.STOP_FILE: "the stop file",
-    }
-    return names.get(reason, reason)
-
-
-class StopVote:
-    """The processes' vote, in each step, on whether to stop.
-
-    Args:
-        all_max: `all_max(number)` starts an all-reduce of the maximum and returns a function that waits for its result.
-    """
-
-    def __init__(self, all_max: Callable[[int], Callable[[], int]]):
-        self._all_max = all_max
-        self._votes: deque[Callable[[], int]] = deque()
-
-    def cast(self, reason: int) -> None:
-        """Cast this process's vote in a step: its reason to stop, by its number in `REASONS`."""
-        self._votes.append(self._all_max(reason))
-
-    def result(self) -> int:
-        """The largest number in the vote of `STOP_VOTE_STEPS` steps ago; call it once in each step."""
-        return self._votes.popleft()() if len(self._votes) > STOP_VOTE_STEPS else 0
-
-    def close(self) -> None:
-        """Wait for all votes: one that is under way when a process leaves would fail on the others."""
-        while self._votes:
-            self._votes.popleft()()
 
 
 class StopRequests:
-    """Whether this process was asked to stop.
+    """Whether this process was asked to stop, and the processes' vote on it in each step.
 
     Args:
         stop_files: Files whose creation is a request, by reason; empty if another process watches them.
+        all_max: `all_max(number)` starts an all-reduce of the maximum and returns a function that waits for its result.
         margin_seconds: How long before the end of the job's time limit to stop. It is in LARGEBATCH_JOB_END_TIME, in
             seconds since 1970, if there is one.
     """
 
-    def __init__(self, stop_files: Mapping[StopReason, Path], margin_seconds: float):
+    def __init__(
+        self,
+        stop_files: Mapping[StopReason, Path],
+        all_max: Callable[[int], Callable[[], int]],
+        margin_seconds: float,
+    ):
         self._stop_files = stop_files
+        self._all_max = all_max
         end = whole_number_or_none("LARGEBATCH_JOB_END_TIME")
-        self._stop_at = None if end is None else end - margin_seconds
+        self._stop_at = math.inf if end is None else end - margin_seconds
         self._reason = 0
-        self._looked = 0.0
         self._handlers: dict[signal.Signals, Any] = {}
+        self._votes: deque[Callable[[], int]] = deque()
 
     def listen(self) -> None:
         """Note signals instead of exiting on them, until `close`."""
@@ -86,18 +57,31 @@ class StopRequests:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self._reason = max(self._reason, REASONS.index(StopReason[signal.Signals(number).name]))
+        self._ask(StopReason[signal.Signals(number).name])
+
+    def _ask(self, reason: StopReason) -> None:
+        self._reason = max(self._reason, REASONS.index(reason))
 
     def requested(self) -> int:
-        """The number of the reason to stop, or 0; looks for stop files at most once a second."""
-        now = time.time()
-        # The clock may be set back.
-        if self._stop_files and abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
-            self._looked = now
+        """The number of the reason to stop, or 0."""
+        for reason, file in self._stop_files.items():
             # No file is seen while the file system fails. Next time it may answer again.
-            for reason, file in self._stop_files.items():
-                with suppress(OSError):
-                    self._reason = max(self._reason, REASONS.index(reason) if file.is_file() else 0)
-        if self._stop_at is not None and now >= self._stop_at:
-            self._reason = max(self._reason, REASONS.index(StopReason.TIME_LIMIT))
+            with suppress(OSError):
+                if file.is_file():
+                    self._ask(reason)
+        if time.time() >= self._stop_at:
+            self._ask(StopReason.TIME_LIMIT)
         return self._reason
+
+    def vote(self) -> None:
+        """Cast this process's vote in a step."""
+        self._votes.append(self._all_max(self.requested()))
+
+    def result(self) -> StopReason | None:
+        """The reason that won the vote of `STOP_VOTE_STEPS` steps ago; call it once in each step."""
+        return REASONS[self._votes.popleft()() if len(self._votes) > STOP_VOTE_STEPS else 0]
+
+    def end_votes(self) -> None:
+        """Wait for all votes: one that is under way when a process leaves would fail on the others."""
+        while self._votes:
+            self._votes.popleft()()

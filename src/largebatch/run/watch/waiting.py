@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from threading import Thread
+from threading import Event, Thread
 from typing import TypeVar
 
 from largebatch.backend.base import Backend
@@ -13,16 +13,6 @@ SECONDS_BETWEEN_ROUNDS = 1.0
 DONE = 0
 STANDS = 1
 PROCEEDS = 2
-
-
-class Progress:
-    """Counts what work has done: the work calls it, and who waits compares `count`."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
 
 
 def in_thread(name: str, function: Callable[[], T]) -> "Future[T]":
@@ -39,28 +29,24 @@ def in_thread(name: str, function: Callable[[], T]) -> "Future[T]":
     return result
 
 
-def is_busy(work: "Future[T] | None") -> bool:
-    """Whether a process still works after the seconds between two rounds; None is no work."""
-    return work is not None and not wait([work], SECONDS_BETWEEN_ROUNDS).done
-
-
 def wait_together(
-    backend: Backend, heartbeat: Callable[[], None], work: "Future[T] | None", progress: Progress
+    backend: Backend, heartbeat: Callable[[], None], work: "Future[T] | None", progress: Event | None = None
 ) -> None:
     """Return when the work of all processes is done; every process must call this.
 
     Args:
         backend: The prepared backend.
-        heartbeat: Called as long as any process proceeds.
+        heartbeat: Called after each round in which any process proceeds; all of them call it.
         work: This process's work, if it has any.
-        progress: What the work counts.
+        progress: What the work sets when it proceeds; None if it is taken to proceed until it is done.
     """
     slowest = PROCEEDS
     while slowest != DONE:
-        known = progress.count
         mine = DONE
-        if is_busy(work):
-            mine = PROCEEDS if progress.count > known else STANDS
+        if work is not None and not wait([work], SECONDS_BETWEEN_ROUNDS).done:
+            mine = PROCEEDS if progress is None or progress.is_set() else STANDS
+        if progress is not None:
+            progress.clear()
         slowest = backend.all_max(mine)()
         if slowest != STANDS:
             heartbeat()

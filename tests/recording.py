@@ -1,0 +1,31 @@
+"""A recorder of an attempt, without other processes and without a model."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from largebatch.config import load_config
+from largebatch.plan import resolve
+from largebatch.run.record.folder import OwnFolder
+from largebatch.run.record.recorder import Recorder
+from largebatch.run.resume import Start
+from largebatch.storage.attempts import Attempt
+from largebatch.system.endings import OwnEnding
+from paths import PYDOC
+
+
+def begin(run_dir: Path, ending: OwnEnding, attempt: Attempt | None = None) -> Recorder:
+    """The recorder of the main process, or of another process of the main process's attempt."""
+    config = load_config(PYDOC, ["--logging.trackers=[]"])
+    backend = SimpleNamespace(
+        plan=resolve(config, 2),
+        launch=SimpleNamespace(strategy="ddp"),
+        world_size=2,
+        device=torch.device("cpu"),
+        is_main_process=attempt is None,
+        raise_on_all_ranks=nullcontext,
+        from_main_process=lambda function: (attempt.number, attempt.token) if attempt else function(),
+    )
+    return Recorder(config, backend, OwnFolder(run_dir), Start(), None, None, ending)
