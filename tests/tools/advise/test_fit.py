@@ -10,6 +10,7 @@ from largebatch.errors import UserError
 from largebatch.tools.advise.fit import doubts, fit, read_points, read_sweep
 from tools.sweep.test_results import write_sweep
 
+HEADER = "batch,samples,spread,seeds"
 # MLPerf's reference convergence points (github.com/mlcommons/logging, rcp_checker, commit 7bbf792): batch size, mean of
 # the samples to the target, their standard deviation, seeds.
 RESNET = """
@@ -50,11 +51,13 @@ BERT = """
 
 @pytest.fixture
 def read(tmp_path):
-    """Points from the text of a CSV file."""
+    """Points from the text of a CSV file, with the usual header if it has none."""
 
     def read(text):
         file = tmp_path / "points.csv"
-        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        if isinstance(text, str):
+            text = (text if "atch" in text else f"{HEADER}\n{text}").encode()
+        file.write_bytes(text)
         return read_points(file)
 
     return read
@@ -177,7 +180,7 @@ def test_a_sweep_that_varies_more(tmp_path):
         # As spreadsheets write them.
         '"batch","samples","spread","seeds"\r\n"16","161587","4502","20"\r\n"32","179405","7351","20"\r\n,,,\r\n',
         "Seeds,note,spread,batch,samples\n20,,4502,16,161587\n20,good,7351,32,179405\n",
-        "16,161587,4502,20\n32,179405,7351,20,good\n",
+        "batch,samples,spread,seeds\n16,161587,4502,20\n32,179405,7351,20,good\n",
         "batch,samples,spread,seeds,samples_per_second\n16,161587,4502,20,9\n32,179405,7351,20,9\n",
     ],
 )
@@ -190,13 +193,16 @@ def test_a_header_names_the_columns_and_others_are_skipped(text, read):
     [
         ("", "two batch sizes"),
         ("256,1000,0,1\n256,1100,0,1\n", "two batch sizes"),
-        ("batch,samples,seeds\n256,1000,5\n", "batch,samples,seeds cannot"),
-        ("256,1000,0,1\n512,many,0,1\n", "512,many,0,1 cannot"),
-        ("256,1000,-1,1\n", "256,1000,-1,1 cannot"),
-        ("256,1000,nan,1\n", "256,1000,nan,1 cannot"),
-        ("256,1000,0,0\n", "256,1000,0,0 cannot"),
-        ("batch,samples,spread,seeds,every\n256,1000,0,1,2000\n", "256,1000,0,1,2000 cannot"),
-        ("256,1000,9e17,1\n512,1000,9e17,1\n", "256,1000,9e17,1 cannot"),
+        ("batch,samples,seeds\n256,1000,5\n", "line 2 cannot"),
+        ("batch,samples,spread,seeds\n256,1000,0\n", "line 2 cannot"),
+        ("256,1000,0,1\n512,many,0,1\n", "line 3 cannot"),
+        ("256,1000,-1,1\n", "line 2 cannot"),
+        ("256,1000,nan,1\n", "line 2 cannot"),
+        ("256,nan,0,1\n", "line 2 cannot"),
+        ("256,1000,0,nan\n", "line 2 cannot"),
+        ("256,1000,0,0\n", "line 2 cannot"),
+        ("batch,samples,spread,seeds,every\n256,1000,0,1,2000\n", "line 2 cannot"),
+        ("256,1000,9e17,1\n512,1000,9e17,1\n", "line 2 cannot"),
         (1001 * "256,1000,0,1\n", "1,001 points"),
         (b"\xff\xfe\x00", "codec"),
     ],

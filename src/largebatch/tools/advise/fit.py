@@ -26,10 +26,11 @@ TUNING = 0.04
 """How far, relatively, the samples of a tuned batch size may be from those of the best hyperparameters: assumed."""
 P_OF_FAILURE = 0.01
 """The form fails if points that follow it would deviate from it as much with a probability below this."""
-COLUMNS = ("batch", "samples", "spread", "seeds")
 EVERY = "every"
-"""A further column, which may be left out: the samples from one evaluation to the next. The target was reached between
-two of them: on average half of that earlier, with a standard deviation of that / sqrt(12)."""
+COLUMNS = {"batch": 1, "samples": 1, "spread": 0, "seeds": 1, EVERY: 0}
+"""The columns of a file, each with its least value. `every` may be left out: the samples from one evaluation to the
+next. The target was reached between two of them: on average half of that earlier, with a standard deviation of that /
+sqrt(12)."""
 MAX_POINTS = 1000
 EDGE = 10.0  # B_crit is searched from e^-10 times the smallest batch to e^10 times the largest: beyond, E cannot tell
 NUM_TRIED = 2001
@@ -75,33 +76,32 @@ class Fit:
 def read_points(file: Path) -> Array:
     """The columns of a CSV file as rows: batch, samples, spread, seeds and every, which is 0 if it is not given.
 
-    They are in this order, unless a header with these names has them in another. Further columns are ignored.
+    A header names them, in any order; further columns are ignored.
 
     Raises:
         UserError: The file cannot be read, or a line of it is wrong.
     """
-    remedy = "write lines of batch,samples,spread,seeds at two or more batch sizes: positive numbers; spreads may be 0"
+    remedy = "write a header batch,samples,spread,seeds and lines of two or more batch sizes; spreads may be 0"
     try:
-        text = read_bytes(file, follow_links=True).decode("utf-8-sig")
-        rows = [row for row in csv.reader(text.splitlines()) if any(row)]
-    except (OSError, ValueError, csv.Error) as error:
+        text = read_bytes(file, follow_links=True).decode("utf-8-sig").lower()
+    except (OSError, ValueError) as error:
         raise UserError(f"--fit {file}: {error}; {remedy}") from error
-    titles = [cell.strip().lower() for cell in rows[0]] if rows else []
-    places = list(range(len(COLUMNS)))
-    if set(COLUMNS) <= set(titles):
-        places = [titles.index(name) for name in (*COLUMNS, EVERY) if name in titles]
-        rows = rows[1:]
+    lines = csv.DictReader(text.splitlines(), skipinitialspace=True)
     points = []
-    for row in rows:
-        try:
-            batch, samples, spread, seeds, every = point = [*(float(row[place]) for place in places), 0.0][:5]
-            if not (min(batch, samples, seeds) >= 1 and min(spread, every) >= 0 and max(point) <= MAX_AMOUNT):
+    try:
+        for line in lines:
+            # Spreadsheets write lines of commas alone, too.
+            if not any(line.values()):
+                continue
+            line.setdefault(EVERY, "0")
+            point = [float(line[name]) for name in COLUMNS]
+            _, samples, _, _, every = point
+            in_range = [least <= number <= MAX_AMOUNT for least, number in zip(COLUMNS.values(), point, strict=True)]
+            if not all(in_range) or every >= 2 * samples:
                 raise ValueError
-            if every >= 2 * samples:
-                raise ValueError
-        except (ValueError, IndexError):
-            raise UserError(f"--fit {file}: {','.join(row)} cannot be fitted; {remedy}") from None
-        points.append(point)
+            points.append(point)
+    except (ValueError, LookupError, TypeError, csv.Error):
+        raise UserError(f"--fit {file}: line {lines.line_num} cannot be fitted; {remedy}") from None
     if len(points) > MAX_POINTS:
         raise UserError(f"--fit {file}: it has {len(points):,} points; the most is {MAX_POINTS:,}; {remedy}")
     if len({batch for batch, *_ in points}) < 2:
