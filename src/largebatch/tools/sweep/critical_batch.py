@@ -101,10 +101,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"the critical batch is at least {batch:,}, the largest that was tried")
     else:
         print(f"the critical batch is {batch:,}")
-    sizes = [
-        {"batch": size, "verdict": each.verdict, "difference": _finite(each.difference), "margin": _finite(each.margin)}
-        for size, each in compared.items()
-    ]
+    sizes = [{"batch": size, **each._asdict()} for size, each in compared.items()]
     finding = {"samples": batch, "at_step": options.at, "tolerance": options.tolerance, "sizes": sizes}
     RunFolder(folder).write_critical_batch(finding)
     if batch:
@@ -191,7 +188,3 @@ def _in_samples(value: Any, timeline: Timeline) -> Any:
             return {"samples": timeline.at(value["steps"]).samples_before}
         return {name: _in_samples(each, timeline) for name, each in value.items()}
     return [_in_samples(each, timeline) for each in value] if isinstance(value, list) else value
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

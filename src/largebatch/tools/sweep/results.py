@@ -86,14 +86,14 @@ class Results:
         return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows), *values])
 
     def _finding(self, group: Group) -> str:
-        """Whether its rate is the best of those with the same other settings, with the standard error of the mean.
+        """Whether its rate is the best of those with the same other settings.
 
         Also whether the scaling rule predicts, from the first batch size's best rate, the best rate of the others.
         """
         best = self._best(group.settings)
         if best is None or RATE not in group.settings or not group.losses:
             return ""
-        found = [f"best, standard error {best.cell.standard_error:.2g}" if len(best.cell.values) > 1 else "best"]
+        found = ["best"]
         rates = [each.settings[RATE] for each in self.groups]
         if best.settings[RATE] in (min(rates), max(rates)) and all(each.losses for each in self.groups):
             found[0] += " (at an end of the listed rates: extend the list)"
