@@ -122,10 +122,9 @@ def _by_step(lines: Sequence[Line]) -> list[Line]:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Names of numbers in lines, besides where a line is and an error, in the order of their first appearance."""
+    """Names of numbers in lines, besides where a line is, in the order of their first appearance."""
     names = dict.fromkeys(name for line in lines for name in line if number(line, name) is not None)
-    places = ("step", "samples", "epoch", "seconds", "noise_scale_low", "noise_scale_high")
-    return [name for name in names if name not in places]
+    return [name for name in names if name not in ("step", "samples", "epoch", "seconds")]
 
 
 def columns(lines: Sequence[Line], *names: str) -> Array:

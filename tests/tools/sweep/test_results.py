@@ -2,11 +2,7 @@
 
 import json
 import re
-from base64 import b64decode
 from dataclasses import asdict
-
-import numpy as np
-import pytest
 
 from ending_files import end_run
 from largebatch.__main__ import main
@@ -149,31 +145,14 @@ def test_points_that_are_not_finished(tmp_path, capsys):
     assert "no point of the sweep has begun yet" in capsys.readouterr().err
 
 
-def drawn(text):
-    """The numbers of the only line in the plot of a sweep: places, values, and their errors."""
-    call = text.index('"sweep",', text.index('id="sweep"'))
-    (line,), _ = json.JSONDecoder().raw_decode(text, text.index("[{", call))
-    arrays = (line["x"], line["y"], line["error_y"]["array"])
-    return [np.frombuffer(b64decode(values["bdata"]), values["dtype"]) for values in arrays]
-
-
-def test_the_report_has_tables_and_a_plot(tmp_path, capsys):
+def test_the_report_has_the_table(tmp_path, capsys):
     folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1], (0.2, 64): [1.5, 1.5, 1.5]})
     assert main(["report", str(folder), "--target", "1.3"]) == 0
     assert f" 1.1 ± 0.1 (3)  best{END} " in capsys.readouterr().out
     text = (folder / "report.html").read_text()
     assert f" 1.1 ± 0.1 (3)  best{END} " in text
-    assert drawn(text) == [pytest.approx([0.1, 0.2]), pytest.approx([1.1, 1.5]), pytest.approx([0.1, 0.0])]
     assert main(["report", str(folder / "base_lr=0.1_seed=0"), "--target", "1"]) == 2
     assert "--target needs the folder of a sweep" in capsys.readouterr().err
-
-
-def test_the_plot_of_a_sweep_without_learning_rates(tmp_path):
-    """As of branches: it is drawn against the batch size; smaller ones may have been added later."""
-    folder = write_sweep(tmp_path, {(0.1, 128): [1.5, 1.5, 1.5], (0.1, 64): [1.0, 1.2, 1.1]})
-    assert main(["report", str(folder)]) == 0
-    text = (folder / "report.html").read_text()
-    assert drawn(text) == [pytest.approx([64, 128]), pytest.approx([1.1, 1.5]), pytest.approx([0.1, 0.0])]
 
 
 def test_values_that_names_do_not_say(tmp_path):

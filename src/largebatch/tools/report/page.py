@@ -10,14 +10,13 @@ from string import Template
 import numpy as np
 
 from largebatch import __version__
-from largebatch.batch.noise_scale import in_words
 from largebatch.errors import UserError
 from largebatch.plan.expected import compare
 from largebatch.storage.files import replace_file
 from largebatch.system.failures import Kind
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.report.curves import curves_html
-from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns, number
+from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns
 
 GENERATOR = b'<meta name="generator" content="largebatch report '
 """In the pages of all versions."""
@@ -41,10 +40,7 @@ def write_page(text: str, out: Path) -> None:
 
 
 def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
-    """Return the whole file, with curves against `axis`.
-
-    `sweep` is the HTML about the sweep that the runs are from.
-    """
+    """Return the whole file, with curves against `axis`; `sweep` is the table of the sweep that the runs are from."""
     names = [run.name for run in runs]
     recipes = dict.fromkeys(_started_with(run, "recipe") for run in runs)
     configs = [{name: NONE if text == "null" else text for name, text in run.config.items()} for run in runs]
@@ -59,7 +55,7 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
         recipes=escape(", ".join(recipes)),
         runs=_table(header, rows),
         curves=curves_html(runs, axis) or "<p>No step has been logged yet.</p>",
-        sweep=sweep,
+        sweep=f"<h2>Sweep</h2><pre>{escape(sweep)}</pre>" if sweep else "",
         differences=_table(["", *names], differences),
         results=_table(["", *names], _side_by_side([_results(run) for run in runs])),
     )
@@ -103,11 +99,6 @@ def _results(run: ReportedRun) -> dict[str, str]:
         weights = np.diff(seconds, prepend=0.0).clip(0.0)
         if weights.any():
             results[f"{name}, mean"] = f"{np.average(values, weights=weights):,.3f}"
-    names = ("noise_scale", "noise_scale_low", "global_batch_size")
-    for line in [line for line in run.metrics if None not in (number(line, name) for name in names)][-1:]:
-        scale, low, size = (line[name] for name in names)
-        found = in_words({"samples": scale, "low": low, "high": number(line, "noise_scale_high")})
-        results["gradient noise scale, last"] = f"{found}, at a global batch of {size:,.0f}"
     results["recipe"] = _started_with(run, "recipe")
     versions = run.start.get("versions")
     if isinstance(versions, dict):
