@@ -84,14 +84,11 @@ def fitted_by_scipy(points):
     return np.exp(best)
 
 
-@pytest.mark.parametrize(
-    ("text", "critical", "residual"), [(RESNET, 47_000, 0.07), (LLAMA, 84, 0.05)], ids=["resnet", "llama"]
-)
-def test_published_points(read, text, critical, residual):
+@pytest.mark.parametrize(("text", "critical"), [(RESNET, 47_000), (LLAMA, 84)], ids=["resnet", "llama"])
+def test_published_points(read, text, critical):
     points = read(text)
     found = fit(points)
     assert found.critical_batch == pytest.approx(critical, rel=0.01)
-    assert abs(found.largest_residual) < residual
     assert found.p > 0.1
     assert found.chi_square == pytest.approx(chi_square(points, found.critical_batch, found.least_samples))
     assert [found.critical_batch, found.least_samples] == pytest.approx(fitted_by_scipy(points), rel=1e-3)

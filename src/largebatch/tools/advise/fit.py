@@ -46,7 +46,6 @@ class Fit:
     critical_batch: float  # samples; 0 or infinity if one of these limits fits best
     interval: tuple[float, float]  # of the critical batch, with 95 % confidence; its ends may be 0 and infinity
     least_samples: float  # E_min
-    largest_residual: float  # the samples of the point that deviates most, divided by those of the form, minus 1
     chi_square: float
     degrees_of_freedom: int  # 0 if there are too few points to test the form
 
@@ -64,13 +63,11 @@ class Fit:
         else:
             yield f"B_crit {digits(self.critical_batch)} samples (95 %: {span(self.interval)})"
             yield f"E_min {digits(self.least_samples)} samples"
-        verdict = f"fails (p < {P_OF_FAILURE:g})" if self.p < P_OF_FAILURE else "is not contradicted"
+        verdict = f"the form fails (p < {P_OF_FAILURE:g})" if self.p < P_OF_FAILURE else "the form is not contradicted"
         if not self.degrees_of_freedom:
-            verdict = "is not tested: two points follow it always"
-        yield (
-            f"largest residual {100 * self.largest_residual:+.1f} %; chi-square / degrees of freedom: "
-            f"{self.chi_square:.3g} / {self.degrees_of_freedom}, p = {self.p:.2g}: the form {verdict}"
-        )
+            verdict = "the form is not tested: two points follow it always"
+        test = f"chi-square / degrees of freedom: {self.chi_square:.3g} / {self.degrees_of_freedom}, p = {self.p:.2g}"
+        yield f"{test}: {verdict}"
 
 
 def read_points(file: Path) -> Array:
@@ -178,7 +175,6 @@ def fit(points: Array) -> Fit:
         bounds = (grid[best - 1], grid[best + 1])
         log_critical = minimize_scalar(lambda place: chi_square(place)[0], bounds=bounds).x
     (log_least,), (deviations,) = fitted(log_critical)
-    residuals = deviations * errors
     low, high = (limits.get(int(place), math.exp(grid[place])) for place in likely[[0, -1]])
     if (low, high) == (0, math.inf):
         raise UserError(
@@ -189,7 +185,6 @@ def fit(points: Array) -> Fit:
         critical_batch=limits.get(best, math.exp(log_critical)),
         interval=(low, high),
         least_samples=math.exp(log_least),
-        largest_residual=math.expm1(residuals[np.abs(residuals).argmax()]),
         chi_square=float((deviations**2).sum()),
         degrees_of_freedom=len(batch) - (1 if best in limits else 2),
     )

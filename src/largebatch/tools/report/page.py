@@ -44,7 +44,8 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
     names = [run.name for run in runs]
     recipes = dict.fromkeys(_started_with(run, "recipe") for run in runs)
     configs = [{name: NONE if text == "null" else text for name, text in run.config.items()} for run in runs]
-    differences = [row for row in _side_by_side(configs) if len(set(row[1:])) > 1]
+    fields = sorted(_side_by_side(configs), key=_is_shared)
+    differences = [row for row in fields if not _is_shared(row)]
     by_run = [["run", *names], *differences[:MAX_FIELDS], *_side_by_side([_outcome(run) for run in runs])]
     header, *rows = zip(*by_run, strict=True)
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
@@ -56,7 +57,7 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
         runs=_table(header, rows),
         curves=curves_html(runs, axis) or "<p>No step has been logged yet.</p>",
         sweep=f"<h2>Sweep</h2><pre>{escape(sweep)}</pre>" if sweep else "",
-        differences=_table(["", *names], differences),
+        fields=_table(["", *names], fields),
         results=_table(["", *names], _side_by_side([_results(run) for run in runs])),
     )
 
@@ -87,10 +88,6 @@ def _results(run: ReportedRun) -> dict[str, str]:
     results = {}
     if run.plan is None:
         results["plan"] = "damaged, or written by a different version of largebatch"
-    else:
-        results["steps in the plan"] = f"{run.plan.total_steps:,}"
-        results["global batch size, largest"] = f"{run.plan.max_global_batch_size:,}"
-        results["peak learning rate"] = f"{run.plan.max_peak_lr:.4g}"
     for axis, (place,) in run.places([run.step]).items():
         results[f"{axis}, last known"] = f"{place:,.2f}".removesuffix(".00")
     for name in ("samples_per_second", "tokens_per_second", "mfu", "data_wait_seconds"):
@@ -114,6 +111,11 @@ def _side_by_side(columns_of_runs: Sequence[Mapping[str, str]]) -> list[list[str
     """A row for each name, with its text in every run."""
     names = dict.fromkeys(name for column in columns_of_runs for name in column)
     return [[name, *(column.get(name, NONE) for column in columns_of_runs)] for name in names]
+
+
+def _is_shared(row: Sequence[str]) -> bool:
+    """Whether the texts after the name are all the same."""
+    return len(set(row[1:])) == 1
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

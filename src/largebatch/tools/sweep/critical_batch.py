@@ -80,13 +80,10 @@ def run(options: argparse.Namespace) -> int:
     folder = options.folder or run_dir.with_name(f"{run_dir.name}.critical_batch_at_{options.at}")
     code = start(sweep, folder, task, options, split_words(options, ())[1])
     RunFolder(folder).critical_batch_file.unlink(missing_ok=True)
-    waiting = sweep.waiting(folder)
-    if waiting and options.slurm:
+    if sweep.waiting(folder):
         return code
     results = Results.read(folder)
     print(f"\n{results.table()}")
-    if waiting:
-        return code
     losses = {group.settings[BATCH]: group.losses for group in results.groups}
     batch, compared = largest_within(losses, options.tolerance)
     own = min(losses)

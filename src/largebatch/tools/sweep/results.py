@@ -12,7 +12,7 @@ from largebatch.errors import UserError
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
 from largebatch.tools.reported_runs import ReportedRun, columns, number, read_runs
-from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep
+from largebatch.tools.sweep.points import BATCH, RATE, Sweep
 from largebatch.tools.sweep.verdicts import Cell, is_clearly_lower
 from largebatch.words import aligned
 
@@ -21,7 +21,6 @@ from largebatch.words import aligned
 class Group:
     """The runs with the same settings, which differ in their seeds."""
 
-    name: str  # of its points, without the seed
     settings: dict[str, Any]  # the values of the swept fields
     runs: dict[int, ReportedRun]  # those that have begun, by seed
     losses: dict[int, float]  # of those that are over: the metric, negated if higher is better; infinite if diverged
@@ -44,18 +43,18 @@ class Results:
     def read(cls, folder: Path) -> "Results":
         """The results in a sweep's folder; UserError if no point has begun."""
         sweep = Sweep.read(folder)
-        begun = [point.name for point in sweep.points if RunFolder(folder / point.name).plan_file.is_file()]
+        begun = [point for point in sweep.points if RunFolder(folder / point.name).plan_file.is_file()]
         if not begun:
             raise UserError(f"{folder}: no point of the sweep has begun yet")
-        runs = dict(zip(begun, read_runs([folder / name for name in begun]), strict=True))
-        results = cls(sweep, [])
-        members: dict[str, list[Point]] = {}
-        for point in sweep.points:
-            members.setdefault(json.dumps(point.settings), []).append(point)
-        for points in members.values():
-            of_seeds = {point.seed: runs[point.name] for point in points if point.name in runs}
-            losses = {seed: loss for seed, run in of_seeds.items() if (loss := results._loss(run)) is not None}
-            results.groups.append(Group(points[0].name.rpartition("_seed=")[0], points[0].settings, of_seeds, losses))
+        groups = {json.dumps(point.settings): Group(point.settings, {}, {}) for point in sweep.points}
+        results = cls(sweep, list(groups.values()))
+        runs = read_runs([folder / point.name for point in begun])
+        for point, run in zip(begun, runs, strict=True):
+            group = groups[json.dumps(point.settings)]
+            group.runs[point.seed] = run
+            loss = results._loss(run)
+            if loss is not None:
+                group.losses[point.seed] = loss
         return results
 
     @property
@@ -74,16 +73,16 @@ class Results:
         """A row for each group; with a target, a value of the metric, also the training until it was reached."""
         rows = {}
         for group in self.groups:
-            rows[group.name] = {self.sweep.metric: shown(group.cell, self.sign), "finding": self._finding(group)}
+            cells = {self.sweep.metric: shown(group.cell, self.sign), "finding": self._finding(group)}
             if target is not None:
                 for axis in ("samples", "tokens", "minutes"):
-                    rows[group.name][f"{axis} to {target:g}"] = shown(self._training_until(target, group, axis))
+                    cells[f"{axis} to {target:g}"] = shown(self._training_until(target, group, axis))
+            values = (f"{name.rpartition('.')[2]}={json.dumps(value)}" for name, value in group.settings.items())
+            rows[" ".join(values)] = cells
         title = f"{self.sweep.metric} of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
-        # `value2` stands for a value that does not fit into a name.
-        values = [f"{group.name}: {json.dumps(group.settings)}" for group in self.groups if "=value" in group.name]
         over = sum(len(group.losses) for group in self.groups)
         count = len(self.sweep.points)
-        return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows), *values])
+        return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows)])
 
     def _finding(self, group: Group) -> str:
         """Whether its rate is the best of those with the same other settings.

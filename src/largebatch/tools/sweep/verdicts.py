@@ -5,7 +5,7 @@ import statistics
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from largebatch.words import counted
 
@@ -50,7 +50,7 @@ def is_clearly_lower(lower: Cell, higher: Cell, num_chosen_from: int) -> bool:
 class Compared(NamedTuple):
     """The losses of a batch size, less those of the run's own, seed by seed."""
 
-    verdict: Literal["within", "beyond", "undecided"]  # the tolerance
+    verdict: str  # "within" or "beyond" the tolerance, or "undecided"
     difference: float | None  # the mean; None if a run diverged, or without pairs of seeds
     margin: float | None  # on each side, of Student's t: 95 % confidence, one-sided; None if it is not known
     missing_seeds: int  # that would decide, at the spread so far
@@ -79,7 +79,7 @@ def compare(losses: Mapping[int, float], reference: Mapping[int, float], toleran
     seeds = np.arange(count, MAX_SEEDS)
     margins = t.ppf(CONFIDENCE, seeds - 1) * statistics.stdev(pairs) / np.sqrt(seeds)
     missing = int(np.count_nonzero(margins > abs(mean - tolerance)))
-    decided: Literal["within", "beyond"] = "within" if mean <= tolerance else "beyond"
+    decided = "within" if mean <= tolerance else "beyond"
     return Compared("undecided" if missing else decided, mean, float(margins[0]), missing)
 
 
