@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
+from scipy.stats import chi2
 
 from largebatch.errors import UserError
 from largebatch.tools.advise.fit import doubts, fit, read_points, read_sweep
@@ -90,7 +91,8 @@ def test_published_points(read, text, critical):
     found = fit(points)
     assert found.critical_batch == pytest.approx(critical, rel=0.01)
     assert found.p > 0.1
-    assert found.chi_square == pytest.approx(chi_square(points, found.critical_batch, found.least_samples))
+    deviations = chi_square(points, found.critical_batch, found.least_samples)
+    assert found.p == pytest.approx(chi2.sf(deviations, len(points.T) - 2))
     assert [found.critical_batch, found.least_samples] == pytest.approx(fitted_by_scipy(points), rel=1e-3)
 
 
@@ -104,7 +106,6 @@ def test_limits(read):
     assert flat.interval[1] == np.inf
     assert flat.least_samples == pytest.approx(1000, rel=1e-3)
     assert flat.p > 0.99
-    assert flat.degrees_of_freedom == 2
     # Where 4 % at each point cannot tell it from infinity: chi-square grows by 3.84.
     assert chi_square(read("256,1000,0,1\n512,1000,0,1\n1024,1000,0,1\n"), flat.interval[0], 1000) > 3.84
     steep = fit(read("256,1000,0,1\n512,2000,0,1\n1024,4000,0,1\n"))
@@ -113,12 +114,17 @@ def test_limits(read):
     falling = fit(read("256,1000,0,1\n512,500,0,1\n1024,250,0,1\n"))
     assert falling.critical_batch == np.inf
     assert falling.p < 1e-10
+    # At a limit, one parameter is fitted.
+    uneven = read("256,1000,0,1\n512,1050,0,1\n1024,900,0,1\n")
+    found = fit(uneven)
+    assert found.critical_batch == np.inf
+    assert found.p == pytest.approx(chi2.sf(chi_square(uneven, np.inf, found.least_samples), 2), rel=0.01)
 
 
 def test_two_points_are_fitted_and_cannot_be_tested(read):
     found = fit(read("100,2000,0,1\n300,4000,0,1\n"))
     assert (found.critical_batch, found.least_samples) == pytest.approx((100, 1000), rel=1e-4)
-    assert (found.degrees_of_freedom, found.p) == (0, 1.0)
+    assert found.p is None
     assert "the form is not tested: two points follow it always" in " ".join(found.in_words())
 
 

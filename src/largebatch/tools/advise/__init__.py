@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from largebatch.config import RecipeConfig, load_config, override_words
+from largebatch.config import load_config, override_words
 from largebatch.errors import ConfigError, UserError
 from largebatch.plan import RunPlan, resolve
 from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.advise.advice import CriticalBatch, steps_and_samples, table
-from largebatch.tools.advise.fit import P_OF_FAILURE, doubts, fit, read_points, read_sweep
+from largebatch.tools.advise.fit import doubts, fit, read_points, read_sweep
 from largebatch.tools.options import (
     Commands,
     add_command,
@@ -70,15 +70,17 @@ def run(options: argparse.Namespace) -> int:
         points = read_sweep(options.fit, options.target) if fits_a_sweep else read_points(options.fit)
         found = fit(points)
         print(*found.in_words(), *doubts(points), "", sep="\n")
-        if found.p < P_OF_FAILURE or found.critical_batch in (0, math.inf):
-            return int(found.p < P_OF_FAILURE)
+        if found.fails or found.critical_batch in (0, math.inf):
+            return int(found.fails)
         measured = (points[0].min(), points[0].max())
         critical = CriticalBatch(found.critical_batch, found.interval, f"the fit of {options.fit}", measured)
     elif options.measured:
         critical = _measured(options.measured)
     else:
         critical = CriticalBatch(options.critical_batch, (), "--critical-batch")
-    plan = resolve(_recipe(options), 1) if options.config else None
+    plan = None
+    if options.config:
+        plan = resolve(load_config(options.config, options.overrides, task=options.task), 1)
     known_run = (plan.total_steps, plan.max_global_batch_size) if plan else None
     batches = options.batches or _doublings(plan.max_global_batch_size if plan else 1, critical.samples)
     print(*table(critical, batches, known_run), sep="\n")
@@ -114,10 +116,6 @@ def _doublings(size: int, samples: float) -> list[int]:
     return sorted({math.ceil(size * 2.0**times) for times in range(middle - 3, middle + 4)})
 
 
-def _recipe(options: argparse.Namespace, *overrides: str) -> RecipeConfig:
-    return load_config(options.config, [*options.overrides, *overrides], task=options.task)
-
-
 def _recommended(
     options: argparse.Namespace, plan: RunPlan, critical: CriticalBatch, batches: list[int]
 ) -> Iterator[str]:
@@ -132,8 +130,8 @@ def _recommended(
     yield "The knee as a run:"
     yield f"  {shlex.join(words)}"
     try:
-        peak = resolve(_recipe(options, *words), 1).max_peak_lr
-        yield f"Its peak learning rate is {peak:.4g}, by the recipe's learning_rate.scaling."
+        knee = resolve(load_config(options.config, [*options.overrides, *words], task=options.task), 1)
+        yield f"Its peak learning rate is {knee.max_peak_lr:.4g}, by the recipe's learning_rate.scaling."
         if plan.schedule.milestones:
             yield "The moments of learning_rate.decay.at stay where they are: move them with the length of the run."
     except ConfigError as error:

@@ -46,13 +46,12 @@ class Fit:
     critical_batch: float  # samples; 0 or infinity if one of these limits fits best
     interval: tuple[float, float]  # of the critical batch, with 95 % confidence; its ends may be 0 and infinity
     least_samples: float  # E_min
-    chi_square: float
-    degrees_of_freedom: int  # 0 if there are too few points to test the form
+    p: float | None  # the probability of deviations at least this large if the form holds; None if it cannot be tested
 
     @property
-    def p(self) -> float:
-        """The probability of deviations at least this large if the form holds; 1 if it cannot be tested."""
-        return float(chi2.sf(self.chi_square, self.degrees_of_freedom)) if self.degrees_of_freedom else 1.0
+    def fails(self) -> bool:
+        """Whether the points contradict the form."""
+        return self.p is not None and self.p < P_OF_FAILURE
 
     def in_words(self) -> Iterator[str]:
         """The parameters, and how well the form holds: some sentences."""
@@ -63,11 +62,12 @@ class Fit:
         else:
             yield f"B_crit {digits(self.critical_batch)} samples (95 %: {span(self.interval)})"
             yield f"E_min {digits(self.least_samples)} samples"
-        verdict = f"the form fails (p < {P_OF_FAILURE:g})" if self.p < P_OF_FAILURE else "the form is not contradicted"
-        if not self.degrees_of_freedom:
-            verdict = "the form is not tested: two points follow it always"
-        test = f"chi-square / degrees of freedom: {self.chi_square:.3g} / {self.degrees_of_freedom}, p = {self.p:.2g}"
-        yield f"{test}: {verdict}"
+        if self.p is None:
+            yield "the form is not tested: two points follow it always"
+        elif self.fails:
+            yield f"chi-square: p = {self.p:.2g}: the form fails (p < {P_OF_FAILURE:g})"
+        else:
+            yield f"chi-square: p = {self.p:.2g}: the form is not contradicted"
 
 
 def read_points(file: Path) -> Array:
@@ -161,30 +161,28 @@ def fit(points: Array) -> Fit:
         log_least = np.average(log_samples - shape, axis=1, weights=errors**-2)
         return log_least, (log_samples - shape - log_least[:, None]) / errors
 
-    def chi_square(log_critical: Array) -> Array:
-        total: Array = (fitted(log_critical)[1] ** 2).sum(axis=1)
-        return total
-
     grid = np.linspace(log_batch.min() - EDGE, log_batch.max() + EDGE, NUM_TRIED)
-    tried = chi_square(grid)
+    _, deviations = fitted(grid)
+    tried = (deviations**2).sum(axis=1)
     best = int(tried.argmin())
     likely = np.flatnonzero(tried <= tried[best] + CHI_SQUARE_95)
     limits = {0: 0.0, NUM_TRIED - 1: math.inf}
     log_critical = grid[best]
     if best not in limits:
         bounds = (grid[best - 1], grid[best + 1])
-        log_critical = minimize_scalar(lambda place: chi_square(place)[0], bounds=bounds).x
-    (log_least,), (deviations,) = fitted(log_critical)
+        log_critical = minimize_scalar(lambda place: (fitted(place)[1] ** 2).sum(), bounds=bounds).x
+    (log_least,), deviations = fitted(log_critical)
     low, high = (limits.get(int(place), math.exp(grid[place])) for place in likely[[0, -1]])
     if (low, high) == (0, math.inf):
         raise UserError(
             "--fit: the points do not determine a critical batch, but allow any from 0 to infinity; add batch sizes or "
             "seeds, or correct the points, such as spreads far above their samples"
         )
+    num_parameters = 1 if best in limits else 2
+    degrees_of_freedom = len(batch) - num_parameters
     return Fit(
         critical_batch=limits.get(best, math.exp(log_critical)),
         interval=(low, high),
         least_samples=math.exp(log_least),
-        chi_square=float((deviations**2).sum()),
-        degrees_of_freedom=len(batch) - (1 if best in limits else 2),
+        p=float(chi2.sf((deviations**2).sum(), degrees_of_freedom)) if degrees_of_freedom else None,
     )
