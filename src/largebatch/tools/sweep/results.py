@@ -89,42 +89,40 @@ class Results:
 
         Also whether the scaling rule predicts, from the first batch size's best rate, the best rate of the others.
         """
-        best = self._best(group.settings)
-        if best is None or RATE not in group.settings or not group.losses:
+        rivals = self._stable(group.settings)
+        if not rivals or RATE not in group.settings or not group.losses:
             return ""
+        best = rivals[0]
         found = ["best"]
         rates = [each.settings[RATE] for each in self.groups]
         if best.settings[RATE] in (min(rates), max(rates)) and all(each.losses for each in self.groups):
             found[0] += " (at an end of the listed rates: extend the list)"
         first = self.groups[0].settings.get(BATCH)
-        reference = self._best({**group.settings, BATCH: first}) if group.settings.get(BATCH) != first else None
-        if reference and reference.settings[RATE] == group.settings[RATE]:
-            others = len(self._stable(group.settings)) - 1
+        predictions = self._stable({**group.settings, BATCH: first}) if group.settings.get(BATCH) != first else []
+        if predictions and predictions[0].settings[RATE] == group.settings[RATE]:
             if group is best:
                 found.append("as the rule predicts")
-            elif group.cell.diverged or is_clearly_lower(best.cell, group.cell, others):
+            elif group.cell.diverged or is_clearly_lower(best.cell, group.cell, len(rivals) - 1):
                 found.append("the rule does not hold")
             else:
                 found.append("the rule: cannot be told")
         return ", ".join(found if group is best else found[1:])
 
-    def _best(self, settings: dict[str, Any]) -> Group | None:
-        """The group with the lowest mean of those that differ from these settings in the rate, if at all.
+    def _stable(self, settings: dict[str, Any]) -> list[Group]:
+        """The groups that differ from these settings in the rate, if at all, the lowest mean first.
 
         A rate at which a seed diverges is not a good one, whatever the others reach.
         """
-        return min(self._stable(settings), key=lambda group: group.cell.mean, default=None)
-
-    def _stable(self, settings: dict[str, Any]) -> list[Group]:
         rivals = [group for group in self.groups if {**group.settings, RATE: None} == {**settings, RATE: None}]
-        return [group for group in rivals if group.cell.values and not group.cell.diverged]
+        stable = [group for group in rivals if group.cell.values and not group.cell.diverged]
+        return sorted(stable, key=lambda group: group.cell.mean)
 
     def until(self, target: float) -> Iterator[tuple[int, ReportedRun, Cell, int]]:
         """Each batch size with a run of its best learning rate, the samples until its seeds reached the target, and the
         number of those that did not."""
         for group in self.groups:
             # A batch that grows is no size.
-            if isinstance(group.settings.get(BATCH), int) and group is self._best(group.settings):
+            if isinstance(group.settings.get(BATCH), int) and [group] == self._stable(group.settings)[:1]:
                 reached = self._training_until(target, group, "samples")
                 missing = len(group.runs) - len(reached.values)
                 yield group.settings[BATCH], next(iter(group.runs.values())), reached, missing
