@@ -44,10 +44,12 @@ def table(critical: CriticalBatch, batches: Sequence[int], known_run: tuple[int,
     """Yield the advice in lines of at most 110 characters; `known_run` as in `steps_and_samples`."""
     interval = f"95 % confidence: {span(critical.interval)}" if critical.interval else "its error is not known"
     yield from wrapped(f"Critical batch {digits(critical.samples)} samples ({interval}), from {critical.source}")
-    in_steps, in_samples = "steps / S_min", "samples / E_min"
+    in_steps = "steps / S_min"
+    in_samples = "samples / E_min"
     if known_run:
         yield "If the recipe reaches the loss, after {:,} steps at batch {:,}".format(*known_run)
-        in_steps, in_samples = "steps", "samples"
+        in_steps = "steps"
+        in_samples = "samples"
     likely = (critical.samples, *critical.interval)
     low, high = critical.measured
     knee = critical.knee(batches)
