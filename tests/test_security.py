@@ -11,7 +11,6 @@ from largebatch.tools import checkpoints
 from paths import ROOT
 from run_folders import started, write_lines
 
-TIMES = ("--world-sizes=8", "--gpu=h100", "--network=400G/gpu")
 # Words of each command that reads a recipe, a task or a run.
 OF_A_TASK = {
     "plan": ["RECIPE", "--world-size=1"],
@@ -21,7 +20,7 @@ OF_A_TASK = {
     "sweep": ["RECIPE", "--seed=1,2"],
     "submit": ["RECIPE", "--nodes=1"],
     "schema": ["TASK"],
-    "advise": ["RECIPE", *["--critical-batch=100", "--steps=100", "--at-batch=100"], *TIMES],
+    "advise": ["RECIPE", "--critical-batch=100"],
 }
 OF_A_RUN = {
     "report": ["RUN"],

@@ -39,9 +39,11 @@ def best_base_lr(results: Mapping[Point, Result], experiment: Experiment) -> flo
 
 def verdict(lower: Cell, higher: Cell) -> Verdict:
     """Whether the first is lower than the second."""
-    error = math.hypot(lower.standard_error, higher.standard_error)
+    if min(len(lower.values), len(higher.values)) < 2:
+        return "cannot be told"
+    error = math.hypot(*(cell.std / math.sqrt(len(cell.values)) for cell in (lower, higher)))
     difference = higher.mean - lower.mean
-    if min(len(lower.values), len(higher.values)) < 2 or abs(difference) <= CLEAR * error:
+    if abs(difference) <= CLEAR * error:
         return "cannot be told"
     return "holds" if difference > 0 else "does not hold"
 

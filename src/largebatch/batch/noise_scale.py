@@ -21,7 +21,7 @@ from statistics import covariance, fmean
 from typing import Any
 
 from largebatch.batch.student_t import student_t
-from largebatch.words import counted, digits, span
+from largebatch.words import counted, digits
 
 WINDOW = 100
 """The number of latest measurements that a noise scale is averaged over, because it changes during training."""
@@ -73,10 +73,3 @@ def noise_scale(measurements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         why = f"the squared gradient cannot be told from zero after {count} measurements"
         return {"not_measured": f"{why}; the noise scale is {digits(low)} samples or more"}
     return {"samples": trace / gradient, "low": low, "high": to_root / a if a > 0 else None, "measurements": count}
-
-
-def in_words(found: Mapping[str, Any]) -> str:
-    """A noise scale that was measured, with its interval."""
-    high = found["high"]
-    interval = f"{digits(found['low'])} or more" if high is None else span((found["low"], high))
-    return f"{digits(found['samples'])} samples (95 % confidence: {interval})"

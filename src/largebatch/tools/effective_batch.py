@@ -63,8 +63,8 @@ def run(options: argparse.Namespace) -> int:
         'for another batch, change global_batch_size, and scaling to "linear" (SGD) or "sqrt" (Adam): see the plan',
         sep="\n",
     )
-    factor = batch.gradient_factor
-    if factor > 1:
+    factor = batch.processes_per_update
+    if options.gradients == "sum" and factor > 1:
         print(
             f"the script's gradients are {factor} times as large as the recipe's, which are means: for SGD, multiply "
             f"the learning rate by {factor} and divide the weight decay by {factor}; for clipping, divide the norm by "
@@ -79,7 +79,6 @@ class EffectiveBatch(NamedTuple):
     samples_per_process: int  # for one backward pass
     processes_per_update: int  # whose gradients make it up
     accumulation: int  # backward passes of each
-    gradient_factor: int  # its gradient, as a multiple of that of the mean loss over the global batch
 
     @property
     def global_batch_size(self) -> int:
@@ -113,5 +112,4 @@ def effective_batch(options: argparse.Namespace) -> EffectiveBatch:
         samples_per_process=size // processes if is_split else size,
         processes_per_update=1 if gradients == "separate" else processes,
         accumulation=options.accumulation,
-        gradient_factor=processes if gradients == "sum" else 1,
     )

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,25 +89,23 @@ def _read(folder: Path, name: str) -> ReportedRun:
         }
     except RecursionError:
         config = {}
+    plan = run.plan()
+    try:
+        # Numbers that contradict each other would show here, if anywhere.
+        if plan:
+            explain(plan, "")
+    except (ValueError, ArithmeticError, LookupError):
+        plan = None
     starts = [line for line in run.history() if line.get("event") == "started"]
     return ReportedRun(
         name=name,
         config=config,
-        plan=_consistent(run.plan()),
+        plan=plan,
         metrics=_by_step(run.metrics()),
         evaluations=_by_step(run.evaluations()),
         start=starts[-1] if starts else {},
         ending=run.ending(),
     )
-
-
-def _consistent(plan: RunPlan | None) -> RunPlan | None:
-    """The plan, unless its numbers contradict each other, which would show here, if anywhere."""
-    with suppress(ValueError, ArithmeticError, LookupError):
-        if plan is not None:
-            explain(plan, "")
-            return plan
-    return None
 
 
 def _by_step(lines: Sequence[Line]) -> list[Line]:
@@ -122,10 +119,9 @@ def _by_step(lines: Sequence[Line]) -> list[Line]:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Names of numbers in lines, besides where a line is and an error, in the order of their first appearance."""
+    """Names of numbers in lines, besides where a line is, in the order of their first appearance."""
     names = dict.fromkeys(name for line in lines for name in line if number(line, name) is not None)
-    places = ("step", "samples", "epoch", "seconds", "noise_scale_low", "noise_scale_high")
-    return [name for name in names if name not in places]
+    return [name for name in names if name not in ("step", "samples", "epoch", "seconds")]
 
 
 def columns(lines: Sequence[Line], *names: str) -> Array:

@@ -7,6 +7,7 @@ from pathlib import Path
 from largebatch.config import config_class_of
 from largebatch.task_folders import SCHEMA
 from largebatch.tools.options import Commands, add_command
+from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS
 
 
 def add_parser(commands: Commands) -> None:
@@ -26,19 +27,20 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write or check the files; 1 if one is not up to date."""
-    # recipes/*/ also matches folders that are not tasks'.
-    folders = [folder for folder in options.folders if (folder / "config.py").is_file() or not folder.is_dir()]
-    folders = folders or options.folders
-    texts = {folder / SCHEMA: recipe_schema(folder) for folder in folders}
-    if options.check:
-        stale = [file for file, text in texts.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
-        for file in stale:
+    code = 0
+    for folder in options.folders:
+        # recipes/*/ also matches this one, which is no task's.
+        if folder.name == ACCELERATE_CONFIGS.name:
+            continue
+        file = folder / SCHEMA
+        text = recipe_schema(folder)
+        if not options.check:
+            file.write_text(text, encoding="utf-8")
+            print(f"written to {file}")
+        elif not file.is_file() or file.read_text(encoding="utf-8") != text:
             print(f"{file} does not match config.py; run largebatch schema without --check")
-        return 1 if stale else 0
-    for file, text in texts.items():
-        file.write_text(text, encoding="utf-8")
-        print(f"written to {file}")
-    return 0
+            code = 1
+    return code
 
 
 def recipe_schema(folder: Path) -> str:

@@ -48,7 +48,6 @@ def test_results_are_those_of_the_files(comparison):
         "running, or killed; after step 39",
         "finished after step 30",
     ]
-    assert page.row("global batch size, largest") == ["64", "512", "32"]
     assert page.row("step, last known") == ["200", "39", "30"]
     assert page.row("samples, last known") == ["12,800", f"{39 * 512:,}", "960"]
     assert page.row("minutes, last known") == ["0.23", "0.05", "0.04"]
@@ -61,14 +60,16 @@ def test_results_are_those_of_the_files(comparison):
     assert page.row("recipe") == ["recipes/x/last.json", "–", "–"]
     assert page.row("versions")[0] == "largebatch 0.1.0, torch 2.13.0"
     assert page.row("batch.global_batch_size") == ["64", "512", "32"]
-    assert not [row for row in page.rows if row[0] == "run.seed"]
+    fields = page.tables[1][1:]
+    shared = [len(set(values)) == 1 for _, *values in fields]
+    assert 0 < shared.index(True) == shared.count(False)
+    assert page.row("seed") == ["0", "0", "0"]
 
 
 def test_curves_are_those_of_the_files(comparison):
     plans, page = comparison
     evaluations = ["evaluation: loss", "evaluation: accuracy"]
-    # The batch is constant in each run, and the first table has it.
-    assert page.titles() == [*evaluations, "loss", "lr", "grad_norm", "samples_per_second"]
+    assert page.titles() == [*evaluations, "loss", "lr", "grad_norm", "global_batch_size", "samples_per_second"]
     for run, steps in enumerate((STEPS, range(1, 40), (10, 20, 30))):
         lines = [metric_line(plans[run], step) for step in steps]
         for name in ("loss", "lr", "grad_norm", "samples_per_second"):
@@ -162,18 +163,16 @@ def test_mean_rates_are_weighted_by_their_time(tmp_path):
     assert page.row("samples_per_second, mean") == ["19.000"]
 
 
-def test_the_noise_scale_has_its_interval_and_the_batch_in_force(tmp_path):
+def test_the_noise_scale_has_its_interval(tmp_path):
     plan = write_run(tmp_path / "run", steps=range(10, 31, 10))
     values = {10: {}, 20: {"noise_scale": 400.0, "noise_scale_low": 300.0, "noise_scale_high": 600.0}}
     # Without an upper end.
-    values[30] = {"noise_scale": 500.0, "noise_scale_low": 450.0, "global_batch_size": 128}
+    values[30] = {"noise_scale": 500.0, "noise_scale_low": 450.0}
     write_lines(tmp_path / "run/metrics.jsonl", [metric_line(plan, step, **more) for step, more in values.items()])
     page = report(tmp_path / "run")
-    assert page.row("gradient noise scale, last") == [
-        "500 samples (95 % confidence: 450 or more), at a global batch of 128"
-    ]
-    assert "noise_scale_low" not in page.titles()
     assert page.points("noise_scale", 0) == [(20, 400), (30, 500)]
+    assert page.points("noise_scale_low", 0) == [(20, 300), (30, 450)]
+    assert page.points("noise_scale_high", 0) == [(20, 600)]
 
 
 def test_a_run_that_is_writing(tmp_path):

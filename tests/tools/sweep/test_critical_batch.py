@@ -101,7 +101,7 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
     assert found == {"samples": None, "at_step": STEP, "tolerance": 0.01}
     losses = [read_json_lines(folder / point.name / "evaluations.jsonl")[-1]["loss"] for point in sweep.points]
     difference = pytest.approx(losses[1] - losses[0])
-    assert size == {"batch": 32, "verdict": "undecided", "difference": difference, "margin": None}
+    assert size == {"batch": 32, "verdict": "undecided", "difference": difference, "margin": None, "missing_seeds": 1}
     output = capsys.readouterr().out
     assert "  batch 32: undecided: 1 more seed\nthe critical batch is undecided\n" in output
 

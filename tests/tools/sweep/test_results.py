@@ -2,11 +2,7 @@
 
 import json
 import re
-from base64 import b64decode
 from dataclasses import asdict
-
-import numpy as np
-import pytest
 
 from ending_files import end_run
 from largebatch.__main__ import main
@@ -70,17 +66,17 @@ def test_loss_against_rate_and_the_rule(tmp_path):
     assert table.splitlines()[0] == title
     assert cells(table) == {
         "loss": ["finding"],
-        "base_lr=0.1_global_batch_size=64": ["1.1 ± 0.1 (3)", f"best, standard error 0.058{END}"],
-        "base_lr=0.2_global_batch_size=64": ["1.5 ± 0.1 (3)"],
+        "base_lr=0.1 global_batch_size=64": ["1.1 ± 0.1 (3)", f"best{END}"],
+        "base_lr=0.2 global_batch_size=64": ["1.5 ± 0.1 (3)"],
         # 0.4 above the best, whose standard error is 0.082: t = 4.9 with 4 degrees of freedom, p = 0.004.
-        "base_lr=0.1_global_batch_size=128": ["1.4 ± 0.1 (3)", "the rule does not hold"],
-        "base_lr=0.2_global_batch_size=128": ["1 ± 0.1 (3)", f"best, standard error 0.058{END}"],
+        "base_lr=0.1 global_batch_size=128": ["1.4 ± 0.1 (3)", "the rule does not hold"],
+        "base_lr=0.2 global_batch_size=128": ["1 ± 0.1 (3)", f"best{END}"],
         # 0.067 above, and a standard error of 0.15.
-        "base_lr=0.1_global_batch_size=256": ["1.2 ± 0.2 (3)", "the rule: cannot be told"],
-        "base_lr=0.2_global_batch_size=256": ["1.133 ± 0.15 (3)", f"best, standard error 0.088{END}"],
+        "base_lr=0.1 global_batch_size=256": ["1.2 ± 0.2 (3)", "the rule: cannot be told"],
+        "base_lr=0.2 global_batch_size=256": ["1.133 ± 0.15 (3)", f"best{END}"],
         # Both rates diverge.
-        "base_lr=0.1_global_batch_size=512": ["2 ± 0 (2, 1 diverged)"],
-        "base_lr=0.2_global_batch_size=512": ["3.05 ± 0.071 (2, 1 diverged)"],
+        "base_lr=0.1 global_batch_size=512": ["2 ± 0 (2, 1 diverged)"],
+        "base_lr=0.2 global_batch_size=512": ["3.05 ± 0.071 (2, 1 diverged)"],
     }
 
 
@@ -95,31 +91,31 @@ def test_a_rule_that_holds_and_one_whose_rate_diverges(tmp_path):
         (0.2, 256): [1.2, None],
     }
     found = cells_of(tmp_path, losses)
-    assert found["base_lr=0.2_global_batch_size=64"] == ["1.05 ± 0.071 (2)", f"best, standard error 0.05{END}"]
-    assert found["base_lr=0.2_global_batch_size=128"] == [
+    assert found["base_lr=0.2 global_batch_size=64"] == ["1.05 ± 0.071 (2)", f"best{END}"]
+    assert found["base_lr=0.2 global_batch_size=128"] == [
         "1.25 ± 0.071 (2)",
-        f"best, standard error 0.05{END}, as the rule predicts",
+        f"best{END}, as the rule predicts",
     ]
-    assert found["base_lr=0.2_global_batch_size=256"] == ["1.2 (1, 1 diverged)", "the rule does not hold"]
+    assert found["base_lr=0.2 global_batch_size=256"] == ["1.2 (1, 1 diverged)", "the rule does not hold"]
 
 
 def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
     """Listed in any order; the highest rate diverges, but was tried."""
     losses = {(0.2, 64): [1.0, 1.1], (0.8, 64): [None, 3.0], (0.1, 64): [1.2, 1.3]}
-    assert cells_of(tmp_path / "a", losses)["base_lr=0.2"][1:] == ["best, standard error 0.05"]
+    assert cells_of(tmp_path / "a", losses)["base_lr=0.2"][1:] == ["best"]
     del losses[0.1, 64]
-    assert cells_of(tmp_path / "b", losses)["base_lr=0.2"][1:] == [f"best, standard error 0.05{END}"]
+    assert cells_of(tmp_path / "b", losses)["base_lr=0.2"][1:] == [f"best{END}"]
     # Not before there is a result of each rate.
     for seed in (0, 1):
         end_run(tmp_path / f"b/base_lr=0.8_seed={seed}", None)
-    assert cells(Results.read(tmp_path / "b").table())["base_lr=0.2"][1:] == ["best, standard error 0.05"]
+    assert cells(Results.read(tmp_path / "b").table())["base_lr=0.2"][1:] == ["best"]
 
 
 def test_of_an_accuracy_higher_is_better(tmp_path):
     """The accuracies are one minus the losses, so the findings are the same."""
     accuracy = cells_of(tmp_path / "a", metric="accuracy", higher_is_better=True)
     loss = cells_of(tmp_path / "b")
-    assert accuracy["base_lr=0.1_global_batch_size=64"][0] == "-0.1 ± 0.1 (3)"
+    assert accuracy["base_lr=0.1 global_batch_size=64"][0] == "-0.1 ± 0.1 (3)"
     assert [row[1:] for row in accuracy.values()] == [row[1:] for row in loss.values()]
 
 
@@ -149,40 +145,22 @@ def test_points_that_are_not_finished(tmp_path, capsys):
     assert "no point of the sweep has begun yet" in capsys.readouterr().err
 
 
-def drawn(text):
-    """The numbers of the only line in the plot of a sweep: places, values, and their errors."""
-    call = text.index('"sweep",', text.index('id="sweep"'))
-    (line,), _ = json.JSONDecoder().raw_decode(text, text.index("[{", call))
-    arrays = (line["x"], line["y"], line["error_y"]["array"])
-    return [np.frombuffer(b64decode(values["bdata"]), values["dtype"]) for values in arrays]
-
-
-def test_the_report_has_tables_and_a_plot(tmp_path, capsys):
+def test_the_report_has_the_table(tmp_path, capsys):
     folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1], (0.2, 64): [1.5, 1.5, 1.5]})
     assert main(["report", str(folder), "--target", "1.3"]) == 0
-    assert f" 1.1 ± 0.1 (3)  best, standard error 0.058{END} " in capsys.readouterr().out
+    assert f" 1.1 ± 0.1 (3)  best{END} " in capsys.readouterr().out
     text = (folder / "report.html").read_text()
-    assert f" 1.1 ± 0.1 (3)  best, standard error 0.058{END} " in text
-    assert drawn(text) == [pytest.approx([0.1, 0.2]), pytest.approx([1.1, 1.5]), pytest.approx([0.1, 0.0])]
+    assert f" 1.1 ± 0.1 (3)  best{END} " in text
     assert main(["report", str(folder / "base_lr=0.1_seed=0"), "--target", "1"]) == 2
     assert "--target needs the folder of a sweep" in capsys.readouterr().err
 
 
-def test_the_plot_of_a_sweep_without_learning_rates(tmp_path):
-    """As of branches: it is drawn against the batch size; smaller ones may have been added later."""
-    folder = write_sweep(tmp_path, {(0.1, 128): [1.5, 1.5, 1.5], (0.1, 64): [1.0, 1.2, 1.1]})
-    assert main(["report", str(folder)]) == 0
-    text = (folder / "report.html").read_text()
-    assert drawn(text) == [pytest.approx([64, 128]), pytest.approx([1.1, 1.5]), pytest.approx([0.1, 0.0])]
-
-
-def test_values_that_names_do_not_say(tmp_path):
+def test_values_that_names_of_folders_do_not_say(tmp_path):
     words = ['--learning_rate.warmup=[null, {"duration": {"epochs": 1}}]', *SETTINGS]
     sweep = Sweep(str(DIGITS), {}, grid(words, 1))
     for point in sweep.points:
         write_run(tmp_path / point.name, tuple(point.overrides))
     (tmp_path / "sweep.json").write_text(json.dumps(asdict(sweep)))
-    *_, first, second, last = Results.read(tmp_path).table().splitlines()
-    assert first.startswith("  warmup=None ")
-    assert second.startswith("  warmup=value2 ")
-    assert last == 'warmup=value2: {"learning_rate.warmup": {"duration": {"epochs": 1}}}'
+    *_, first, second = Results.read(tmp_path).table().splitlines()
+    assert first.startswith("  warmup=null ")
+    assert second.startswith('  warmup={"duration": {"epochs": 1}} ')

@@ -26,10 +26,11 @@ TUNING = 0.04
 """How far, relatively, the samples of a tuned batch size may be from those of the best hyperparameters: assumed."""
 P_OF_FAILURE = 0.01
 """The form fails if points that follow it would deviate from it as much with a probability below this."""
-COLUMNS = ("batch", "samples", "spread", "seeds")
 EVERY = "every"
-"""A further column, which may be left out: the samples from one evaluation to the next. The target was reached between
-two of them: on average half of that earlier, with a standard deviation of that / sqrt(12)."""
+COLUMNS = {"batch": 1, "samples": 1, "spread": 0, "seeds": 1, EVERY: 0}
+"""The columns of a file, each with its least value. `every` may be left out: the samples from one evaluation to the
+next. The target was reached between two of them: on average half of that earlier, with a standard deviation of that /
+sqrt(12)."""
 MAX_POINTS = 1000
 EDGE = 10.0  # B_crit is searched from e^-10 times the smallest batch to e^10 times the largest: beyond, E cannot tell
 NUM_TRIED = 2001
@@ -45,14 +46,12 @@ class Fit:
     critical_batch: float  # samples; 0 or infinity if one of these limits fits best
     interval: tuple[float, float]  # of the critical batch, with 95 % confidence; its ends may be 0 and infinity
     least_samples: float  # E_min
-    largest_residual: float  # the samples of the point that deviates most, divided by those of the form, minus 1
-    chi_square: float
-    degrees_of_freedom: int  # 0 if there are too few points to test the form
+    p: float | None  # the probability of deviations at least this large if the form holds; None if it cannot be tested
 
     @property
-    def p(self) -> float:
-        """The probability of deviations at least this large if the form holds; 1 if it cannot be tested."""
-        return float(chi2.sf(self.chi_square, self.degrees_of_freedom)) if self.degrees_of_freedom else 1.0
+    def fails(self) -> bool:
+        """Whether the points contradict the form."""
+        return self.p is not None and self.p < P_OF_FAILURE
 
     def in_words(self) -> Iterator[str]:
         """The parameters, and how well the form holds: some sentences."""
@@ -63,45 +62,43 @@ class Fit:
         else:
             yield f"B_crit {digits(self.critical_batch)} samples (95 %: {span(self.interval)})"
             yield f"E_min {digits(self.least_samples)} samples"
-        verdict = f"fails (p < {P_OF_FAILURE:g})" if self.p < P_OF_FAILURE else "is not contradicted"
-        if not self.degrees_of_freedom:
-            verdict = "is not tested: two points follow it always"
-        yield (
-            f"largest residual {100 * self.largest_residual:+.1f} %; chi-square / degrees of freedom: "
-            f"{self.chi_square:.3g} / {self.degrees_of_freedom}, p = {self.p:.2g}: the form {verdict}"
-        )
+        if self.p is None:
+            yield "the form is not tested: two points follow it always"
+        elif self.fails:
+            yield f"chi-square: p = {self.p:.2g}: the form fails (p < {P_OF_FAILURE:g})"
+        else:
+            yield f"chi-square: p = {self.p:.2g}: the form is not contradicted"
 
 
 def read_points(file: Path) -> Array:
     """The columns of a CSV file as rows: batch, samples, spread, seeds and every, which is 0 if it is not given.
 
-    They are in this order, unless a header with these names has them in another. Further columns are ignored.
+    A header names them, in any order; further columns are ignored.
 
     Raises:
         UserError: The file cannot be read, or a line of it is wrong.
     """
-    remedy = "write lines of batch,samples,spread,seeds at two or more batch sizes: positive numbers; spreads may be 0"
+    remedy = "write a header batch,samples,spread,seeds and lines of two or more batch sizes; spreads may be 0"
     try:
-        text = read_bytes(file, follow_links=True).decode("utf-8-sig")
-        rows = [row for row in csv.reader(text.splitlines()) if any(row)]
-    except (OSError, ValueError, csv.Error) as error:
+        text = read_bytes(file, follow_links=True).decode("utf-8-sig").lower()
+    except (OSError, ValueError) as error:
         raise UserError(f"--fit {file}: {error}; {remedy}") from error
-    titles = [cell.strip().lower() for cell in rows[0]] if rows else []
-    places = list(range(len(COLUMNS)))
-    if set(COLUMNS) <= set(titles):
-        places = [titles.index(name) for name in (*COLUMNS, EVERY) if name in titles]
-        rows = rows[1:]
+    lines = csv.DictReader(text.splitlines(), skipinitialspace=True)
     points = []
-    for row in rows:
-        try:
-            batch, samples, spread, seeds, every = point = [*(float(row[place]) for place in places), 0.0][:5]
-            if not (min(batch, samples, seeds) >= 1 and min(spread, every) >= 0 and max(point) <= MAX_AMOUNT):
+    try:
+        for line in lines:
+            # Spreadsheets write lines of commas alone, too.
+            if not any(line.values()):
+                continue
+            line.setdefault(EVERY, "0")
+            point = [float(line[name]) for name in COLUMNS]
+            _, samples, _, _, every = point
+            in_range = [least <= number <= MAX_AMOUNT for least, number in zip(COLUMNS.values(), point, strict=True)]
+            if not all(in_range) or every >= 2 * samples:
                 raise ValueError
-            if every >= 2 * samples:
-                raise ValueError
-        except (ValueError, IndexError):
-            raise UserError(f"--fit {file}: {','.join(row)} cannot be fitted; {remedy}") from None
-        points.append(point)
+            points.append(point)
+    except (ValueError, LookupError, TypeError, csv.Error):
+        raise UserError(f"--fit {file}: line {lines.line_num} cannot be fitted; {remedy}") from None
     if len(points) > MAX_POINTS:
         raise UserError(f"--fit {file}: it has {len(points):,} points; the most is {MAX_POINTS:,}; {remedy}")
     if len({batch for batch, *_ in points}) < 2:
@@ -164,32 +161,28 @@ def fit(points: Array) -> Fit:
         log_least = np.average(log_samples - shape, axis=1, weights=errors**-2)
         return log_least, (log_samples - shape - log_least[:, None]) / errors
 
-    def chi_square(log_critical: Array) -> Array:
-        total: Array = (fitted(log_critical)[1] ** 2).sum(axis=1)
-        return total
-
     grid = np.linspace(log_batch.min() - EDGE, log_batch.max() + EDGE, NUM_TRIED)
-    tried = chi_square(grid)
+    _, deviations = fitted(grid)
+    tried = (deviations**2).sum(axis=1)
     best = int(tried.argmin())
     likely = np.flatnonzero(tried <= tried[best] + CHI_SQUARE_95)
     limits = {0: 0.0, NUM_TRIED - 1: math.inf}
     log_critical = grid[best]
     if best not in limits:
         bounds = (grid[best - 1], grid[best + 1])
-        log_critical = minimize_scalar(lambda place: chi_square(place)[0], bounds=bounds).x
-    (log_least,), (deviations,) = fitted(log_critical)
-    residuals = deviations * errors
+        log_critical = minimize_scalar(lambda place: (fitted(place)[1] ** 2).sum(), bounds=bounds).x
+    (log_least,), deviations = fitted(log_critical)
     low, high = (limits.get(int(place), math.exp(grid[place])) for place in likely[[0, -1]])
     if (low, high) == (0, math.inf):
         raise UserError(
             "--fit: the points do not determine a critical batch, but allow any from 0 to infinity; add batch sizes or "
             "seeds, or correct the points, such as spreads far above their samples"
         )
+    num_parameters = 1 if best in limits else 2
+    degrees_of_freedom = len(batch) - num_parameters
     return Fit(
         critical_batch=limits.get(best, math.exp(log_critical)),
         interval=(low, high),
         least_samples=math.exp(log_least),
-        largest_residual=math.expm1(residuals[np.abs(residuals).argmax()]),
-        chi_square=float((deviations**2).sum()),
-        degrees_of_freedom=len(batch) - (1 if best in limits else 2),
+        p=float(chi2.sf((deviations**2).sum(), degrees_of_freedom)) if degrees_of_freedom else None,
     )

@@ -3,8 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError
@@ -52,21 +51,15 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
     gpus = parser.add_mutually_exclusive_group()
     memory = "memory of a GPU; --world-sizes requires it, or --gpu and --network"
     gpus.add_argument("--gpu-memory", type=positive_float, metavar="GIB", help=memory)
-    add_gpus(parser, gpus)
+    kind = f"kind of GPU ({', '.join(GPU_OF_NAME)}): also estimate the time of a step, and suggest the fastest strategy"
+    gpus.add_argument("--gpu", choices=GPU_OF_NAME, metavar="NAME", help=f"{kind}; with --world-sizes and --network")
+    help = "network between nodes: Gbit/s per direction and GPU, such as 400G/gpu; with --gpu"
+    parser.add_argument("--network", type=network, metavar="SPEED", help=help)
+    parser.add_argument("--gpus-per-node", type=positive_int, default=8, help="GPUs per node; default: 8")
     critical = "the critical batch, in samples: note whether the batch is beyond it; with --world-size"
     parser.add_argument("--critical-batch", type=positive_float, metavar="SAMPLES", help=critical)
     add_options_of_a_run(parser)
     parser.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")
-
-
-def add_gpus(parser: argparse.ArgumentParser, group: argparse._ActionsContainer) -> None:
-    """Add the GPUs, as `gpu` in a group of options, and what connects them: options of `scale_model`."""
-    kind = f"kind of GPU ({', '.join(GPU_OF_NAME)}): also estimate the time of a step, and suggest the fastest strategy"
-    group.add_argument("--gpu", choices=GPU_OF_NAME, metavar="NAME", help=f"{kind}; with --world-sizes and --network")
-    help = "network between nodes: Gbit/s per direction and GPU, such as 400G/gpu; with --gpu"
-    parser.add_argument("--network", type=network, metavar="SPEED", help=help)
-    parser.add_argument("--gpus-per-node", type=positive_int, default=8, help="GPUs per node; default: 8")
-    parser.set_defaults(gpu_memory=None)
 
 
 def network(text: str) -> float:
@@ -89,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         options.refuse("--world-sizes requires --gpu-memory, such as 80, or --gpu and --network")
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
     if options.world_sizes:
-        comparison = scale_model(options, config)(config)
+        comparison = _comparison(options, config)
         text = json.dumps(comparison, indent=2) if options.json else table(comparison, config)
     else:
         plan = resolve(config, options.world_size)
@@ -117,12 +110,8 @@ def first_plan(
     raise ConfigError(list(dict.fromkeys(problems)))
 
 
-def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[RecipeConfig], Json]:
-    """Return the comparison of strategies on `options.world_sizes`, as a function of a recipe.
-
-    Args:
-        options: The recipe, and the options of `add_gpus`.
-        config: The recipe; the function takes it, and others that differ from it in the global batch size only.
+def _comparison(options: argparse.Namespace, config: RecipeConfig) -> Json:
+    """Return the comparison of strategies on `options.world_sizes`.
 
     Raises:
         UserError: The batch divides over none of the world sizes, or the model or its optimizer cannot be used.
@@ -164,9 +153,9 @@ def scale_model(options: argparse.Namespace, config: RecipeConfig) -> Callable[[
         fabric = Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, options.network)
         hardware = Hardware(peak * 1e12, fabric, gpu.memory_gb_per_s * 1e9 if convolves(model) else None)
         memory = round(gpu.memory_gib * GIB)
-    return partial(
-        compare_strategies,
+    return compare_strategies(
         options.config.stem,
+        config,
         workload=Workload(shape, activations, flops, not_estimated),
         strategies=strategies,
         world_sizes=options.world_sizes,

@@ -38,20 +38,22 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.sweep.results import Results
 
     folders: list[Path] = options.run_dirs
-    sweep = Results.read(folders[0]) if len(folders) == 1 and (folders[0] / SWEEP_FILE).is_file() else None
-    if options.target is not None and not sweep:
+    results = Results.read(folders[0]) if len(folders) == 1 and (folders[0] / SWEEP_FILE).is_file() else None
+    if results:
+        runs = [run for group in results.groups for run in group.runs.values()]
+        sweep = results.table(options.target)
+        print(sweep)
+    elif options.target is not None:
         raise UserError("--target needs the folder of a sweep")
-    if sweep:
-        print(sweep.table(options.target))
-    runs = [run for group in sweep.groups for run in group.runs.values()] if sweep else read_runs(folders)
-    out: Path = options.out or RunFolder(folders[0] if len(folders) == 1 else Path()).report_file
+    else:
+        runs = read_runs(folders)
+        sweep = ""
     if find_spec("plotly") is None:
         raise UserError('curves need plotly; pip install "largebatch[report]"')
     from largebatch.tools.report.page import page, write_page
-    from largebatch.tools.report.sweep import sweep_html
 
     axis = options.axis or ("step" if len(runs) == 1 else "samples")
-    of_sweep = sweep_html(sweep, options.target) if sweep else ""
-    write_page(page(runs, axis, of_sweep), out)
+    out: Path = options.out or RunFolder(folders[0] if len(folders) == 1 else Path()).report_file
+    write_page(page(runs, axis, sweep), out)
     print(f"wrote {out} ({out.stat().st_size / 1e6:,.1f} MB)")
     return 0

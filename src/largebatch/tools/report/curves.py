@@ -9,7 +9,7 @@ from plotly.graph_objects import Scatter
 from plotly.subplots import make_subplots
 
 from largebatch.errors import UserError
-from largebatch.tools.reported_runs import EVALUATION, Array, ReportedRun
+from largebatch.tools.reported_runs import Array, ReportedRun
 
 MAX_POINTS = 2000  # of a curve as drawn
 MAX_DOTS = 30  # a curve of at most this many points has a dot at each
@@ -23,24 +23,28 @@ def curves_html(runs: Sequence[ReportedRun], axis: str) -> str:
 
     `axis` is one of `ReportedRun.places`; a run that has not logged it is not drawn.
     """
-    logged = dict.fromkeys(title for run in runs for title in run.curves)
-    if not logged:
+    titles = list(dict.fromkeys(title for run in runs for title in run.curves))
+    if not titles:
         return ""
-    # A rate that is constant in each run is in the tables.
-    varying = {title for run in runs for title, points in run.curves.items() if np.ptp(points[1]) > 0}
-    titles = [title for title in logged if title in varying or title == "loss" or title.startswith(EVALUATION)]
-    titles = titles or list(logged)
-    shown = [as_text(title) for title in titles]
+    shown = [_as_text(title) for title in titles]
     figure = make_subplots(len(titles), shared_xaxes=True, subplot_titles=shown, vertical_spacing=0.3 / len(titles))
     for index, run in enumerate(runs):
-        drawn = [title for title in titles if title in run.curves]
-        for order, title in enumerate(drawn):
-            trace = _curve(index, run, run.curves[title])
-            # The legend names each run once, to show and hide all of its curves.
-            trace.showlegend = order == 0
-            places = run.places(trace.x)
-            if axis in places:
-                figure.add_trace(trace.update(x=places[axis]), titles.index(title) + 1, 1)
+        for order, (title, points) in enumerate(run.curves.items()):
+            steps, values = _thinned(points).tolist()
+            places = run.places(steps)
+            if axis not in places:
+                continue
+            curve = Scatter(
+                name=_as_text(run.name),
+                legendgroup=index,
+                # The legend names each run once, to show and hide all of its curves.
+                showlegend=order == 0,
+                x=places[axis],
+                y=values,
+                mode="lines+markers" if len(steps) <= MAX_DOTS else "lines",
+                line={"color": qualitative.D3[index % len(qualitative.D3)], "dash": DASHES[index % len(DASHES)]},
+            )
+            figure.add_trace(curve, titles.index(title) + 1, 1)
     if not figure.data:
         raise UserError(f"--axis {axis}: no run has logged it; choose another, such as step")
     figure.update_xaxes(showticklabels=True, title_text=axis)
@@ -54,19 +58,6 @@ def curves_html(runs: Sequence[ReportedRun], axis: str) -> str:
     return str(figure.to_html(full_html=False, div_id="curves", config={"displaylogo": False}))
 
 
-def _curve(index: int, run: ReportedRun, points: Array) -> Scatter:
-    """A run's curve in a plot."""
-    steps, values = _thinned(points).tolist()
-    return Scatter(
-        name=as_text(run.name),
-        legendgroup=index,
-        x=steps,
-        y=values,
-        mode="lines+markers" if len(steps) <= MAX_DOTS else "lines",
-        line={"color": qualitative.D3[index % len(qualitative.D3)], "dash": DASHES[index % len(DASHES)]},
-    )
-
-
 def _thinned(points: Array) -> Array:
     """At most `MAX_POINTS` points of a curve: a spike of a single step keeps its place and its height."""
     if points.shape[1] <= MAX_POINTS:
@@ -75,6 +66,6 @@ def _thinned(points: Array) -> Array:
     return np.hstack([part[:, sorted((part[1].argmin(), part[1].argmax()))] for part in parts])
 
 
-def as_text(text: str) -> str:
+def _as_text(text: str) -> str:
     """Text that plotly shows as it is: no tags, and no half characters from names of files."""
     return escape(text, quote=False).encode(errors="replace").decode()

@@ -10,14 +10,13 @@ from string import Template
 import numpy as np
 
 from largebatch import __version__
-from largebatch.batch.noise_scale import in_words
 from largebatch.errors import UserError
 from largebatch.plan.expected import compare
 from largebatch.storage.files import replace_file
 from largebatch.system.failures import Kind
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.report.curves import curves_html
-from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns, number
+from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns
 
 GENERATOR = b'<meta name="generator" content="largebatch report '
 """In the pages of all versions."""
@@ -41,26 +40,20 @@ def write_page(text: str, out: Path) -> None:
 
 
 def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
-    """Return the whole file, with curves against `axis`.
-
-    `sweep` is the HTML about the sweep that the runs are from.
-    """
+    """Return the whole file, with curves against `axis`; `sweep` is the table of the sweep that the runs are from."""
     names = [run.name for run in runs]
-    recipes = dict.fromkeys(_started_with(run, "recipe") for run in runs)
-    configs = [{name: NONE if text == "null" else text for name, text in run.config.items()} for run in runs]
-    differences = [row for row in _side_by_side(configs) if len(set(row[1:])) > 1]
+    fields = sorted(_side_by_side([run.config for run in runs]), key=_is_shared)
+    differences = [row for row in fields if not _is_shared(row)]
     by_run = [["run", *names], *differences[:MAX_FIELDS], *_side_by_side([_outcome(run) for run in runs])]
     header, *rows = zip(*by_run, strict=True)
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
         now=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        title=escape(", ".join(names)),
-        heading=escape(names[0] if len(runs) == 1 else f"{len(runs)} runs compared"),
-        recipes=escape(", ".join(recipes)),
+        title=escape(names[0] if len(runs) == 1 else f"{len(runs)} runs compared"),
         runs=_table(header, rows),
         curves=curves_html(runs, axis) or "<p>No step has been logged yet.</p>",
-        sweep=sweep,
-        differences=_table(["", *names], differences),
+        sweep=f"<h2>Sweep</h2><pre>{escape(sweep)}</pre>" if sweep else "",
+        fields=_table(["", *names], fields),
         results=_table(["", *names], _side_by_side([_results(run) for run in runs])),
     )
 
@@ -91,10 +84,6 @@ def _results(run: ReportedRun) -> dict[str, str]:
     results = {}
     if run.plan is None:
         results["plan"] = "damaged, or written by a different version of largebatch"
-    else:
-        results["steps in the plan"] = f"{run.plan.total_steps:,}"
-        results["global batch size, largest"] = f"{run.plan.max_global_batch_size:,}"
-        results["peak learning rate"] = f"{run.plan.max_peak_lr:.4g}"
     for axis, (place,) in run.places([run.step]).items():
         results[f"{axis}, last known"] = f"{place:,.2f}".removesuffix(".00")
     for name in ("samples_per_second", "tokens_per_second", "mfu", "data_wait_seconds"):
@@ -103,11 +92,6 @@ def _results(run: ReportedRun) -> dict[str, str]:
         weights = np.diff(seconds, prepend=0.0).clip(0.0)
         if weights.any():
             results[f"{name}, mean"] = f"{np.average(values, weights=weights):,.3f}"
-    names = ("noise_scale", "noise_scale_low", "global_batch_size")
-    for line in [line for line in run.metrics if None not in (number(line, name) for name in names)][-1:]:
-        scale, low, size = (line[name] for name in names)
-        found = in_words({"samples": scale, "low": low, "high": number(line, "noise_scale_high")})
-        results["gradient noise scale, last"] = f"{found}, at a global batch of {size:,.0f}"
     results["recipe"] = _started_with(run, "recipe")
     versions = run.start.get("versions")
     if isinstance(versions, dict):
@@ -123,6 +107,11 @@ def _side_by_side(columns_of_runs: Sequence[Mapping[str, str]]) -> list[list[str
     """A row for each name, with its text in every run."""
     names = dict.fromkeys(name for column in columns_of_runs for name in column)
     return [[name, *(column.get(name, NONE) for column in columns_of_runs)] for name in names]
+
+
+def _is_shared(row: Sequence[str]) -> bool:
+    """Whether the texts after the name are all the same."""
+    return len(set(row[1:])) == 1
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

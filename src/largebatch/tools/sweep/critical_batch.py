@@ -80,13 +80,10 @@ def run(options: argparse.Namespace) -> int:
     folder = options.folder or run_dir.with_name(f"{run_dir.name}.critical_batch_at_{options.at}")
     code = start(sweep, folder, task, options, split_words(options, ())[1])
     RunFolder(folder).critical_batch_file.unlink(missing_ok=True)
-    waiting = sweep.waiting(folder)
-    if waiting and options.slurm:
+    if sweep.waiting(folder):
         return code
     results = Results.read(folder)
     print(f"\n{results.table()}")
-    if waiting:
-        return code
     losses = {group.settings[BATCH]: group.losses for group in results.groups}
     batch, compared = largest_within(losses, options.tolerance)
     own = min(losses)
@@ -101,10 +98,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"the critical batch is at least {batch:,}, the largest that was tried")
     else:
         print(f"the critical batch is {batch:,}")
-    sizes = [
-        {"batch": size, "verdict": each.verdict, "difference": _finite(each.difference), "margin": _finite(each.margin)}
-        for size, each in compared.items()
-    ]
+    sizes = [{"batch": size, **each._asdict()} for size, each in compared.items()]
     finding = {"samples": batch, "at_step": options.at, "tolerance": options.tolerance, "sizes": sizes}
     RunFolder(folder).write_critical_batch(finding)
     if batch:
@@ -191,7 +185,3 @@ def _in_samples(value: Any, timeline: Timeline) -> Any:
             return {"samples": timeline.at(value["steps"]).samples_before}
         return {name: _in_samples(each, timeline) for name, each in value.items()}
     return [_in_samples(each, timeline) for each in value] if isinstance(value, list) else value
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

@@ -12,7 +12,7 @@ from largebatch.errors import UserError
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
 from largebatch.tools.reported_runs import ReportedRun, columns, number, read_runs
-from largebatch.tools.sweep.points import BATCH, RATE, Point, Sweep
+from largebatch.tools.sweep.points import BATCH, RATE, Sweep
 from largebatch.tools.sweep.verdicts import Cell, is_clearly_lower
 from largebatch.words import aligned
 
@@ -21,7 +21,6 @@ from largebatch.words import aligned
 class Group:
     """The runs with the same settings, which differ in their seeds."""
 
-    name: str  # of its points, without the seed
     settings: dict[str, Any]  # the values of the swept fields
     runs: dict[int, ReportedRun]  # those that have begun, by seed
     losses: dict[int, float]  # of those that are over: the metric, negated if higher is better; infinite if diverged
@@ -44,18 +43,18 @@ class Results:
     def read(cls, folder: Path) -> "Results":
         """The results in a sweep's folder; UserError if no point has begun."""
         sweep = Sweep.read(folder)
-        begun = [point.name for point in sweep.points if RunFolder(folder / point.name).plan_file.is_file()]
+        begun = [point for point in sweep.points if RunFolder(folder / point.name).plan_file.is_file()]
         if not begun:
             raise UserError(f"{folder}: no point of the sweep has begun yet")
-        runs = dict(zip(begun, read_runs([folder / name for name in begun]), strict=True))
-        results = cls(sweep, [])
-        members: dict[str, list[Point]] = {}
-        for point in sweep.points:
-            members.setdefault(json.dumps(point.settings), []).append(point)
-        for points in members.values():
-            of_seeds = {point.seed: runs[point.name] for point in points if point.name in runs}
-            losses = {seed: loss for seed, run in of_seeds.items() if (loss := results._loss(run)) is not None}
-            results.groups.append(Group(points[0].name.rpartition("_seed=")[0], points[0].settings, of_seeds, losses))
+        groups = {json.dumps(point.settings): Group(point.settings, {}, {}) for point in sweep.points}
+        results = cls(sweep, list(groups.values()))
+        runs = read_runs([folder / point.name for point in begun])
+        for point, run in zip(begun, runs, strict=True):
+            group = groups[json.dumps(point.settings)]
+            group.runs[point.seed] = run
+            loss = results._loss(run)
+            if loss is not None:
+                group.losses[point.seed] = loss
         return results
 
     @property
@@ -74,58 +73,56 @@ class Results:
         """A row for each group; with a target, a value of the metric, also the training until it was reached."""
         rows = {}
         for group in self.groups:
-            rows[group.name] = {self.sweep.metric: shown(group.cell, self.sign), "finding": self._finding(group)}
+            cells = {self.sweep.metric: shown(group.cell, self.sign), "finding": self._finding(group)}
             if target is not None:
                 for axis in ("samples", "tokens", "minutes"):
-                    rows[group.name][f"{axis} to {target:g}"] = shown(self._training_until(target, group, axis))
+                    cells[f"{axis} to {target:g}"] = shown(self._training_until(target, group, axis))
+            values = (f"{name.rpartition('.')[2]}={json.dumps(value)}" for name, value in group.settings.items())
+            rows[" ".join(values)] = cells
         title = f"{self.sweep.metric} of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
-        # `value2` stands for a value that does not fit into a name.
-        values = [f"{group.name}: {json.dumps(group.settings)}" for group in self.groups if "=value" in group.name]
         over = sum(len(group.losses) for group in self.groups)
         count = len(self.sweep.points)
-        return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows), *values])
+        return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows)])
 
     def _finding(self, group: Group) -> str:
-        """Whether its rate is the best of those with the same other settings, with the standard error of the mean.
+        """Whether its rate is the best of those with the same other settings.
 
         Also whether the scaling rule predicts, from the first batch size's best rate, the best rate of the others.
         """
-        best = self._best(group.settings)
-        if best is None or RATE not in group.settings or not group.losses:
+        rivals = self._stable(group.settings)
+        if not rivals or RATE not in group.settings or not group.losses:
             return ""
-        found = [f"best, standard error {best.cell.standard_error:.2g}" if len(best.cell.values) > 1 else "best"]
+        best = rivals[0]
+        found = ["best"]
         rates = [each.settings[RATE] for each in self.groups]
         if best.settings[RATE] in (min(rates), max(rates)) and all(each.losses for each in self.groups):
             found[0] += " (at an end of the listed rates: extend the list)"
         first = self.groups[0].settings.get(BATCH)
-        reference = self._best({**group.settings, BATCH: first}) if group.settings.get(BATCH) != first else None
-        if reference and reference.settings[RATE] == group.settings[RATE]:
-            others = len(self._stable(group.settings)) - 1
+        predictions = self._stable({**group.settings, BATCH: first}) if group.settings.get(BATCH) != first else []
+        if predictions and predictions[0].settings[RATE] == group.settings[RATE]:
             if group is best:
                 found.append("as the rule predicts")
-            elif group.cell.diverged or is_clearly_lower(best.cell, group.cell, others):
+            elif group.cell.diverged or is_clearly_lower(best.cell, group.cell, len(rivals) - 1):
                 found.append("the rule does not hold")
             else:
                 found.append("the rule: cannot be told")
         return ", ".join(found if group is best else found[1:])
 
-    def _best(self, settings: dict[str, Any]) -> Group | None:
-        """The group with the lowest mean of those that differ from these settings in the rate, if at all.
+    def _stable(self, settings: dict[str, Any]) -> list[Group]:
+        """The groups that differ from these settings in the rate, if at all, the lowest mean first.
 
         A rate at which a seed diverges is not a good one, whatever the others reach.
         """
-        return min(self._stable(settings), key=lambda group: group.cell.mean, default=None)
-
-    def _stable(self, settings: dict[str, Any]) -> list[Group]:
         rivals = [group for group in self.groups if {**group.settings, RATE: None} == {**settings, RATE: None}]
-        return [group for group in rivals if group.cell.values and not group.cell.diverged]
+        stable = [group for group in rivals if group.cell.values and not group.cell.diverged]
+        return sorted(stable, key=lambda group: group.cell.mean)
 
     def until(self, target: float) -> Iterator[tuple[int, ReportedRun, Cell, int]]:
         """Each batch size with a run of its best learning rate, the samples until its seeds reached the target, and the
         number of those that did not."""
         for group in self.groups:
             # A batch that grows is no size.
-            if isinstance(group.settings.get(BATCH), int) and group is self._best(group.settings):
+            if isinstance(group.settings.get(BATCH), int) and [group] == self._stable(group.settings)[:1]:
                 reached = self._training_until(target, group, "samples")
                 missing = len(group.runs) - len(reached.values)
                 yield group.settings[BATCH], next(iter(group.runs.values())), reached, missing

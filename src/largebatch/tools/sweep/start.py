@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,6 @@ from largebatch.tools.slurm.lint import lint_scripts
 from largebatch.tools.slurm.submit import settings_of_job, submit_script
 from largebatch.tools.sweep.points import POINTS, Point, Sweep
 from largebatch.words import counted
-
-POINT_NUMBER = re.compile("[0-9]{1,9}")
 
 
 def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, sbatch_options: Sequence[str]) -> int:
@@ -76,9 +73,10 @@ def _in_queue(folder: Path) -> set[int]:
         raise UserError(f"squeue does not say which points are in the queue: {asked.stderr.strip()}; try again")
     jobs = map(str.rstrip, asked.stdout.splitlines())
     numbers = [job.split()[0] for job in jobs if job.endswith(f" --run-dir={folder} --sweep")]
-    if unknown := [number for number in numbers if not POINT_NUMBER.fullmatch(number)]:
-        raise UserError(f"squeue has a job of {folder} for the points {unknown[0]}, not one; wait for it, or cancel it")
-    return set(map(int, numbers))
+    try:
+        return set(map(int, numbers))
+    except ValueError as error:
+        raise UserError(f"squeue has jobs of {folder} without a point each ({error}); wait, or cancel them") from error
 
 
 def _check(sweep: Sweep, task: Path, num_processes: int, script: BatchScript | None) -> None:

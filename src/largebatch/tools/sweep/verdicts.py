@@ -5,7 +5,7 @@ import statistics
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from largebatch.words import counted
 
@@ -30,11 +30,6 @@ class Cell:
         """Sample standard deviation over the seeds; 0 of one."""
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
-    @property
-    def standard_error(self) -> float:
-        """That of the mean; 0 of one seed, about which it says nothing."""
-        return self.std / math.sqrt(len(self.values))
-
 
 def is_clearly_lower(lower: Cell, higher: Cell, num_chosen_from: int) -> bool:
     """Whether the mean of the first is below the second's, with 95 % confidence: Welch's t, one-sided.
@@ -55,18 +50,18 @@ def is_clearly_lower(lower: Cell, higher: Cell, num_chosen_from: int) -> bool:
 class Compared(NamedTuple):
     """The losses of a batch size, less those of the run's own, seed by seed."""
 
-    verdict: Literal["within", "beyond", "undecided"]  # the tolerance
-    difference: float  # the mean; infinite if a run diverged, not a number without pairs of seeds
-    margin: float  # on each side, of Student's t: 95 % confidence, one-sided; not a number if it is not known
+    verdict: str  # "within" or "beyond" the tolerance, or "undecided"
+    difference: float | None  # the mean; None if a run diverged, or without pairs of seeds
+    margin: float | None  # on each side, of Student's t: 95 % confidence, one-sided; None if it is not known
     missing_seeds: int  # that would decide, at the spread so far
 
     def __str__(self) -> str:
-        if math.isinf(self.difference):
-            return f"{self.verdict}: a run diverged"
-        found = f"the difference is {self.difference:+.4g} ± {self.margin:.2g} (95 %, one-sided)"
-        known = [] if math.isnan(self.margin) else [found]
-        more = [counted(self.missing_seeds, "more seed")] if self.missing_seeds else []
-        return f"{self.verdict}: {'; '.join(more + known)}"
+        known = []
+        if self.missing_seeds:
+            known.append(counted(self.missing_seeds, "more seed"))
+        if self.margin is not None:
+            known.append(f"the difference is {self.difference:+.4g} ± {self.margin:.2g} (95 %, one-sided)")
+        return f"{self.verdict}: {'; '.join(known) or 'a run diverged'}"
 
 
 def compare(losses: Mapping[int, float], reference: Mapping[int, float], tolerance: float) -> Compared:
@@ -75,20 +70,17 @@ def compare(losses: Mapping[int, float], reference: Mapping[int, float], toleran
     from scipy.stats import t
 
     if math.inf in losses.values():
-        return Compared("beyond", math.inf, math.nan, 0)
+        return Compared("beyond", None, None, 0)
     pairs = [loss - reference[seed] for seed, loss in losses.items() if seed in reference]
     count = len(pairs)
-    if count < 2:
-        return Compared("undecided", statistics.fmean(pairs) if pairs else math.nan, math.nan, 2 - count)
-    mean = statistics.fmean(pairs)
+    mean = statistics.fmean(pairs) if pairs else None
+    if mean is None or count < 2:
+        return Compared("undecided", mean, None, 2 - count)
     seeds = np.arange(count, MAX_SEEDS)
     margins = t.ppf(CONFIDENCE, seeds - 1) * statistics.stdev(pairs) / np.sqrt(seeds)
-    margin = float(margins[0])
-    if mean - margin > tolerance:
-        return Compared("beyond", mean, margin, 0)
-    if mean + margin <= tolerance:
-        return Compared("within", mean, margin, 0)
-    return Compared("undecided", mean, margin, int(np.count_nonzero(margins > abs(mean - tolerance))))
+    missing = int(np.count_nonzero(margins > abs(mean - tolerance)))
+    decided = "within" if mean <= tolerance else "beyond"
+    return Compared("undecided" if missing else decided, mean, float(margins[0]), missing)
 
 
 def largest_within(
