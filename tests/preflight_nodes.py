@@ -30,7 +30,9 @@ class Ended:
 def a_node(folder, **changes):
     """The only node of a job, without GPUs."""
     values = {"name": "n1", "rank": 0, "num_nodes": 1, "recipe": PYDOC, "accelerate_config": DDP, "folder": folder}
-    return Node(**(values | {"token": "42", "host": "n1", "port": 1, "gpus": 0, "seconds": 1.0} | changes))
+    return Node(
+        **(values | {"token": "42", "host": "n1", "port": 1, "gpus": 0, "seconds": 1.0, "names": ["n1"]} | changes)
+    )
 
 
 def free_port():

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.preflight.phases import preflight
     from largebatch.tools.preflight.reports import Node
 
-    names = os.environ.get("LARGEBATCH_NODE_NAMES")
+    numbers = ",".join(f"node {rank}" for rank in range(options.num_nodes))
     node = Node(
         name=node_name(),
         rank=options.node_rank,
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         port=options.port,
         gpus=options.gpus,
         seconds=options.seconds,
+        names=(os.environ.get("LARGEBATCH_NODE_NAMES") or numbers).split(","),
         min_busbw=options.min_busbw,
-        names=tuple(names.split(",")) if names else (),
     )
     return preflight(node)

@@ -50,8 +50,8 @@ class Node:
     port: int
     gpus: int  # GPUs that the job was given on each node; 0 for a job on CPUs
     seconds: float  # how long to wait until all nodes are present
+    names: Sequence[str]  # all nodes in order
     min_busbw: float = 0.0  # the bus bandwidth in GB/s that the job needs
-    names: tuple[str, ...] = ()  # all nodes in order, if known
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -62,10 +62,6 @@ class Node:
     def file(self, name: str) -> Path:
         """A file of this start. Its name depends on the token, but does not disclose it."""
         return self.folder / f"{name}.{hashlib.sha256(self.token.encode()).hexdigest()[:16]}"
-
-    def name_of(self, rank: int) -> str:
-        """The name of a node, or its number if names are not known."""
-        return self.names[rank] if self.names else f"node {rank}"
 
 
 @dataclass
@@ -156,18 +152,18 @@ def _read(node: Node, phase: str, rank: int, file: Path) -> Report:
         return TypeAdapter(Report).validate_json(file.read_bytes(), strict=True)
     except ValidationError:
         unreadable = f"its report in {phase} cannot be read; it runs another version of largebatch"
-        return Report(node.name_of(rank), {unreadable: Kind.BAD_NODE})
+        return Report(node.names[rank], {unreadable: Kind.BAD_NODE})
 
 
 def _missing(node: Node, phase: str, rank: int) -> Report:
     """What is said of a node that does not report."""
     if phase != PRESENCE:
-        return Report(node.name_of(rank), {f"it stopped answering in {phase}": Kind.BAD_NODE})
+        return Report(node.names[rank], {f"it stopped answering in {phase}": Kind.BAD_NODE})
     late = (
         f"late: not present in {node.folder.resolve()} after {node.seconds:.0f} seconds; if nodes need longer to "
         "start, raise LARGEBATCH_PREFLIGHT_SECONDS"
     )
-    return Report(node.name_of(rank), {late: Kind.REFUSED})
+    return Report(node.names[rank], {late: Kind.REFUSED})
 
 
 def _conclude(node: Node, reports: Sequence[Report]) -> int:
