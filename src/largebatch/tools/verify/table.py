@@ -131,7 +131,7 @@ def _printed(rows: Iterable[Row]) -> list[Row]:
         if row.differences:
             numbers = [f"{row.differences[name]:.1e}" for name in COLUMNS]
         each = row.combination
-        seconds = f"{row.seconds:.1f}" if row.seconds else "-"
+        seconds = f"{row.seconds:.1f}"
         print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, row.verdict))
         if each.resumes:
             print(REMARK.format("resumed halfway from a checkpoint of one process"))
