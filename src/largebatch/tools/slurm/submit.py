@@ -103,15 +103,14 @@ def submit_script(script: BatchScript, options: argparse.Namespace, words: Seque
 
 
 def _words_for_sbatch(script: BatchScript, options: argparse.Namespace) -> list[str]:
-    settings = [name for name in sorted(script.environment) if name.startswith("LARGEBATCH_")]
     options_of_the_job = {
         "strategy": script.environment.get("STRATEGY") or None,
         "run-dir": script.environment.get("RUN_DIR") or None,
         "resume": options.resume,
         "allow-change": options.allow_change,
     }
-    # Values may have commas, so only the names are given. On the command line it outranks SBATCH_EXPORT=NONE.
-    words = ["--parsable", *script.given_options, f"--export={','.join(['ALL', *settings])}", str(script.path)]
+    # On the command line it outranks SBATCH_EXPORT=NONE.
+    words = ["--parsable", *script.given_options, "--export=ALL", str(script.path)]
     return words + [f"--{name}={value}" for name, value in options_of_the_job.items() if value is not None]
 
 
