@@ -194,7 +194,7 @@ if [[ -n $preflight && $mode != off ]]; then
   # The pre-flight ends by itself, unless a driver hangs. It runs in the foreground to stay in this process group.
   attend timeout --foreground --kill-after=10 "$limit" largebatch preflight "$recipe" --accelerate-config "$config" \
     --node-rank "$node_rank" --num-nodes "$nodes" --address "$address" --port "$port" --gpus "$gpus" \
-    --seconds "$seconds" --min-busbw "$bandwidth" "$@" || result=$?
+    --seconds "$seconds" --min-busbw "$bandwidth" || result=$?
   case $result in
     2 | 3) problem="the pre-flight has found problems" ;;
     124) problem="the pre-flight did not end within $limit seconds (LARGEBATCH_PREFLIGHT_SECONDS + 600) on this node" ;;

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from largebatch.__main__ import main
+from largebatch.tools.preflight.reports import Node
 from paths import PYDOC, ROOT
 
 DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"
@@ -24,6 +25,14 @@ class Ended:
     exit_code: int
     out: str
     err: str
+
+
+def a_node(folder, **changes):
+    """The only node of a job, without GPUs."""
+    values = {"name": "n1", "rank": 0, "num_nodes": 1, "recipe": PYDOC, "accelerate_config": DDP, "folder": folder}
+    return Node(
+        **(values | {"token": "42", "host": "n1", "port": 1, "gpus": 0, "seconds": 1.0, "names": ["n1"]} | changes)
+    )
 
 
 def free_port():
@@ -40,7 +49,7 @@ def run_nodes(folder, count, *words, host="localhost", port=None, before=None, s
     Args:
         folder: For the files of the job.
         count: Nodes of the job.
-        words: Overrides of the recipe.
+        words: Further options.
         host: The host of the rendezvous.
         port: Of the rendezvous; default: a free one.
         before: Called in the process of each node with its rank, before it begins.

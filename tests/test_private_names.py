@@ -21,7 +21,6 @@ USES = {
     "run/test_leaving_out.py": 1,
     "run/test_lines_that_wait.py": 1,
     "run/test_resume.py": 2,
-    "tools/preflight/test_node.py": 1,
     "tools/preflight/test_phases.py": 2,
     "tools/verify/test_causes.py": 1,
     "tools/verify/test_rows.py": 2,

@@ -220,5 +220,5 @@ def test_a_blocked_port(submit, cluster):
     assert (job.exit_code, job.starts) == ("3:0", 1)
     assert "training was not started" in job.log
     assert job.log.count("bad node") == 1
-    assert f"h2 cannot connect to the first node at h1:{port}" in job.log
+    assert f"bad node h2: cannot connect to the first node at h1:{port}" in job.log
     job.assert_no_survivors()

@@ -8,12 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from largebatch.config import load_config
 from largebatch.tools.local_jobs.jobs import JobFailed
 from largebatch.tools.preflight import all_reduce, phases, reports
-from largebatch.tools.preflight.node_checks import checkpoint_bytes
-from paths import PYDOC
-from preflight_nodes import TOKEN, begins_after, die, late, run_nodes, shared
+from largebatch.tools.preflight.node_checks import check_node
+from preflight_nodes import TOKEN, a_node, begins_after, die, late, run_nodes, shared
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +36,9 @@ def run_forked(function, *arguments, environment, timeout, **_):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _imports():
+def _imports(tmp_path_factory):
     """What every node would import is there when it is forked."""
-    checkpoint_bytes(load_config(PYDOC))
+    check_node(a_node(tmp_path_factory.mktemp("logs")))
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +63,8 @@ def test_good_nodes(tmp_path):
     assert codes(ended) == [0, 0, 0, 0], ended
     lines = ended[0].out.splitlines()
     assert lines[0] == "Pre-flight on 4 nodes:"
-    assert "GB are free in the run folder" in lines[1]
-    assert lines[2].startswith("  all-reduce of 1 MiB over 4 nodes by gloo, 1 process per node: ")
+    assert lines[1].startswith("  n1: all-reduce of 1 MiB over 4 nodes by gloo, 1 process per node: ")
+    assert len(lines) == 2
     assert [each.out for each in ended[1:]] == ["", "", ""]
     assert bad_nodes(tmp_path) is None
     # Whoever can list the folder must not learn the token.
@@ -107,7 +105,7 @@ def test_files_of_another_start_are_ignored(tmp_path):
 def test_a_node_that_is_too_late_is_not_bad(tmp_path):
     ended = run_nodes(tmp_path, 4, before=begins_after(tmp_path, 2, "presence_decision"), seconds=8)
     assert codes(ended) == [2, 2, 2, 2], ended
-    assert f"late: n3: not present in {shared(tmp_path)} after 8 seconds" in ended[0].out
+    assert f"error on n3: late: not present in {shared(tmp_path)} after 8 seconds" in ended[0].out
     assert "raise LARGEBATCH_PREFLIGHT_SECONDS" in ended[0].out
     assert bad_nodes(tmp_path) is None
 
@@ -116,8 +114,8 @@ def test_a_first_node_that_is_too_late(tmp_path):
     """The others have left without a trace when it comes."""
     ended = run_nodes(tmp_path, 3, before=late(0, 12), seconds=6)
     assert codes(ended) == [2, 2, 2], ended
-    assert "late: n1: not present in " in ended[1].out
-    assert "late: n2, n3: not present in " in ended[0].out
+    assert "error on n1: late: not present in " in ended[1].out
+    assert "error on n2, n3: late: not present in " in ended[0].out
     assert bad_nodes(tmp_path) is None
 
 
@@ -126,7 +124,7 @@ def test_a_first_node_that_is_too_late(tmp_path):
     [
         ("_check", "checks", {(phases, "SECONDS_TO_CHECK"): 15.0, (phases, "SECONDS_TO_TELL"): 5.0}),
         # The others wait in their all-reduce.
-        ("_all_reduce", "all_reduce", {(all_reduce, "SECONDS"): 4.0, (phases, "SECONDS_TO_TELL"): 12.0}),
+        ("measure", "all_reduce", {(all_reduce, "SECONDS"): 4.0, (phases, "SECONDS_TO_TELL"): 12.0}),
     ],
 )
 def test_a_node_that_dies(function, phase, limits, tmp_path, monkeypatch):
@@ -176,7 +174,7 @@ def test_a_port_in_use_is_no_nodes_fault(tmp_path):
         port = server.getsockname()[1]
         ended = run_nodes(tmp_path, 2, port=port)
     assert codes(ended) == [2, 2], ended
-    assert f"n1 cannot listen at localhost:{port} (" in ended[0].out
+    assert f"error on n1: cannot listen at localhost:{port} (" in ended[0].out
     assert "Address already in use" in ended[0].out
     assert "start the job again" in ended[0].out
     assert bad_nodes(tmp_path) is None
@@ -191,22 +189,28 @@ def test_a_report_of_another_version(text, tmp_path, monkeypatch):
     assert "Traceback" not in ended[0].err
 
 
-def _no_connection(rank, monkeypatch):
+def _no_connection(monkeypatch, is_cut_off):
     def refuse(*_):
         raise ConnectionRefusedError(111, "Connection refused")
 
-    if rank == 1:
+    if is_cut_off:
         monkeypatch.setattr(socket, "create_connection", refuse)
 
 
-# Of four nodes, two others have reached the first one.
-@pytest.mark.parametrize(("count", "bad"), [(2, "n1"), (4, "n2")])
-def test_a_node_that_cannot_reach_the_first(count, bad, tmp_path, monkeypatch):
-    ended = run_nodes(tmp_path, count, before=lambda rank: _no_connection(rank, monkeypatch))
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_node_that_cannot_reach_the_first(count, tmp_path, monkeypatch):
+    ended = run_nodes(tmp_path, count, before=lambda rank: _no_connection(monkeypatch, rank == 1))
     assert codes(ended) == [3] * count, ended
-    assert f"bad node {bad}: n2 cannot connect to the first node at localhost:" in ended[0].out
+    assert "bad node n2: cannot connect to the first node at localhost:" in ended[0].out
     assert "Connection refused" in ended[0].out
-    assert bad_nodes(tmp_path) == f"{bad}\n"
+    assert bad_nodes(tmp_path) == "n2\n"
+
+
+def test_if_no_node_can_reach_the_first_none_of_them_is_bad(tmp_path, monkeypatch):
+    ended = run_nodes(tmp_path, 3, before=lambda rank: _no_connection(monkeypatch, rank > 0))
+    assert codes(ended) == [2, 2, 2], ended
+    assert "error on n2, n3: cannot connect to the first node at localhost:" in ended[0].out
+    assert bad_nodes(tmp_path) is None
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
@@ -225,13 +229,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert "cannot be written" in ended[1].err
 
 
-def test_a_refusal_by_the_recipe(tmp_path):
-    ended = run_nodes(tmp_path, 2, "--seed=-1")
-    assert codes(ended) == [2, 2], ended
-    assert "the recipe's model cannot be built: 1 problem in " in ended[0].out
-    assert bad_nodes(tmp_path) is None
-
-
 def test_bandwidth_below_the_minimum(tmp_path):
     ended = run_nodes(tmp_path, 2, "--min-busbw=1e6")
     assert codes(ended) == [2, 2], ended
@@ -243,6 +240,8 @@ def test_an_all_reduce_that_fails_on_a_node(tmp_path, monkeypatch):
     monkeypatch.setattr(all_reduce, "SECONDS", 4.0)
     ended = run_nodes(tmp_path, 4, before=lambda rank: rank == 1 and monkeypatch.setattr(all_reduce, "_bandwidth", die))
     assert codes(ended) == [2, 2, 2, 2], ended
-    assert "failure 1, on n2: all-reduce of 1 MiB over 4 nodes by gloo" in ended[0].out
-    assert "rank 0: exit code 9" in ended[0].out
+    # The others have waited for it.
+    first = ended[0].out.splitlines()[1]
+    assert first.startswith("  error on n2: all-reduce of 1 MiB over 4 nodes by gloo")
+    assert first.endswith("rank 0: exit code 9")
     assert bad_nodes(tmp_path) is None

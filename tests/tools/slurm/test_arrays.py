@@ -24,9 +24,8 @@ def test_a_sweep_is_one_array(capsys):
     words += ["--nodes", "2", "--partition=gpu", "--max-parallel", "3", "--folder", "runs/rates"]
     assert main(["sweep", "gpt_pydoc", *words]) == 0
     options = "--array=0,1,2,3%3 --output=runs/rates/points/%a.log --nodes=2 --partition=gpu"
-    names = "ALL,LARGEBATCH_SNAPSHOT"
     assert called()["words"] == shlex.split(
-        f"--parsable {options} --export={names} {SMOKE} --run-dir={Path.cwd()}/runs/rates --sweep"
+        f"--parsable {options} --export=ALL {SMOKE} --run-dir={Path.cwd()}/runs/rates --sweep"
     )
     assert snapshot().parent == Path("runs/rates/jobs").absolute()
     assert (snapshot() / RECIPE).is_file()
@@ -93,7 +92,7 @@ def test_branches_of_a_jobs_run_are_one_array(capsys):
     capsys.readouterr()
     assert main(["critical-batch", f"{run}/", "--at=100", "--batches=1,2", "--slurm", "--nodes=1", "--time=20"]) == 0
     folder = Path("runs/pydoc.critical_batch_at_100").absolute()
-    options = f"--array=0,1 --output={folder}/points/%a.log --nodes=1 --time=20 --export=ALL,LARGEBATCH_SNAPSHOT"
+    options = f"--array=0,1 --output={folder}/points/%a.log --nodes=1 --time=20 --export=ALL"
     assert called()["words"] == shlex.split(f"--parsable {options} {SMOKE} --run-dir={folder} --sweep")
     name, allowed, *words = (folder / "points/1").read_text().splitlines()
     assert (name, allowed.partition("=")[0]) == ("global_batch_size=64_seed=0", "--allow-change")

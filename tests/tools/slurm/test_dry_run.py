@@ -23,7 +23,6 @@ def test_dry_run(capsys):
         for nodes in (2, 3, 4)
     ]
     assert re.search(r"data\.num_train_samples +3,\d\d\d samples found; the recipe expects 3,200\n", printed)
-    assert "log    slurm-gpt_pydoc.sbatch-%j.log" in printed
     assert f"\nsbatch --parsable --nodes=2-4 --cpus-per-task=1 --export=ALL {SMOKE}" in printed
     assert not Path("runs").exists()
 

@@ -65,12 +65,12 @@ def test_an_environment_that_is_not_there(monkeypatch, refused, capsys):
     """Job and nodes would find it only when they start."""
     Path(".venv/bin/activate").unlink()
     error = "error: LARGEBATCH_ENV=.venv/bin/activate: there is no such file"
-    assert error in refused("gpt_pydoc", "--nodes=2", code=1)
+    assert error in refused("gpt_pydoc", "--nodes=2", code=2)
     # A dry run shows the rest as well.
-    assert submit("gpt_pydoc", "--nodes", "2", "--dry-run") == 1
-    found = capsys.readouterr().out
-    assert error in found
-    assert "data.num_train_samples" in found
+    assert submit("gpt_pydoc", "--nodes", "2", "--dry-run") == 2
+    found = capsys.readouterr()
+    assert error in found.err
+    assert "data.num_train_samples" in found.out
     monkeypatch.setenv("LARGEBATCH_CONTAINER", "apptainer:docker://image")
     assert submit("gpt_pydoc", "--nodes", "2") == 0
     Path("mine").touch()

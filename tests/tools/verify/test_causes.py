@@ -7,7 +7,7 @@ import pytest
 
 import tasks
 from largebatch.tools.verify import verification
-from largebatch.tools.verify.causes import Symptom, likely_cause, symptom_of
+from largebatch.tools.verify.causes import likely_cause, symptom_of
 from largebatch.tools.verify.verification import Combination, Row
 from tasks import SMALL, TINY
 from verifying import SGD, recipe_with, rows_of, verify
@@ -57,12 +57,12 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
 @pytest.mark.parametrize(
     ("beyond", "symptom", "said"),
     [
-        (ALL_OF_IT, Symptom.LOSS, "data or noise depends on the process"),
-        (ALL_OF_IT - {"loss", "first_loss"}, Symptom.GRADIENT, "but not its gradient: what `dist.all_gather`"),
-        (WEIGHTS, Symptom.UPDATE, "but not its update"),
-        ({"loss", "parameters", "evaluation"}, Symptom.LATER, "the first step and its update agree, later ones do not"),
-        ({"loss", "first_loss"}, Symptom.REPORTED_LOSS, "gradients and weights agree, only the reported loss does not"),
-        ({"evaluation"}, Symptom.EVALUATION, "only evaluations differ"),
+        (ALL_OF_IT, "first_loss", "data or noise depends on the process"),
+        (ALL_OF_IT - {"loss", "first_loss"}, "first_grad_norm", "but not its gradient: what `dist.all_gather`"),
+        (WEIGHTS, "update", "but not its update"),
+        ({"loss", "parameters", "evaluation"}, "later", "the first step and its update agree, later ones do not"),
+        ({"loss", "first_loss"}, "reported loss", "gradients and weights agree, only the reported loss does not"),
+        ({"evaluation"}, "evaluation", "only evaluations differ"),
     ],
 )
 def test_what_differs_first_is_told(beyond, symptom, said):

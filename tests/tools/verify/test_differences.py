@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from largebatch.tools.verify.differences import Differences, Trained, compare, limits
+from largebatch.tools.verify.differences import MEASURES, Trained, beyond, compare, limits
 
 LINES = [{"loss": 2.0, "lr": 0.1, "grad_norm": 4.0}, {"loss": 1.0, "lr": 0.0, "grad_norm": 2.0}]
 RUN = Trained(LINES, [{"step": 2, "loss": 3.0}], {"weight": np.array([3.0, 4.0]), "bias": np.zeros(2)})
@@ -18,14 +18,14 @@ def test_relative_differences_by_hand():
         {"weight": np.array([3.0, 4.05]), "bias": np.array([1e-6, 0.0])},
     )
     differences = compare(changed, RUN)
-    assert differences.loss == pytest.approx(1e-3)
-    assert differences.grad_norm == pytest.approx(0.05)
-    assert differences.lr == 0.0
-    assert differences.evaluation == pytest.approx(0.1)
-    assert differences.parameters == pytest.approx(0.01)
+    assert differences["loss"] == pytest.approx(1e-3)
+    assert differences["grad_norm"] == pytest.approx(0.05)
+    assert differences["lr"] == 0.0
+    assert differences["evaluation"] == pytest.approx(0.1)
+    assert differences["parameters"] == pytest.approx(0.01)
     # The bias: against a thousandth of the model's root mean square, 2.5, times the root of its two elements.
     only_bias = dataclasses.replace(RUN, weights={**RUN.weights, "bias": np.array([1e-6, 0.0])})
-    assert compare(only_bias, RUN).parameters == pytest.approx(1e-6 / (2.5e-3 * 2**0.5))
+    assert compare(only_bias, RUN)["parameters"] == pytest.approx(1e-6 / (2.5e-3 * 2**0.5))
 
 
 @pytest.mark.parametrize(
@@ -41,33 +41,32 @@ def test_relative_differences_by_hand():
     ],
 )
 def test_what_is_missing_or_not_a_number_never_agrees(changed):
-    assert not compare(RUN, RUN).beyond(limits(1e-12))
-    assert compare(dataclasses.replace(RUN, **changed), RUN).beyond(limits(1e6))
+    assert not beyond(compare(RUN, RUN), limits(1e-12))
+    assert beyond(compare(dataclasses.replace(RUN, **changed), RUN), limits(1e6))
 
 
-EQUAL = Differences(*[0.0] * len(Differences._fields))
+EQUAL = dict.fromkeys(MEASURES, 0.0)
 
 
 def test_the_learning_rate_must_be_equal():
-    small = EQUAL._replace(loss=1e-7, grad_norm=1e-6, update=9e-3, parameters=1e-7, evaluation=1e-7)
-    assert not small._replace(first_loss=1e-7, first_grad_norm=9e-6).beyond(limits(1e-6))
-    assert EQUAL._replace(lr=1e-16).beyond(limits(1e-6)) == {"lr"}
+    small = EQUAL | {"loss": 1e-7, "grad_norm": 1e-6, "update": 9e-3, "parameters": 1e-7, "evaluation": 1e-7}
+    assert not beyond(small | {"first_loss": 1e-7, "first_grad_norm": 9e-6}, limits(1e-6))
+    assert beyond(EQUAL | {"lr": 1e-16}, limits(1e-6)) == {"lr"}
 
 
 def test_rounding_is_granted_to_what_it_was_measured_of():
     """Ten times the loss's own to the loss, the weights' own to weights; to the first step only where models sum."""
-    rounding = EQUAL._replace(
-        loss=1e-5, grad_norm=1e-4, update=1e-2, parameters=1e-3, first_loss=1e-6, first_grad_norm=1e-5
-    )
+    rounding = EQUAL | {"loss": 1e-5, "grad_norm": 1e-4, "update": 1e-2, "parameters": 1e-3}
+    rounding |= {"first_loss": 1e-6, "first_grad_norm": 1e-5}
     enlarged = limits(1e-6, rounding)
-    granted = EQUAL._replace(loss=9e-5, grad_norm=9e-4, update=9e-2, parameters=9e-3, evaluation=9e-7)
-    assert not granted._replace(first_loss=9e-7, first_grad_norm=9e-6).beyond(enlarged)
-    beyond = {"loss": 2e-4, "grad_norm": 2e-3, "update": 0.2, "parameters": 2e-2, "evaluation": 2e-6, "lr": 1e-9}
-    for name, value in beyond.items():
-        assert EQUAL._replace(**{name: value}).beyond(enlarged) == {name}
+    granted = EQUAL | {"loss": 9e-5, "grad_norm": 9e-4, "update": 9e-2, "parameters": 9e-3, "evaluation": 9e-7}
+    assert not beyond(granted | {"first_loss": 9e-7, "first_grad_norm": 9e-6}, enlarged)
+    large = {"loss": 2e-4, "grad_norm": 2e-3, "update": 0.2, "parameters": 2e-2, "evaluation": 2e-6, "lr": 1e-9}
+    for name, value in large.items():
+        assert beyond(EQUAL | {name: value}, enlarged) == {name}
     within_models = limits(1e-6, rounding, sums_within_the_model=True)
     for name, value in {"first_loss": 2e-6, "first_grad_norm": 2e-5}.items():
-        first = EQUAL._replace(**{name: value})
-        assert first.beyond(enlarged) == {name}
-        assert not first.beyond(within_models)
-        assert EQUAL._replace(**{name: 10 * value}).beyond(within_models) == {name}
+        first = EQUAL | {name: value}
+        assert beyond(first, enlarged) == {name}
+        assert not beyond(first, within_models)
+        assert beyond(EQUAL | {name: 10 * value}, within_models) == {name}

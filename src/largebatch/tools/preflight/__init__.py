@@ -6,7 +6,7 @@ from pathlib import Path
 
 from largebatch.errors import UserError
 from largebatch.system.endings import node_name
-from largebatch.tools.options import Commands, add_command, add_options_of_a_run, add_recipe, positive_int
+from largebatch.tools.options import Commands, add_command, add_recipe, positive_int
 
 
 def add_parser(commands: Commands) -> None:
@@ -18,7 +18,6 @@ def add_parser(commands: Commands) -> None:
         "connect the nodes, and measure an all-reduce. The first node prints the verdict.",
         epilog="launch/node.sh runs it, and sets LARGEBATCH_NODE, LARGEBATCH_NODE_NAMES, LARGEBATCH_LOGS and "
         "LARGEBATCH_TOKEN.\ndocs/slurm.md says what it finds. Exit code 3: there are bad nodes.",
-        takes_overrides=True,
     )
     add_recipe(parser)
     parser.add_argument("--accelerate-config", type=Path, required=True, help="the strategy's YAML file")
@@ -29,7 +28,6 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--gpus", type=int, required=True, help="GPUs of each node; 0 for a job on CPUs")
     parser.add_argument("--seconds", type=float, required=True, help="how long to wait until all nodes are present")
     parser.add_argument("--min-busbw", type=float, default=0.0, help="GB/s that the all-reduce must reach; default: 0")
-    add_options_of_a_run(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,17 +39,20 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.preflight.phases import preflight
     from largebatch.tools.preflight.reports import Node
 
-    names = os.environ.get("LARGEBATCH_NODE_NAMES")
+    numbers = ",".join(f"node {rank}" for rank in range(options.num_nodes))
     node = Node(
         name=node_name(),
         rank=options.node_rank,
         num_nodes=options.num_nodes,
+        recipe=options.config,
+        accelerate_config=options.accelerate_config,
         folder=Path(logs, "preflight"),
         token=token,
         host=options.address.strip("[]"),
         port=options.port,
         gpus=options.gpus,
         seconds=options.seconds,
-        names=tuple(names.split(",")) if names else (),
+        names=(os.environ.get("LARGEBATCH_NODE_NAMES") or numbers).split(","),
+        min_busbw=options.min_busbw,
     )
-    return preflight(node, options.config, options.accelerate_config, options.overrides, options.min_busbw)
+    return preflight(node)

@@ -1,4 +1,4 @@
-"""The bandwidth of an all-reduce within a node, or over all nodes of a job."""
+"""The bandwidth of an all-reduce over all nodes of a job."""
 
 import os
 import statistics
@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from largebatch.tools.local_jobs.jobs import INTERFACES, run_job
-from largebatch.tools.preflight.reports import Node
+from largebatch.tools.local_jobs.jobs import INTERFACES, JobFailed, run_job
+from largebatch.tools.preflight.reports import Kind, Node, Report
 from largebatch.words import counted
 
 SECONDS = 120.0  # how long the processes may take to start, meet and measure
@@ -19,31 +19,15 @@ MEBIBYTES_ON_CPUS = 64
 NUM_MEASUREMENTS = 5
 
 
-def describe_all_reduce(node: Node) -> str:
-    """What is measured, with its size and the number of processes."""
-    return (
-        f"all-reduce of {_mebibytes(node)} MiB over {counted(node.num_nodes, 'node')} by {_backend(node)}, "
+def measure(node: Node) -> Report:
+    """Take part with the processes of this node, whose output is kept; the first node reports the bandwidth."""
+    mebibytes = MEBIBYTES_ON_GPUS if node.gpus else MEBIBYTES_ON_CPUS
+    backend = "nccl" if node.gpus else "gloo"
+    what = (
+        f"all-reduce of {mebibytes} MiB over {counted(node.num_nodes, 'node')} by {backend}, "
         f"{counted(node.processes, 'process', 'processes')} per node"
     )
-
-
-def _backend(node: Node) -> str:
-    return "nccl" if node.gpus else "gloo"
-
-
-def _mebibytes(node: Node) -> int:
-    return MEBIBYTES_ON_GPUS if node.gpus else MEBIBYTES_ON_CPUS
-
-
-def measure(node: Node, logs: Path) -> float:
-    """Take part with the processes of this node; their output goes to the folder `logs`.
-
-    Returns:
-        The bus bandwidth in GB/s.
-
-    Raises:
-        JobFailed: A process of this node failed, or did not end in time.
-    """
+    logs = node.folder / f"all_reduce_{node.name}"
     logs.mkdir(exist_ok=True)
     environment = {"WORLD_SIZE": str(node.num_nodes * node.processes)}
     if node.num_nodes > 1:
@@ -51,20 +35,32 @@ def measure(node: Node, logs: Path) -> float:
         environment |= {"MASTER_ADDR": node.host, "MASTER_PORT": str(node.port)}
         environment["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         environment |= {name: os.environ.get(name, "") for name in INTERFACES}
-    results: list[float] = run_job(
-        _bandwidth,
-        node,
-        world_size=node.processes,
-        environment=environment,
-        folder=Path.cwd(),
-        timeout=SECONDS,
-        logs=logs,
-    )
-    return results[0]
+    try:
+        bandwidth = run_job(
+            _bandwidth,
+            node,
+            backend,
+            mebibytes,
+            world_size=node.processes,
+            environment=environment,
+            folder=Path.cwd(),
+            timeout=SECONDS,
+            logs=logs,
+        )[0]
+    except JobFailed as failure:
+        findings = {f"{what}: {failure.in_one_line()}": Kind.REFUSED}
+        return Report(node.name, findings, failed_at=time.time())
+    if node.rank > 0:
+        return Report(node.name)
+    result = f"{what}: {bandwidth:.2f} GB/s (bus bandwidth, median of {NUM_MEASUREMENTS})"
+    if bandwidth >= node.min_busbw:
+        return Report(node.name, {result: Kind.NOTE})
+    too_slow = f"{result}, less than LARGEBATCH_MIN_BUSBW={node.min_busbw:g}; see docs/slurm.md"
+    return Report(node.name, {too_slow: Kind.REFUSED})
 
 
-def _bandwidth(node: Node) -> float:
-    """In one process, what each process sends per second, whatever their number; the median of several measurements."""
+def _bandwidth(node: Node, backend: str, mebibytes: int) -> float:
+    """In one process, what each process sends per second in GB/s, whatever their number."""
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cpu")
     if node.gpus:
@@ -72,9 +68,8 @@ def _bandwidth(node: Node) -> float:
         torch.cuda.set_device(device)
     rank = node.rank * node.processes + local_rank
     world_size = node.num_nodes * node.processes
-    timeout = timedelta(seconds=SECONDS)
-    dist.init_process_group(_backend(node), rank=rank, world_size=world_size, timeout=timeout)
-    tensor = torch.ones(_mebibytes(node) * 2**20 // 4, device=device)
+    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timedelta(seconds=SECONDS))
+    tensor = torch.ones(mebibytes * 2**20 // 4, device=device)
     seconds = []
     # The first one sets up connections.
     for _ in range(1 + NUM_MEASUREMENTS):

@@ -1,23 +1,38 @@
 """How the nodes of a job agree: by files in a folder that all of them see.
 
-In a phase every node writes a report. The first node waits for all of them until a deadline, decides, and writes its
-decision, for which the others wait.
+In a phase every node writes a report. The first node waits for all of them until a deadline, prints what was found, and
+writes its decision, for which the others wait.
 """
 
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import IntEnum
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from largebatch.errors import UserError, reason_of
 from largebatch.storage.files import replace_file
-from largebatch.tools.preflight.verdict import Findings, Verdict, compare
+from largebatch.words import counted
 
 PRESENCE = "presence"  # the first phase: who misses its deadline is late, but not bad
 SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_IN_ALL = 550.0  # how long the other phases may take; launch/node.sh ends the pre-flight after 600
+SECONDS_IN_ALL = 580.0  # how long the other phases may take; launch/node.sh ends the pre-flight after 600
+
+
+class Kind(IntEnum):
+    """What a finding means. The largest kind is the exit code of the pre-flight on every node."""
+
+    NOTE = 0
+    REFUSED = 2  # the job must not start, whatever nodes it has
+    BAD_NODE = 3  # the job must not run on this node
+
+
+LABELS = {Kind.NOTE: "", Kind.REFUSED: "error on ", Kind.BAD_NODE: "bad node "}
 
 
 @dataclass(frozen=True)
@@ -27,13 +42,16 @@ class Node:
     name: str
     rank: int  # from 0
     num_nodes: int
+    recipe: Path
+    accelerate_config: Path
     folder: Path  # a folder that all nodes share
     token: str  # different for each start
     host: str  # the first node, where the processes of the job will meet
     port: int
     gpus: int  # GPUs that the job was given on each node; 0 for a job on CPUs
     seconds: float  # how long to wait until all nodes are present
-    names: tuple[str, ...] = ()  # all nodes in order, if known
+    names: Sequence[str]  # all nodes in order
+    min_busbw: float = 0.0  # the bus bandwidth in GB/s that the job needs
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -45,32 +63,39 @@ class Node:
         """A file of this start. Its name depends on the token, but does not disclose it."""
         return self.folder / f"{name}.{hashlib.sha256(self.token.encode()).hexdigest()[:16]}"
 
-    def name_of(self, rank: int) -> str:
-        """The name of a node, or its number if names are not known."""
-        return self.names[rank] if self.names else f"node {rank}"
+
+@dataclass
+class Report:
+    """What one node tells the first one."""
+
+    node: str
+    findings: dict[str, Kind] = field(default_factory=dict)  # sentences
+    # What must be the same everywhere, by name: versions, checksums of the code and the recipe, GPUs, limits.
+    versions: dict[str, str] = field(default_factory=dict)
+    failed_at: float = 0.0  # when its part of the all-reduce failed, in seconds since 1970
 
 
-def report(node: Node, phase: str, findings: Findings, deadline: float) -> int:
-    """Report this node's findings to the first node, and wait for its decision.
+def agree(node: Node, phase: str, report: Report, deadline: float) -> int:
+    """Report to the first node, and wait for its decision.
 
     Args:
         node: This node.
         phase: Different each time; named in messages and files.
-        findings: What this node found.
+        report: What this node found.
         deadline: Until when the first node waits for all nodes, as time.monotonic tells it.
 
     Returns:
-        The decision, which is the same on all nodes: GOOD, or the exit code with which the pre-flight is over.
+        The decision, which is the same on all nodes: 0, or the exit code with which the pre-flight is over.
 
     Raises:
         UserError: The folder cannot be written.
     """
     mine = node.file(f"{phase}_{node.rank}")
     decision = node.file(f"{phase}_decision")
-    text = json.dumps(asdict(findings))
+    text = json.dumps(asdict(report))
     _write(mine, text)
     if node.rank == 0:
-        code = _conclude(node, _judge(node, phase, deadline))
+        code = _conclude(node, _collect(node, phase, deadline))
         _write(decision, str(code))
         return code
     while decision.name not in (names := _names_in(node.folder)):
@@ -78,57 +103,84 @@ def report(node: Node, phase: str, findings: Findings, deadline: float) -> int:
         if names and mine.name not in names:
             _write(mine, text)
         waited = time.monotonic() - node.began
-        if waited > node.seconds and node.file(f"{PRESENCE}_0").name not in names:
+        is_late = waited > node.seconds and node.file(f"{PRESENCE}_0").name not in names
+        if is_late or waited > node.seconds + SECONDS_IN_ALL:
             # If the first node comes after all, it does not take this one for present.
             mine.unlink(missing_ok=True)
-            return _conclude(node, Verdict(problems=[_late(node, [node.name_of(0)])]))
-        if waited > node.seconds + SECONDS_IN_ALL:
-            return _conclude(node, Verdict({node.name_of(0): [_silence(phase)]}))
+            return _conclude(node, [_missing(node, phase, 0)])
         time.sleep(SECONDS_BETWEEN_LOOKS)
     return int(decision.read_text(encoding="utf-8"))
 
 
-def _judge(node: Node, phase: str, deadline: float) -> Verdict:
-    """On the first node: whether the job may start, from the reports that arrive until the deadline."""
+def compare(reports: Sequence[Report]) -> Mapping[tuple[Kind, str], list[str]]:
+    """The nodes that have each finding, among them versions that differ from those of most nodes.
+
+    In a tie, those of the first report are right. The failures that were noticed first come first, because other nodes
+    may only have waited.
+    """
+    nodes: dict[tuple[Kind, str], list[str]] = defaultdict(list)
+    for report in sorted(reports, key=lambda report: report.failed_at):
+        for text, kind in report.findings.items():
+            nodes[kind, text].append(report.node)
+    # Nodes that could not say anything do not differ.
+    compared = [report for report in reports if report.versions]
+    for name in dict.fromkeys(name for report in compared for name in report.versions):
+        values = [report.versions.get(name, "missing") for report in compared]
+        # In a tie, `most_common` takes the value that it met first.
+        usual, count = Counter(values).most_common(1)[0]
+        for report, value in zip(compared, values, strict=True):
+            if value != usual:
+                text = f"{name} is {value}, but {usual} on {counted(count, 'node')}"
+                nodes[Kind.BAD_NODE, text].append(report.node)
+    return nodes
+
+
+def _collect(node: Node, phase: str, deadline: float) -> list[Report]:
+    """On the first node, the reports of all nodes in order; what is said of those that are not there in time."""
     files = [node.file(f"{phase}_{rank}") for rank in range(node.num_nodes)]
     expected = {file.name for file in files}
     while expected - (names := _names_in(node.folder)) and time.monotonic() < deadline:
         time.sleep(SECONDS_BETWEEN_LOOKS)
-    found: list[Findings] = []
-    missing: list[str] = []
-    for rank, file in enumerate(files):
-        if file.name not in names:
-            missing.append(node.name_of(rank))
-            continue
+    return [
+        _read(node, phase, rank, file) if file.name in names else _missing(node, phase, rank)
+        for rank, file in enumerate(files)
+    ]
+
+
+def _read(node: Node, phase: str, rank: int, file: Path) -> Report:
+    try:
+        return TypeAdapter(Report).validate_json(file.read_bytes(), strict=True)
+    except ValidationError:
         unreadable = f"its report in {phase} cannot be read; it runs another version of largebatch"
-        findings = Findings.read(file.read_text(encoding="utf-8"))
-        found.append(findings or Findings(node.name_of(rank), problems=[unreadable]))
-    verdict = compare(found)
-    if missing and phase == PRESENCE:
-        verdict.problems.append(_late(node, missing))
-    elif missing:
-        verdict.bad_nodes.update({name: [_silence(phase)] for name in missing})
-    return verdict
+        return Report(node.names[rank], {unreadable: Kind.BAD_NODE})
 
 
-def _late(node: Node, names: Sequence[str]) -> str:
-    return (
-        f"late: {', '.join(names)}: not present in {node.folder.resolve()} after {node.seconds:.0f} seconds; if nodes "
-        "need longer to start, raise LARGEBATCH_PREFLIGHT_SECONDS"
+def _missing(node: Node, phase: str, rank: int) -> Report:
+    """What is said of a node that does not report."""
+    if phase != PRESENCE:
+        return Report(node.names[rank], {f"it stopped answering in {phase}": Kind.BAD_NODE})
+    late = (
+        f"late: not present in {node.folder.resolve()} after {node.seconds:.0f} seconds; if nodes need longer to "
+        "start, raise LARGEBATCH_PREFLIGHT_SECONDS"
     )
+    return Report(node.names[rank], {late: Kind.REFUSED})
 
 
-def _silence(phase: str) -> str:
-    return f"it stopped answering in {phase}"
-
-
-def _conclude(node: Node, verdict: Verdict) -> int:
-    """Print the verdict, write the bad nodes to a file for the batch script, and return the exit code."""
-    for line in verdict.lines():
-        print(line, flush=True)
-    if verdict.bad_nodes:
-        _write(node.folder / "bad_nodes", ",".join(verdict.bad_nodes) + "\n")
-    return verdict.exit_code
+def _conclude(node: Node, reports: Sequence[Report]) -> int:
+    """Print the findings, write the bad nodes to a file for the batch script, and return the exit code."""
+    code = Kind.NOTE
+    bad_nodes: dict[str, None] = {}
+    for (kind, text), nodes in sorted(compare(reports).items(), key=lambda finding: finding[0][0]):
+        if kind == Kind.BAD_NODE and len(nodes) >= max(2, node.num_nodes - 1):
+            # What all others have, too, is not the fault of a node.
+            kind = Kind.REFUSED
+        elif kind == Kind.BAD_NODE:
+            bad_nodes |= dict.fromkeys(nodes)
+        code = max(code, kind)
+        print(f"  {LABELS[kind]}{', '.join(nodes)}: {text}", flush=True)
+    if bad_nodes:
+        _write(node.folder / "bad_nodes", ",".join(bad_nodes) + "\n")
+    return code
 
 
 def _names_in(folder: Path) -> set[str]:

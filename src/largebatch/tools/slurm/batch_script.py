@@ -121,13 +121,11 @@ class BatchScript:
             return run.checkpoint_step()
         return 0
 
-    def log(self, job_id: str = "%j") -> str:
+    def log(self, job_id: str) -> str:
         """The log's file: that of `--output`, or Slurm's default, with the job's name and (an array's first) number."""
-        values = {"%%": "%", "%x": self.options.get("job-name", self.path.name), "%j": job_id}
-        if array := self.options.get("array"):
-            values["%a"] = re.split("[,%-]", array)[0]
-        path = re.sub("%.", lambda found: values.get(found[0], found[0]), self.options.get("output", "slurm-%j.out"))
-        return str(Path(self.options.get("chdir", ""), path))
+        first = re.split("[,%-]", self.options.get("array", ""))[0]
+        values = {"%%": "%", "%x": self.options.get("job-name", self.path.name), "%j": job_id, "%a": first}
+        return re.sub("%.", lambda found: values.get(found[0], found[0]), self.options.get("output", "slurm-%j.out"))
 
 
 def read_text(path: Path) -> str:

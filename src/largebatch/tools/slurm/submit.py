@@ -83,38 +83,34 @@ def submit_script(script: BatchScript, options: argparse.Namespace, words: Seque
     `words` are for the script, besides the job's options.
     """
     _refuse_other_jobs(script, options.config)
-    findings = [str(finding) for finding in lint_scripts([script], task=script.task)]
-    missing = _missing_environment(script)
-    problems = findings + [f"error: {problem}" for problem in missing]
-    if findings or (missing and not options.dry_run):
-        print(*problems, "not submitted", sep="\n")
+    findings = lint_scripts([script], task=script.task)
+    if findings:
+        print(*findings, "not submitted", sep="\n")
         return 1
     _print_plans(script)
     words = [*_words_for_sbatch(script, options), *words]
     environment = script.environment
     shown = [name for name in sorted(environment) if name.startswith(("LARGEBATCH_", "SBATCH_"))]
     variables = [f"{name}={shlex.quote(environment[name])}" for name in shown]
-    line = " ".join([*variables, shlex.join(["sbatch", *words])])
+    print(f"\n{' '.join([*variables, shlex.join(['sbatch', *words])])}", flush=True)
     if options.dry_run:
-        print(f"\n{line}", flush=True)
         code = _dry_run(script, words)
-        print(*problems, sep="\n", end="\n" if problems else "")
-        return 1 if problems else code
-    print(f"not checked: the data and any tokenizer; --dry-run looks at them\n\n{line}", flush=True)
+        _refuse_missing_environment(script)
+        return code
+    _refuse_missing_environment(script)
     take_snapshot(Path(), Path(environment["LARGEBATCH_SNAPSHOT"]), options.config, script.task)
     return _submit(script, words)
 
 
 def _words_for_sbatch(script: BatchScript, options: argparse.Namespace) -> list[str]:
-    settings = [name for name in sorted(script.environment) if name.startswith("LARGEBATCH_")]
     options_of_the_job = {
         "strategy": script.environment.get("STRATEGY") or None,
         "run-dir": script.environment.get("RUN_DIR") or None,
         "resume": options.resume,
         "allow-change": options.allow_change,
     }
-    # Values may have commas, so only the names are given. On the command line it outranks SBATCH_EXPORT=NONE.
-    words = ["--parsable", *script.given_options, f"--export={','.join(['ALL', *settings])}", str(script.path)]
+    # On the command line it outranks SBATCH_EXPORT=NONE.
+    words = ["--parsable", *script.given_options, "--export=ALL", str(script.path)]
     return words + [f"--{name}={value}" for name, value in options_of_the_job.items() if value is not None]
 
 
@@ -156,15 +152,14 @@ def _refuse_other_jobs(script: BatchScript, recipe: Path) -> None:
         )
 
 
-def _missing_environment(script: BatchScript) -> list[str]:
-    """The error that slurm/launch.sh would report about the environment, after the job has waited in the queue."""
+def _refuse_missing_environment(script: BatchScript) -> None:
+    """Refuse what slurm/launch.sh would refuse after the job has waited in the queue."""
     file = script.environment.get("LARGEBATCH_ENV", ".venv/bin/activate")
-    if not file or Path(file).is_file() or script.environment.get("LARGEBATCH_CONTAINER"):
-        return []
-    return [
-        f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
-        "create it, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
-    ]
+    if file and not Path(file).is_file() and not script.environment.get("LARGEBATCH_CONTAINER"):
+        raise UserError(
+            f"LARGEBATCH_ENV={file}: there is no such file in {Path.cwd()}, which the job would source on every node; "
+            "create it, or name the file that activates your environment: export LARGEBATCH_ENV=/path/to/bin/activate"
+        )
 
 
 def _print_plans(script: BatchScript) -> None:
@@ -180,7 +175,7 @@ def _print_plans(script: BatchScript) -> None:
     from largebatch.optim.trial import try_optimizer
 
     try_optimizer(plan)
-    print("not checked: memory, which is estimated by largebatch plan --world-sizes")
+    print("not checked: memory (largebatch plan --world-sizes), and data and tokenizer (--dry-run)")
 
 
 def _dry_run(script: BatchScript, words: Sequence[str]) -> int:
@@ -204,7 +199,6 @@ def _dry_run(script: BatchScript, words: Sequence[str]) -> int:
             code |= found.returncode != 0
         except OSError:
             print(f"\nnot checked: the options of {command[0]}, which is not installed here")
-    print(f"log    {script.log()}")
     return code
 
 

@@ -1,128 +1,97 @@
 """The likely cause of differences: what differs first, and which combinations do."""
 
-from collections.abc import Callable, Sequence, Set
-from enum import StrEnum
+from collections.abc import Mapping, Sequence, Set
 
-from largebatch.plan.strategies import find_strategy
+from largebatch.plan.strategies import SINGLE, STRATEGIES
 from largebatch.tools.verify.verification import UNSEEDED, Combination, Row, Verification
 
 
-class Symptom(StrEnum):
-    """What of a step differs first, or alone."""
-
-    LOSS = "loss"
-    GRADIENT = "gradient"
-    UPDATE = "update"
-    LATER = "later"
-    REPORTED_LOSS = "reported loss"
-    EVALUATION = "evaluation"
-
-
-def symptom_of(beyond: Set[str]) -> Symptom:
-    """The symptom where these differences are larger than rounding."""
+def symptom_of(beyond: Set[str]) -> str:
+    """What differs first, or alone, where these differences are larger than rounding: one of `_CAUSES`."""
     if beyond <= {"evaluation"}:
-        return Symptom.EVALUATION
+        return "evaluation"
     if beyond <= {"loss", "first_loss", "evaluation"}:
-        return Symptom.REPORTED_LOSS
-    for name, symptom in (
-        ("first_loss", Symptom.LOSS),
-        ("first_grad_norm", Symptom.GRADIENT),
-        ("update", Symptom.UPDATE),
-    ):
-        if name in beyond:
-            return symptom
-    return Symptom.LATER
+        return "reported loss"
+    return next((name for name in ("first_loss", "first_grad_norm", "update") if name in beyond), "later")
 
 
-def _always(_: Combination, __: int) -> bool:
-    return True
+def _traits(each: Combination, usual: int) -> Mapping[str, bool]:
+    """In what a combination may differ from the reference, with its usual micro-batch size."""
+    # A strategy's own configs begin with its name, as zero3_offload does.
+    steps = STRATEGIES.get(each.strategy.partition("_")[0], SINGLE).steps
+    return {
+        "other micro-batch": each.micro_batch_size != usual,
+        # In a step of a process.
+        "other number of micro-batches": each.micro_batch_size * each.world_size != usual,
+        "several processes": each.world_size > 1,
+        # The optimizer steps parts of parameters, or, as under ZeRO even on one process, several as one.
+        "pieces": steps == "flat pieces of several parameters"
+        or (steps == "rows of parameters" and each.world_size > 1),
+    }
 
 
-def _other_number_of_micro_batches(each: Combination, usual: int) -> bool:
-    """Whether a process has another number of micro-batches in a step than the reference."""
-    return each.micro_batch_size * each.world_size != usual
-
-
-def _other_micro_batch(each: Combination, usual: int) -> bool:
-    return each.micro_batch_size != usual
-
-
-def _several_processes(each: Combination, _: int) -> bool:
-    return each.world_size > 1
-
-
-def _pieces(each: Combination, _: int) -> bool:
-    """Whether the optimizer steps parts of parameters, or, as under ZeRO even on one process, several as one."""
-    steps = find_strategy(each.strategy).steps
-    return steps == "flat pieces of several parameters" or (steps == "rows of parameters" and each.world_size > 1)
-
-
-_CAUSES: Sequence[tuple[Symptom, Callable[[Combination, int], bool], str]] = (
-    (
-        Symptom.LOSS,
-        _other_micro_batch,
-        "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch instead "
-        "of a sum, or the source's `weight` is; or samples that share a micro-batch change each other (statistics over "
-        "it, padding without a mask, other samples as negatives: see couples_the_batch); or random numbers are drawn "
-        "for it (dropout: declare uses_dropout; torch.rand in train.py: draw them in `fetch`, from `derive_seed`)",
-    ),
-    (
-        Symptom.LOSS,
-        _other_number_of_micro_batches,
-        "where a process has another number of micro-batches in a step, the first loss differs: it is divided by that "
-        "number, or something counts micro-batches or calls of `fetch`; count by `epoch` and `step.index`",
-    ),
-    (
-        Symptom.LOSS,
-        _several_processes,
-        "several processes differ where one does not, from the first loss on: data or noise depends on the process "
-        "(draw both in `fetch`, from `derive_seed(seed, name, epoch, index)`, not in train.py; dropout from torch's "
-        "default generator), or the loss is divided by something that does",
-    ),
-    (
-        Symptom.GRADIENT,
-        _several_processes,
-        "the first loss agrees on several processes, but not its gradient: what `dist.all_gather` and "
-        "`dist.all_reduce` return has none, or a branch, a `detach` or a hook depends on the rank",
-    ),
-    (
-        Symptom.GRADIENT,
-        _always,
-        "the first loss agrees, but not its gradient: a hook changes that of each micro-batch, or a part of the loss "
-        "does not reach it as it should",
-    ),
-    (
-        Symptom.UPDATE,
-        _pieces,
-        "only where parameters are sharded or flattened does the first update differ: the optimizer takes a norm, a "
-        "mean or a maximum of such a piece for that of a parameter",
-    ),
-    (
-        Symptom.UPDATE,
-        _several_processes,
-        "loss and gradient of the first step agree on several processes, but not its update: the optimizer, or "
-        "train.py, changes weights by something that depends on the process",
-    ),
-    (
-        Symptom.LATER,
-        _always,
-        "the first step and its update agree, later ones do not: something that is kept from step to step (a buffer "
-        "that `forward` updates, a cache of the source, an average in train.py) depends on the process or micro-batch",
-    ),
-    (
-        Symptom.REPORTED_LOSS,
-        _always,
-        "gradients and weights agree, only the reported loss does not: train.py changes its value (`dist.all_reduce`, "
-        "a division); give step.backward the sum over this micro-batch alone, which is summed over processes there",
-    ),
-    (
-        Symptom.EVALUATION,
-        _always,
-        "only evaluations differ: their values are means over the micro-batch instead of one per sample, or depend on "
-        "which samples share one, or random numbers are drawn in train.py: draw them in `fetch`, whose epoch is None "
-        "in an evaluation",
-    ),
-)
+# By symptom, the earliest first: why it shows in combinations of a trait, and why if no trait tells them apart.
+_CAUSES: Mapping[str, Mapping[str, str]] = {
+    "first_loss": {
+        "other micro-batch": (
+            "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch "
+            "instead of a sum, or the source's `weight` is; or samples that share a micro-batch change each other "
+            "(statistics over it, padding without a mask, other samples as negatives: see couples_the_batch); or "
+            "random numbers are drawn for it (dropout: declare uses_dropout; torch.rand in train.py: draw them in "
+            "`fetch`, from `derive_seed`)"
+        ),
+        "other number of micro-batches": (
+            "where a process has another number of micro-batches in a step, the first loss differs: it is divided by "
+            "that number, or something counts micro-batches or calls of `fetch`; count by `epoch` and `step.index`"
+        ),
+        "several processes": (
+            "several processes differ where one does not, from the first loss on: data or noise depends on the process "
+            "(draw both in `fetch`, from `derive_seed(seed, name, epoch, index)`, not in train.py; dropout from "
+            "torch's default generator), or the loss is divided by something that does"
+        ),
+    },
+    "first_grad_norm": {
+        "several processes": (
+            "the first loss agrees on several processes, but not its gradient: what `dist.all_gather` and "
+            "`dist.all_reduce` return has none, or a branch, a `detach` or a hook depends on the rank"
+        ),
+        "otherwise": (
+            "the first loss agrees, but not its gradient: a hook changes that of each micro-batch, or a part of the "
+            "loss does not reach it as it should"
+        ),
+    },
+    "update": {
+        "pieces": (
+            "only where parameters are sharded or flattened does the first update differ: the optimizer takes a norm, "
+            "a mean or a maximum of such a piece for that of a parameter"
+        ),
+        "several processes": (
+            "loss and gradient of the first step agree on several processes, but not its update: the optimizer, or "
+            "train.py, changes weights by something that depends on the process"
+        ),
+    },
+    "later": {
+        "otherwise": (
+            "the first step and its update agree, later ones do not: something that is kept from step to step (a "
+            "buffer that `forward` updates, a cache of the source, an average in train.py) depends on the process or "
+            "micro-batch"
+        ),
+    },
+    "reported loss": {
+        "otherwise": (
+            "gradients and weights agree, only the reported loss does not: train.py changes its value "
+            "(`dist.all_reduce`, a division); give step.backward the sum over this micro-batch alone, which is summed "
+            "over processes there"
+        ),
+    },
+    "evaluation": {
+        "otherwise": (
+            "only evaluations differ: their values are means over the micro-batch instead of one per sample, or depend "
+            "on which samples share one, or random numbers are drawn in train.py: draw them in `fetch`, whose epoch is "
+            "None in an evaluation"
+        ),
+    },
+}
 ONLY_IN_BF16 = (
     "in fp32 the first of them agrees: something is computed in bf16 that depends on how the batch is divided, such as "
     "a sum over samples; compute it in run.dtype"
@@ -157,10 +126,11 @@ def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
 
 def _fitting(rows: Sequence[Row], usual: int) -> list[str]:
     """The causes of the earliest symptom that apply to the combinations that differ, and to none that agrees."""
-    symptoms = [symptom_of(row.beyond) if row.verdict == "differs" else None for row in rows]
-    earliest = next((each for each in Symptom if each in symptoms), None)
+    symptoms = [symptom_of(row.beyond) if row.verdict == "differs" else "" for row in rows]
+    earliest = next((each for each in _CAUSES if each in symptoms), "")
     # What differs only later, or in an evaluation alone, may be a consequence of the same cause.
     differ = [each == earliest for each in symptoms]
-    causes = [(applies, cause) for symptom, applies, cause in _CAUSES if symptom == earliest]
-    fitting = [cause for applies, cause in causes if differ == [applies(row.combination, usual) for row in rows]]
-    return fitting or [cause for applies, cause in causes if applies is _always]
+    causes = _CAUSES.get(earliest, {})
+    traits = [_traits(row.combination, usual) for row in rows]
+    fitting = [cause for name, cause in causes.items() if differ == [each.get(name, False) for each in traits]]
+    return fitting or [cause for name, cause in causes.items() if name == "otherwise"]

@@ -1,10 +1,10 @@
 """The numbers that a run has written, their differences from those of another run, and the limits of rounding."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.linalg import norm
@@ -59,36 +59,20 @@ def read_run(run_dir: Path) -> Trained:
     return Trained(metrics, run.evaluations(), weights)
 
 
-class Differences(NamedTuple):
-    """The largest relative differences of a run from its reference, over all steps."""
+Differences = Mapping[str, float]
+"""The largest relative differences of a run from its reference by measure, each over all steps."""
 
-    loss: float
-    grad_norm: float
-    lr: float
-    # Of the first update, which is the weights' difference before errors of an optimizer hide in those of rounding.
-    update: float
-    parameters: float
-    evaluation: float
-    # Those of the first step, which no earlier rounding has enlarged.
-    first_loss: float
-    first_grad_norm: float
-
-    def beyond(self, limits: "Differences") -> frozenset[str]:
-        """The names of the differences that are larger than their limits."""
-        named = zip(self._fields, self, limits, strict=True)
-        return frozenset(name for name, difference, limit in named if not difference <= limit)
-
-
-# Beyond these, mathematical errors could not be told apart from rounding.
-MAX_DISTINGUISHABLE = Differences(
-    loss=1e-3,
-    grad_norm=1e-2,
-    lr=0.0,
-    update=0.3,
-    parameters=1e-2,
-    evaluation=1e-3,
-    first_loss=1e-3,
-    first_grad_norm=1e-2,
+MEASURES = (
+    "loss",
+    "grad_norm",
+    "lr",
+    # The first update, which is the weights' difference before errors of an optimizer hide in those of rounding.
+    "update",
+    "parameters",
+    "evaluation",
+    # The first step, which no earlier rounding has enlarged.
+    "first_loss",
+    "first_grad_norm",
 )
 
 
@@ -97,30 +81,30 @@ def limits(tolerance: float, rounding: Differences | None = None, sums_within_th
 
     Args:
         tolerance: The difference that rounding usually makes.
-        rounding: What rounding makes of a recipe that enlarges it, column by column. Nothing enlarges the rounding of
+        rounding: What rounding makes of a recipe that enlarges it, measure by measure. Nothing enlarges the rounding of
             the first step, unless the model itself sums over processes.
         sums_within_the_model: Whether it does so, as synchronized BatchNorm does: then activations are rounded
             differently, and the layers after them enlarge that.
     """
-    of_norms = GRAD_NORM_FACTOR * tolerance
-    usual = Differences(
-        loss=tolerance,
-        grad_norm=of_norms,
-        lr=0.0,
-        update=UPDATE,
-        parameters=tolerance,
-        evaluation=tolerance,
-        first_loss=tolerance,
-        first_grad_norm=of_norms,
-    )
-    if rounding is None:
-        return usual
-    enlarged = Differences(*(max(limit, ROUNDING_FACTOR * made) for limit, made in zip(usual, rounding, strict=True)))
-    first = enlarged if sums_within_the_model else usual
-    return enlarged._replace(lr=0.0, first_loss=first.first_loss, first_grad_norm=first.first_grad_norm)
+    granted = dict.fromkeys(MEASURES, tolerance)
+    granted |= dict.fromkeys(("grad_norm", "first_grad_norm"), GRAD_NORM_FACTOR * tolerance)
+    granted["update"] = UPDATE
+    for name, made in (rounding or {}).items():
+        if sums_within_the_model or not name.startswith("first_"):
+            granted[name] = max(granted[name], ROUNDING_FACTOR * made)
+    return granted | {"lr": 0.0}
 
 
-def compare(trained: Trained, reference: Trained, without: Collection[str] = ()) -> Differences:
+# Beyond these, mathematical errors could not be told apart from rounding.
+MAX_DISTINGUISHABLE = {**limits(1e-3), "update": 0.3, "parameters": 1e-2}
+
+
+def beyond(differences: Differences, allowed: Differences) -> frozenset[str]:
+    """The measures whose differences are larger than their limits."""
+    return frozenset(name for name, limit in allowed.items() if not differences[name] <= limit)
+
+
+def compare(trained: Trained, reference: Trained, without: Set[str] = frozenset()) -> Differences:
     """The largest relative differences; infinite if a step, an evaluation or a weight is missing.
 
     Args:
@@ -129,22 +113,20 @@ def compare(trained: Trained, reference: Trained, without: Collection[str] = ())
         without: Names of weights that are not compared.
     """
 
-    def of_steps(name: str, steps: int | None = None) -> float:
-        return _of_lines(trained.metrics[:steps], reference.metrics[:steps], [name])
-
-    def of_all(differences: Mapping[str, float]) -> float:
-        return max((value for name, value in differences.items() if name not in without), default=0.0)
-
-    return Differences(
-        loss=of_steps("loss"),
-        grad_norm=of_steps("grad_norm"),
-        lr=of_steps("lr"),
-        update=of_all(of_updates(trained, reference)),
-        parameters=of_all(_of_tensors(trained.weights, reference.weights)),
-        evaluation=_of_lines(trained.evaluations, reference.evaluations),
-        first_loss=of_steps("loss", 1),
-        first_grad_norm=of_steps("grad_norm", 1),
-    )
+    metrics = trained.metrics
+    expected = reference.metrics
+    updates = of_updates(trained, reference)
+    weights = _of_tensors(trained.weights, reference.weights)
+    return {
+        "loss": _of_lines(metrics, expected, ["loss"]),
+        "grad_norm": _of_lines(metrics, expected, ["grad_norm"]),
+        "lr": _of_lines(metrics, expected, ["lr"]),
+        "update": max((updates[name] for name in updates.keys() - without), default=0.0),
+        "parameters": max((weights[name] for name in weights.keys() - without), default=0.0),
+        "evaluation": _of_lines(trained.evaluations, reference.evaluations),
+        "first_loss": _of_lines(metrics[:1], expected[:1], ["loss"]),
+        "first_grad_norm": _of_lines(metrics[:1], expected[:1], ["grad_norm"]),
+    }
 
 
 def _of_lines(
@@ -161,7 +143,7 @@ def _of_lines(
     return largest_ratio
 
 
-def largest(trained: Trained, expected: Trained, noise: Collection[str]) -> str:
+def largest(trained: Trained, expected: Trained, noise: Set[str]) -> str:
     """Which weights, besides noise, differ most: already in their first update, if that shows it."""
     updates = of_updates(trained, expected)
     weights = _of_tensors(trained.weights, expected.weights)

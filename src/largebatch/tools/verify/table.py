@@ -22,14 +22,14 @@ from largebatch.tools.local_jobs.small_runs import (
 from largebatch.tools.plan import first_plan
 from largebatch.tools.plan.accelerate_configs import find_accelerate_configs, is_rehearsed
 from largebatch.tools.verify.causes import likely_cause
-from largebatch.tools.verify.differences import GRAD_NORM_FACTOR, Differences
+from largebatch.tools.verify.differences import GRAD_NORM_FACTOR, MEASURES
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 # All but the first step's.
-MEASURES = Differences._fields[:-2]
+COLUMNS = MEASURES[:-2]
 LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>10}{:>12}{:>12}{:>9}  {}"
 HEADER = LINE.format(
-    "strategy", "processes", "micro", *(name.replace("_", " ") for name in MEASURES), "seconds", "verdict"
+    "strategy", "processes", "micro", *(name.replace("_", " ") for name in COLUMNS), "seconds", "verdict"
 )
 REMARK = "         {}"
 
@@ -127,11 +127,11 @@ def _printed(rows: Iterable[Row]) -> list[Row]:
     """The rows, each of which is printed as soon as it is there."""
     printed = []
     for row in rows:
-        numbers = ["-"] * len(MEASURES)
+        numbers = ["-"] * len(COLUMNS)
         if row.differences:
-            numbers = [f"{value:.1e}" if value else "0" for value in row.differences[: len(MEASURES)]]
+            numbers = [f"{row.differences[name]:.1e}" for name in COLUMNS]
         each = row.combination
-        seconds = f"{row.seconds:.1f}" if row.seconds else "-"
+        seconds = f"{row.seconds:.1f}"
         print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, row.verdict))
         if each.resumes:
             print(REMARK.format("resumed halfway from a checkpoint of one process"))

@@ -5,7 +5,6 @@ strategy. They may differ only by rounding; any other difference is an error of 
 """
 
 import dataclasses
-import json
 import re
 import tempfile
 import time
@@ -13,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import ConfigError, UserError
@@ -28,9 +26,11 @@ from largebatch.tools.local_jobs.training import train
 from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 from largebatch.tools.verify.differences import (
     MAX_DISTINGUISHABLE,
+    MEASURES,
     Differences,
     Trained,
     Weights,
+    beyond,
     compare,
     largest,
     limits,
@@ -42,6 +42,7 @@ MAX_EVALUATED_SAMPLES = 50
 
 # A job that hangs ends earlier, by its own watchdog.
 TIMEOUT = 6 * 3600  # seconds
+REFERENCE_HANG_SECONDS = 1800
 # What takes so many times as long as its whole reference hangs; but a machine may be busy.
 HANG_FACTOR = 5
 MIN_HANG_SECONDS = 60
@@ -83,11 +84,9 @@ class Row:
     beyond: frozenset[str] = frozenset()  # the names of the differences that are larger than rounding makes them
 
 
-class _Rounding(NamedTuple):
-    """How rounding errors grow in one process that starts from weights perturbed by them."""
-
-    differences: Differences
-    noise: frozenset[str]  # weights whose gradient is only rounding
+_Rounding = tuple[Differences, frozenset[str]]
+"""How rounding errors grow in one process that starts from weights perturbed by them, and the weights whose gradient is
+only rounding."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,8 @@ class Verification:
     overrides: Sequence[str]  # command-line overrides of the recipe
     accelerate_configs: Mapping[str, Path]  # the Accelerate config of each strategy
     steps: int  # steps to train
-    # What combinations are compared with; None if it failed.
-    _references: dict[Combination, Trained | None] = field(default_factory=dict, init=False)
-    # How long each took.
-    _seconds: dict[Combination, float] = field(default_factory=dict, init=False)
+    # What combinations are compared with, if it did not fail, and how it came out.
+    _references: dict[Combination, tuple[Row, Trained | None]] = field(default_factory=dict, init=False)
     # Measured if a combination differs; None if a reference differs from itself.
     _rounding: dict[Combination, _Rounding | None] = field(default_factory=dict, init=False)
 
@@ -120,12 +117,12 @@ class Verification:
         for combination in combinations:
             reference = self._reference_for(combination)
             if reference not in self._references:
-                row, self._references[reference] = self._tried(reference)
-                self._seconds[reference] = row.seconds
-                yield row
-                if row.verdict == "failed":
-                    return
-            if expected := self._references[reference]:
+                self._references[reference] = self._tried(reference)
+                yield self._references[reference][0]
+            row, expected = self._references[reference]
+            if row.verdict == "failed":
+                return
+            if expected:
                 yield self._tried(combination, expected)[0]
 
     def agrees_in_fp32(self, combination: Combination) -> bool:
@@ -170,8 +167,7 @@ class Verification:
         """Set the differences, verdict and problem of a combination."""
         row.verdict = "agrees"
         row.differences = compare(trained, expected)
-        row.beyond = row.differences.beyond(limits(self.tolerance))
-        if not row.beyond:
+        if not beyond(row.differences, limits(self.tolerance)):
             return
         # Differences larger than usual may still be rounding, which some recipes enlarge with every step.
         reference = self._reference_for(row.combination)
@@ -182,36 +178,37 @@ class Verification:
             row.verdict = "differs"
             row.problem = UNSEEDED
             return
-        row.differences = compare(trained, expected, rounding.noise)
-        allowed = limits(self.tolerance, rounding.differences, self.config.model.synchronizes_batch_norm)
-        row.beyond = row.differences.beyond(allowed)
+        made, noise = rounding
+        row.differences = compare(trained, expected, noise)
+        row.beyond = beyond(row.differences, limits(self.tolerance, made, self.config.model.synchronizes_batch_norm))
         if row.beyond:
             row.verdict = "differs"
-            row.problem = largest(trained, expected, rounding.noise)
+            row.problem = largest(trained, expected, noise)
             if row.beyond == {"evaluation"}:
                 row.problem = "the weights agree; only the evaluation differs"
             if row.combination.resumes:
                 row.problem += f"; {NOT_KEPT}"
             return
-        row.problem = "rounding alone causes such differences" + _listed(rounding.noise)
-        if row.differences.beyond(MAX_DISTINGUISHABLE):
+        row.problem = "rounding alone causes such differences" + _listed(noise)
+        if beyond(row.differences, MAX_DISTINGUISHABLE):
             finer = "fp32" if self.config.precision == "bf16" else "fp64"
             row.verdict = "unclear"
             row.problem += f"; too large to tell apart from errors: use fewer --steps, or --precision {finer}"
 
     def _measure_rounding(self, reference: Combination, expected: Trained) -> _Rounding | None:
         # Kernels of GPUs may round differently each time, which later steps enlarge.
-        first = limits(self.tolerance)
-        repeatable = MAX_DISTINGUISHABLE._replace(first_loss=first.first_loss, first_grad_norm=first.first_grad_norm)
-        if compare(self._train(reference), expected).beyond(repeatable):
+        first = {name: limit for name, limit in limits(self.tolerance).items() if name.startswith("first_")}
+        repeatable = {**MAX_DISTINGUISHABLE, **first}
+        if beyond(compare(self._train(reference), expected), repeatable):
             return None
         perturbed = [self._train(reference, seed) for seed in PERTURBATIONS]
         # Adam makes a whole step of any gradient, so one rounding error turns the whole update.
         updates = [of_updates(each, expected) for each in perturbed]
         noise = frozenset(
-            name for each in updates for name, difference in each.items() if difference > MAX_DISTINGUISHABLE.update
+            name for each in updates for name, difference in each.items() if difference > MAX_DISTINGUISHABLE["update"]
         )
-        return _Rounding(Differences(*map(max, *(compare(each, expected, noise) for each in perturbed))), noise)
+        differences = [compare(each, expected, noise) for each in perturbed]
+        return {name: max(each[name] for each in differences) for name in MEASURES}, noise
 
     def _train(self, combination: Combination, seed: int | None = None) -> Trained:
         """Train a combination, and separately its first update.
@@ -267,13 +264,12 @@ class Verification:
             ) from None
         return read_run(run_dir)
 
-    def _hang_seconds(self, combination: Combination) -> float | None:
-        """How long a step of a combination may take; None for what the recipe says."""
-        seconds = self._seconds.get(self._reference_for(combination))
-        configured = self.config.faults.hang_seconds
-        if not seconds or configured is None:
-            return configured
-        return min(configured, max(MIN_HANG_SECONDS, HANG_FACTOR * seconds))
+    def _hang_seconds(self, combination: Combination) -> float:
+        """How long a step of a combination may take."""
+        reference = self._references.get(self._reference_for(combination))
+        if reference is None:
+            return REFERENCE_HANG_SECONDS
+        return max(MIN_HANG_SECONDS, HANG_FACTOR * reference[0].seconds)
 
     def _overrides(self, combination: Combination, steps: int) -> list[str]:
         samples = min(self.config.evaluation.max_samples or MAX_EVALUATED_SAMPLES, MAX_EVALUATED_SAMPLES)
@@ -287,7 +283,7 @@ class Verification:
             f"--evaluation.max_samples={samples}",
             *(f'--evaluation.sets.{name}={{"max_samples": {samples}}}' for name in self.config.evaluation.sets),
             "--data.num_workers=0",
-            f"--faults.hang_seconds={json.dumps(self._hang_seconds(combination))}",
+            f"--faults.hang_seconds={self._hang_seconds(combination)}",
         ]
 
 
