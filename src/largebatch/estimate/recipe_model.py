@@ -7,8 +7,8 @@ save, as far as `cuda_kernels` says. Gradients of activations and work space com
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -76,9 +76,7 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
     Raises:
         NotEstimated: There is no such hook, or the model does not run on shapes alone.
     """
-    with FakeTensorMode(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-        batch = _prepared(model, config, example_batch)
+    with _on_shapes(model, config, example_batch) as batch:
         attention = config.compute.attention
         if attention == "eager":
             set_attention(model, attention)
@@ -86,23 +84,17 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         if attention == "flex_attention":
             # It makes no mask of numbers, so it keeps what attention without documents keeps.
             batch.pop("position_ids", None)
-        try:
-            what = config.compute.activation_checkpointing
-            blocks = list[nn.Module]()
-            largest = 0
-            forward = partial(_saved_bytes_by_block, model, batch, config.precision == "bf16", what)
-            if what != "none":
-                blocks = blocks_to_recompute(model)
-                kept, _ = forward(blocks)
-                largest = max(kept[block] for block in blocks)
-                checkpoint_activations(model, what)
-            kept, of_loss = forward(blocks)
-            return sum(kept.values()) + max(largest, of_loss)
-        except UserError:
-            raise
-        # A model may read numbers, which fake tensors do not have, and may then raise anything.
-        except Exception as error:
-            raise NotEstimated(f"the model does not run on shapes alone: {reason_of(error)}") from error
+        what = config.compute.activation_checkpointing
+        blocks = list[nn.Module]()
+        largest = 0
+        forward = partial(_saved_bytes_by_block, model, batch, config.precision == "bf16", what)
+        if what != "none":
+            blocks = blocks_to_recompute(model)
+            kept, _ = forward(blocks)
+            largest = max(kept[block] for block in blocks)
+            checkpoint_activations(model, what)
+        kept, of_loss = forward(blocks)
+        return sum(kept.values()) + max(largest, of_loss)
 
 
 def micro_batch_flops(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> tuple[int, int]:
@@ -118,21 +110,15 @@ def micro_batch_flops(model: nn.Module, config: RecipeConfig, example_batch: Exa
     Raises:
         NotEstimated: As of `activation_bytes`.
     """
-    with FakeTensorMode(), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-        warnings.simplefilter("ignore")
-        batch = _prepared(model, config, example_batch)
+    with _on_shapes(model, config, example_batch) as batch, sdpa_kernel(SDPBackend.MATH):
         batch.pop("position_ids", None)
         # The output layer adds to the gradient of its weight in place, which the counter does not know.
         in_place = {torch.ops.aten.addmm_: _addmm_flops}
         forward, backward = (FlopCounterMode(display=False, custom_mapping=in_place) for _ in range(2))
-        try:
-            with forward:
-                outputs = tree_leaves(model(**batch))
-            with backward:
-                torch.autograd.backward([each.sum() for each in outputs if getattr(each, "requires_grad", False)])
-        # As in `activation_bytes`.
-        except Exception as error:
-            raise NotEstimated(f"the operations of the model cannot be counted: {reason_of(error)}") from error
+        with forward:
+            outputs = tree_leaves(model(**batch))
+        with backward:
+            torch.autograd.backward([each.sum() for each in outputs if getattr(each, "requires_grad", False)])
     return forward.get_total_flops(), backward.get_total_flops()
 
 
@@ -141,25 +127,37 @@ def _addmm_flops(_: object, left: Sequence[int], right: Sequence[int], **__: obj
     return 2 * left[0] * left[1] * right[1]
 
 
-def _prepared(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> dict[str, torch.Tensor]:
-    """Give a model tensors of the current mode, and return arguments to call it with."""
+@contextmanager
+def _on_shapes(
+    model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Give a model tensors without memory, and yield arguments to call it with."""
     if example_batch is None:
         raise NotEstimated("model.py has no example_batch")
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
-    _give_fake_memory(model)
-    model.train()
-    with task_code_errors(folder_of(type(config)), "model.py"):
-        example = example_batch(config)
-        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _give_fake_memory(model)
+        model.train()
+        with task_code_errors(folder_of(type(config)), "model.py"):
+            example = example_batch(config)
+            batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
+        try:
+            yield batch
+        except UserError:
+            raise
+        # A model may read numbers, which fake tensors do not have, and may then raise anything.
+        except Exception as error:
+            raise NotEstimated(f"the model does not run on shapes alone: {reason_of(error)}") from error
 
 
 def _give_fake_memory(model: nn.Module) -> None:
     """Replace the model's tensors with tensors of the current mode; what modules share stays shared."""
     twins: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
-        parameters = module.named_parameters(recurse=False, remove_duplicate=False)
-        buffers = module.named_buffers(recurse=False, remove_duplicate=False)
-        for name, tensor in [*parameters, *buffers]:
+        for name, tensor in (module._parameters | module._buffers).items():
+            if tensor is None:
+                continue
             if tensor not in twins:
                 twins[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
                 if isinstance(tensor, nn.Parameter):

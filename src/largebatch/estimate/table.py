@@ -18,7 +18,7 @@ NOTES = (
     "Sent: by each process per step; of what n processes gather or reduce in a ring, (n - 1) / n. At most, for zero3.",
     "Reduced: with each micro-batch of a step, or with the last. Shards: the processes that states are divided over.",
     "Of the strategies that fit, the one to use is the fastest; of those within 3 % of it, the one that sends the "
-    "least between nodes; of equal ones, or if the time is not estimated, the one that shards, and then sends, the least.",
+    "least between nodes; of equals, or if the time is not estimated, the one that shards, and then sends, the least.",
 )
 
 

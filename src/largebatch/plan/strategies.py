@@ -41,7 +41,6 @@ class StrategyEntry:
             more, and are suggested if those that shard less do not fit.
         steps: Kind of tensors that the optimizer steps on a process.
         reduction_policies: When it can reduce gradients, beginning with what "auto" prefers; see `estimate.memory`.
-        no_fp64: Why precision "fp64" would not be exact; None if it is.
         replicates_shards: Whether groups of processes, such as those of a node, hold a sharded copy of the model each.
         zero_stage: The stage that the DeepSpeed JSON of a launch must have; None for other engines.
     """
@@ -53,7 +52,6 @@ class StrategyEntry:
     shards: Shards
     steps: Literal["whole parameters", "rows of parameters", "flat pieces of several parameters"]
     reduction_policies: tuple[Policy, ...]
-    no_fp64: str | None = None
     replicates_shards: bool = False
     zero_stage: int | None = None
 
@@ -68,8 +66,9 @@ class StrategyEntry:
     def _conflict(self, config: RecipeConfig) -> Refusal | None:
         optimizer = config.optimizer_entry
         reduce_gradients = config.compute.reduce_gradients
-        if config.precision == "fp64" and self.no_fp64:
-            return Refusal(f"{self.no_fp64}, but the recipe has precision fp64", "set precision fp32")
+        if config.precision == "fp64" and self.engine == "DeepSpeed":
+            why = "DeepSpeed ZeRO keeps its master weights in fp32, but the recipe has precision fp64"
+            return Refusal(why, "set precision fp32")
         if config.model.stores_frozen_in_bf16 and self.engine == "DeepSpeed":
             why = f'model.frozen_dtype is "bf16", but under {self.name} DeepSpeed takes parameters of one dtype only'
             return Refusal(why, 'write "fp32"')
@@ -123,7 +122,6 @@ def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
         shards="the optimizer and weights" if stage == 3 else "the optimizer",
         steps="flat pieces of several parameters",
         reduction_policies=("last_micro_batch",) if stage == 1 else ("each_micro_batch",),
-        no_fp64="DeepSpeed ZeRO keeps its master weights in fp32",
         zero_stage=stage,
     )
 
