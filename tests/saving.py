@@ -140,7 +140,7 @@ class FakeRun:
 
     def begin_to_save(self, step: int) -> None:
         self.backend.state = state_of(step)
-        self.writer.save(step, bad_steps=0)
+        self.writer.save(step, {"bad_steps": 0})
 
 
 def assert_holds(folder: Path, step: int) -> None:

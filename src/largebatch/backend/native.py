@@ -29,14 +29,13 @@ class NativeBackend(Backend):
         gradient = factor.to(loss.dtype) if isinstance(factor, torch.Tensor) else torch.full_like(loss, factor)
         loss.backward(gradient=gradient)  # type: ignore[no-untyped-call]
 
-    def clip_and_step(self, measure_norm: bool) -> Update:
+    def clip_and_step(self, measure_norm: bool, max_norm: float | None = None) -> Update:
         norm = None
-        may_skip = self.plan.faults.on_non_finite != "stop"
         clip_norm = self.plan.optimizer.clip_norm
-        if measure_norm or may_skip or clip_norm is not None:
+        if measure_norm or max_norm is not None or clip_norm is not None:
             gradients = self._gradients_to_clip()
             norm = self._norm_of(gradients)
-            if may_skip and not torch.isfinite(norm):
+            if max_norm is not None and not (torch.isfinite(norm) and norm <= max_norm):
                 self.discard_gradients()
                 return Update(norm, applied=False)
             if clip_norm is not None and gradients:

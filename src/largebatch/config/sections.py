@@ -205,6 +205,15 @@ class Checkpoint(Section):
     """Whether training continues while a copy of the state is written; the copy needs host memory."""
 
 
+class Spike(Section):
+    """Which finite gradients count as spikes."""
+
+    sigmas: PositiveFloat = 6.0
+    """Standard deviations above the mean of the norms at which a spike begins."""
+    window: Annotated[int, Field(ge=2, le=10_000)] = 128
+    """Number of latest applied steps whose norms, before clipping, are compared with; before as many, nothing is."""
+
+
 class Faults(Section):
     """What to do when something goes wrong."""
 
@@ -214,6 +223,9 @@ class Faults(Section):
     the samples in between. The last two check the norm of the gradient in every step, before the update."""
     max_bad_steps: PositiveInt = 10
     """Number of such steps that the whole run may have; one more stops it."""
+    spike: Spike | None = None
+    """Treats a step whose gradient has a norm far above those of earlier steps like one that is not finite; with
+    `on_non_finite` "stop", the run ends before its update. Checks the norm in every step. null: never."""
     hang_seconds: PositiveFloat | None = 1800.0
     """A process that makes no progress for this long writes its stack to the run folder, and the job ends; null means
     never, except that processes wait at most two days for each other. The longest step and evaluation batch must be

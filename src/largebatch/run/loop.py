@@ -19,7 +19,7 @@ which makes the process exit with a code that says so. If the step is the run's 
 A loss or gradient that is not finite: with `faults.on_non_finite` "stop", losses and measured norms are checked at
 each logged step, and before each evaluation and checkpoint. Steps until then are still applied, but nothing of them is
 saved, and the run fails. With "skip" and "roll_back", each step is checked: `Step.backward` makes the whole gradient
-NaN if a loss is not finite, so all processes see it and none applies the update. `NonFiniteSteps` then goes on without
+NaN if a loss is not finite, so all processes see it and none applies the update. `BadSteps` then goes on without
 the step, or loads the latest checkpoint. The next step takes the next samples: steps are counted, never repeated.
 """
 
@@ -30,10 +30,10 @@ from largebatch.backend.base import Backend
 from largebatch.config import RecipeConfig, as_json
 from largebatch.data.source import SampleSource
 from largebatch.errors import RunStopped, TrainingFailed
+from largebatch.run.bad_steps import BadSteps
 from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.evaluate import Evaluator, PerSample
 from largebatch.run.feed import training_feed
-from largebatch.run.non_finite import NonFiniteSteps
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients
@@ -91,7 +91,7 @@ class Loop:
             last_step=start.step,
             latest=start.checkpoint,
         )
-        self.non_finite = NonFiniteSteps(backend, start, recorder, self.writer)
+        self.bad_steps = BadSteps(backend, start, recorder, self.writer)
         self.evaluator = Evaluator(backend, config.data.num_workers, self.stopwatch, self.watchdog.heartbeat)
 
     @property
@@ -140,16 +140,20 @@ class Loop:
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
             with self.backend.untouched.updating():
-                update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
+                measure_norm = is_logged or self.save_due or bool(step.noise_parts)
+                update = self.backend.clip_and_step(measure_norm, self.bad_steps.max_norm())
             self.record.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
             if step.noise_parts and update.applied and update.grad_norm is not None:
                 self.recorder.noise_scale.add(completed, step.noise_parts, update.grad_norm)
             if not update.applied:
-                # The gradient is not finite, and weights and optimizer are as before: skip the step, or roll back.
+                # The gradient is not finite or spikes, and weights and optimizer are as before: skip it, or roll back.
                 # DeepSpeed does not apply such a step with "stop" either; then this fails.
-                self.non_finite.handle(completed, float(loss_sum))
-            elif is_logged:
+                assert update.grad_norm is not None
+                self.bad_steps.handle(completed, float(loss_sum), float(update.grad_norm))
+                return
+            self.bad_steps.accept(update.grad_norm)
+            if is_logged:
                 # Fails if a loss since the last logged step was not finite.
                 self.recorder.log(completed)
 
@@ -192,7 +196,7 @@ class Loop:
         # A run that resumes from the checkpoint has all lines up to it.
         self.recorder.noise_scale.complete()
         self.record.flush()
-        self.writer.save(self.completed_steps, self.non_finite.count)
+        self.writer.save(self.completed_steps, self.bad_steps.for_checkpoint())
 
     def _end_stopped(self, reason: StopReason) -> None:
         """Wait for the checkpoint, report that the run can be resumed, and leave the process group."""
@@ -214,7 +218,7 @@ class Loop:
                 # The recipe has left the loop early, or the storage refused the last checkpoint: try again.
                 self._save()
                 self._finish_checkpoint()
-            self.recorder.finished(self.writer.require(step), self.non_finite.count, self.watchdog.heartbeat)
+            self.recorder.finished(self.writer.require(step), self.bad_steps.count, self.watchdog.heartbeat)
             self._leave()
 
     @contextmanager

@@ -99,7 +99,8 @@ class Manifest(BaseModel):
     world_size: Annotated[int, Field(strict=True, gt=0)]
     strategy: str
     time: float  # when it was written, in seconds since 1970
-    bad_steps: Count  # steps so far whose update was skipped because their loss or gradient was not finite
+    bad_steps: Count  # steps so far whose update was skipped
+    grad_norms: tuple[FiniteFloat, ...] = ()  # of the latest steps, with which `faults.spike` compares
     config: dict[str, Any]  # the resolved recipe, as JSON
     plan: dict[str, Any]
     files: tuple[str, ...]

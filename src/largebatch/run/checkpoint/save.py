@@ -89,7 +89,7 @@ class CheckpointWriter:
         self._writing = 0
         self._polled_step = self.last_step
 
-    def save(self, step: int, bad_steps: int) -> None:
+    def save(self, step: int, faults: Mapping[str, Any]) -> None:
         """Write a checkpoint of the current state, after waiting for one that is still being written.
 
         Asynchronously, the state is copied while the next step's gradients are computed: call `wait_until_copied`
@@ -106,7 +106,7 @@ class CheckpointWriter:
         self._copied.clear()
         if self._copy_stream is not None:
             self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
-        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, bad_steps, state, copy))
+        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, faults, state, copy))
         if copy is None:
             self.wait()
 
@@ -207,18 +207,20 @@ class CheckpointWriter:
 
     # --- writing, in the background -------------------------------------------------------------------------------
 
-    def _copy_and_write(self, step: int, bad_steps: int, state: EngineState, copy: EngineState | None) -> None:
+    def _copy_and_write(
+        self, step: int, faults: Mapping[str, Any], state: EngineState, copy: EngineState | None
+    ) -> None:
         if self._copy_stream is not None:
             torch.cuda.set_device(self.backend.device)
         try:
             if copy is not None:
                 self._copy(state, copy)
                 self._copied.set()
-            self._write(step, bad_steps, copy or state)
+            self._write(step, faults, copy or state)
         finally:
             self._copied.set()
 
-    def _write(self, step: int, bad_steps: int, state: EngineState) -> None:
+    def _write(self, step: int, faults: Mapping[str, Any], state: EngineState) -> None:
         temporary = self.folder / temporary_name(step, self.attempt.name, "tmp")
         tried = self._gather(_tried(lambda: self._write_own(temporary, step, state)), to_first=True)
         failure = None
@@ -226,7 +228,7 @@ class CheckpointWriter:
             failure = next((failure for _, failure in tried if failure is not None), None)
             if failure is None:
                 parts = [Part(*part) for part, _ in tried]
-                _, failure = _tried(lambda: self._publish(temporary, step, bad_steps, state, parts))
+                _, failure = _tried(lambda: self._publish(temporary, step, faults, state, parts))
             if failure is not None:
                 with suppress(OSError):
                     remove_folder(temporary)
@@ -253,9 +255,11 @@ class CheckpointWriter:
             self._progress()
             yield tensor
 
-    def _publish(self, temporary: Path, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> None:
+    def _publish(
+        self, temporary: Path, step: int, faults: Mapping[str, Any], state: EngineState, parts: Sequence[Part]
+    ) -> None:
         """Complete the folder, give it its name and, last of all, its marker; then delete older checkpoints."""
-        manifest = self._manifest(step, bad_steps, state, parts)
+        manifest = self._manifest(step, faults, state, parts)
         manifest.check_coverage()
         records = {rank_file(rank): FileRecord(part.size, part.checksum) for rank, part in enumerate(parts)}
         for name, content in self.model_files.items():
@@ -279,7 +283,7 @@ class CheckpointWriter:
         except OSError as problem:
             self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
 
-    def _manifest(self, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> Manifest:
+    def _manifest(self, step: int, faults: Mapping[str, Any], state: EngineState, parts: Sequence[Part]) -> Manifest:
         scalars = {name: numbers for part in parts for name, numbers in part.scalars.items()}
         vectors: dict[str, list[Range]] = {}
         buffers: dict[str, tuple[int, ...]] = {}
@@ -298,7 +302,7 @@ class CheckpointWriter:
             world_size=self.backend.world_size,
             strategy=self.backend.launch.strategy,
             time=time.time(),
-            bad_steps=bad_steps,
+            **faults,
             config=self.config,
             plan=json.loads(self.backend.plan.to_json()),
             files=tuple(rank_file(rank) for rank in range(len(parts))),

@@ -1,6 +1,7 @@
 """Everything that an attempt keeps and shows of its training: the one object that the loop tells what has happened."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -14,7 +15,7 @@ from largebatch.model.flops import Utilization
 from largebatch.plan.expected import compare
 from largebatch.run.checkpoint.export import export_intact
 from largebatch.run.record.folder import OwnFolder
-from largebatch.run.record.metrics import StepMetrics, position_fields
+from largebatch.run.record.metrics import StepMetrics, goodput, position_fields
 from largebatch.run.record.noise_scale import NoiseScale
 from largebatch.run.record.progress import describe_summary, numbers, progress
 from largebatch.run.record.record import Record
@@ -148,6 +149,7 @@ class Recorder:
         export_intact(checkpoint, self.folder.model_dir, progress=exported)
         summary = self.metrics.summary(self.record.step) | {
             "bad_steps": bad_steps,
+            "goodput": goodput(self.folder.history(), self.record.step, self.metrics.train_seconds, time.time()),
             "attempts": self.record.attempt.number,
             "train_loss": self._last_logged.get("loss"),
             "evaluation": self._last_evaluation,
