@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,12 @@ def asynchronous_checkpoint(is_small: bool) -> list[Result]:
     save = CheckpointWriter.save
     wait = CheckpointWriter.wait_until_copied
 
-    def timed_save(writer: CheckpointWriter, step: int, faults: dict[str, Any]) -> None:
+    def timed_save(writer: CheckpointWriter, step: int, about: Callable[[], dict[str, Any]]) -> None:
         # The one before may still be written, which is not what is measured.
         writer.wait()
         writers.append(writer)
         started = time.perf_counter()
-        save(writer, step, faults)
+        save(writer, step, about)
         held.append(time.perf_counter() - started)
 
     def timed_wait(writer: CheckpointWriter) -> None:

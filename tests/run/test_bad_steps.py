@@ -27,7 +27,7 @@ def test_the_largest_norm_that_is_no_spike():
     steps.accept(torch.tensor(11.0))
     # Of 2, 3, 4 and 11: the mean is 5, the squared deviations sum to 50.
     assert steps.max_norm() == pytest.approx(5 + 2 * (50 / 3) ** 0.5, rel=1e-12)
-    assert steps.for_checkpoint() == {"bad_steps": 0, "grad_norms": (2.0, 3.0, 4.0, 11.0)}
+    assert steps.for_manifest() == {"bad_steps": 0, "grad_norms": (2.0, 3.0, 4.0, 11.0)}
 
 
 @pytest.mark.parametrize(("policy", "limit"), [("stop", None), ("skip", float("inf")), ("roll_back", float("inf"))])
@@ -35,7 +35,7 @@ def test_without_spikes_any_finite_norm(policy, limit):
     steps = bad_steps(on_non_finite=policy)
     steps.accept(torch.tensor(1.0))
     assert steps.max_norm() == limit
-    assert steps.for_checkpoint()["grad_norms"] == ()
+    assert steps.for_manifest()["grad_norms"] == ()
 
 
 def test_goodput():

@@ -192,6 +192,15 @@ class Evaluation(EvalSet):
     {"shifted": {"every": {"epochs": 1}}}."""
 
 
+class KeepBest(Section):
+    """Which evaluation is the best."""
+
+    metric: NonEmpty = "loss"
+    """Its name in evaluations.jsonl."""
+    mode: Literal["min", "max"] = "min"
+    """Whether the lowest or the highest value is the best."""
+
+
 class Checkpoint(Section):
     """When to write checkpoints, and which to keep; the end of a run and a request to stop always write one."""
 
@@ -201,6 +210,9 @@ class Checkpoint(Section):
     """Number of the latest complete checkpoints to keep; null means all."""
     keep_every: Duration | None = None
     """Interval between checkpoints that are never deleted, and written even where `every` has none; null means none."""
+    keep_best: KeepBest | None = None
+    """Writes a checkpoint after each evaluation that is better than all before, and deletes it only when a better one
+    is complete. null: none."""
     asynchronous: bool = True
     """Whether training continues while a copy of the state is written; the copy needs host memory."""
 

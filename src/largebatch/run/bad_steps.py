@@ -42,7 +42,7 @@ class BadSteps:
     def _remember_norms(self, norms: Iterable[float]) -> None:
         self._norms = deque(norms, maxlen=self._spike.window if self._spike else 0)
 
-    def for_checkpoint(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """The fields of a checkpoint's manifest from which a later attempt goes on."""
         return {"bad_steps": self.count, "grad_norms": tuple(self._norms)}
 

@@ -25,12 +25,14 @@ the step, or loads the latest checkpoint. The next step takes the next samples: 
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 
 from largebatch.backend.base import Backend
 from largebatch.config import RecipeConfig, as_json
 from largebatch.data.source import SampleSource
 from largebatch.errors import RunStopped, TrainingFailed
 from largebatch.run.bad_steps import BadSteps
+from largebatch.run.checkpoint.best import Best
 from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.evaluate import Evaluator, PerSample
 from largebatch.run.feed import training_feed
@@ -78,6 +80,8 @@ class Loop:
         self.step: Step | None = None  # the current or latest one
         hang_seconds = self.plan.faults.hang_seconds
         self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.record.ending.hang, recorder.stack_folder)
+        before = start.manifest.best if start.manifest and start.in_place else None
+        self.best = Best(self.plan.checkpoint.keep_best, before)
         self.writer = CheckpointWriter(
             backend,
             recorder.folder.checkpoints_dir,
@@ -86,7 +90,7 @@ class Loop:
             as_json(config),
             model_files,
             warn=recorder.say,
-            not_written=lambda step, reason: recorder.record.event("checkpoint_failed", step, reason=reason),
+            not_written=self._not_written,
             heartbeat=self.watchdog.heartbeat,
             last_step=start.step,
             latest=start.checkpoint,
@@ -168,7 +172,15 @@ class Loop:
             means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
         self.agree_on_compiling()
         self.recorder.evaluated(self.completed_steps, means)
+        if self.completed_steps > self.start.step:
+            is_best = self.best.is_found(self.completed_steps, means, of_further_set=name is not None)
+            self.save_due |= self.backend.gather_objects(is_best)[0]
         return means
+
+    def _not_written(self, step: int, reason: str) -> None:
+        """On the main process: the storage has refused a checkpoint."""
+        self.best.forget(step)
+        self.record.event("checkpoint_failed", step, reason=reason)
 
     def agree_on_compiling(self) -> None:
         """If one process could not compile the model, let all run it eagerly, and record why."""
@@ -196,7 +208,7 @@ class Loop:
         # A run that resumes from the checkpoint has all lines up to it.
         self.recorder.noise_scale.complete()
         self.record.flush()
-        self.writer.save(self.completed_steps, self.bad_steps.for_checkpoint())
+        self.writer.save(self.completed_steps, lambda: {**self.bad_steps.for_manifest(), "best": self.best.latest})
 
     def _end_stopped(self, reason: StopReason) -> None:
         """Wait for the checkpoint, report that the run can be resumed, and leave the process group."""
@@ -218,7 +230,9 @@ class Loop:
                 # The recipe has left the loop early, or the storage refused the last checkpoint: try again.
                 self._save()
                 self._finish_checkpoint()
-            self.recorder.finished(self.writer.require(step), self.bad_steps.count, self.watchdog.heartbeat)
+            best = asdict(self.best.latest) if self.best.latest else None
+            about = {"bad_steps": self.bad_steps.count, "best": best}
+            self.recorder.finished(self.writer.require(step), about, self.watchdog.heartbeat)
             self._leave()
 
     @contextmanager

@@ -88,6 +88,16 @@ class ParameterInfo:
     other_shapes: Mapping[str, Shape] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class BestEvaluation:
+    """The best evaluation of a run so far."""
+
+    metric: str  # its name in evaluations.jsonl
+    mode: Literal["min", "max"]  # which values are better
+    step: Count
+    value: FiniteFloat
+
+
 class Manifest(BaseModel):
     """A checkpoint's description of itself, as stored in its manifest.json."""
 
@@ -101,6 +111,7 @@ class Manifest(BaseModel):
     time: float  # when it was written, in seconds since 1970
     bad_steps: Count  # steps so far whose update was skipped
     grad_norms: tuple[FiniteFloat, ...] = ()  # of the latest steps, with which `faults.spike` compares
+    best: BestEvaluation | None = None  # that of `checkpoint.keep_best`, whose checkpoint is complete
     config: dict[str, Any]  # the resolved recipe, as JSON
     plan: dict[str, Any]
     files: tuple[str, ...]

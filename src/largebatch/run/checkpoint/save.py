@@ -89,8 +89,10 @@ class CheckpointWriter:
         self._writing = 0
         self._polled_step = self.last_step
 
-    def save(self, step: int, faults: Mapping[str, Any]) -> None:
+    def save(self, step: int, about: Callable[[], Mapping[str, Any]]) -> None:
         """Write a checkpoint of the current state, after waiting for one that is still being written.
+
+        Then `about` is called for further fields of its manifest.
 
         Asynchronously, the state is copied while the next step's gradients are computed: call `wait_until_copied`
         before weights or optimizer states change. If the storage refuses it, `warn` is called and training may go on.
@@ -106,7 +108,7 @@ class CheckpointWriter:
         self._copied.clear()
         if self._copy_stream is not None:
             self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
-        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, faults, state, copy))
+        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, about(), state, copy))
         if copy is None:
             self.wait()
 
@@ -208,7 +210,7 @@ class CheckpointWriter:
     # --- writing, in the background -------------------------------------------------------------------------------
 
     def _copy_and_write(
-        self, step: int, faults: Mapping[str, Any], state: EngineState, copy: EngineState | None
+        self, step: int, about: Mapping[str, Any], state: EngineState, copy: EngineState | None
     ) -> None:
         if self._copy_stream is not None:
             torch.cuda.set_device(self.backend.device)
@@ -216,11 +218,11 @@ class CheckpointWriter:
             if copy is not None:
                 self._copy(state, copy)
                 self._copied.set()
-            self._write(step, faults, copy or state)
+            self._write(step, about, copy or state)
         finally:
             self._copied.set()
 
-    def _write(self, step: int, faults: Mapping[str, Any], state: EngineState) -> None:
+    def _write(self, step: int, about: Mapping[str, Any], state: EngineState) -> None:
         temporary = self.folder / temporary_name(step, self.attempt.name, "tmp")
         tried = self._gather(_tried(lambda: self._write_own(temporary, step, state)), to_first=True)
         failure = None
@@ -228,7 +230,7 @@ class CheckpointWriter:
             failure = next((failure for _, failure in tried if failure is not None), None)
             if failure is None:
                 parts = [Part(*part) for part, _ in tried]
-                _, failure = _tried(lambda: self._publish(temporary, step, faults, state, parts))
+                _, failure = _tried(lambda: self._publish(temporary, step, about, state, parts))
             if failure is not None:
                 with suppress(OSError):
                     remove_folder(temporary)
@@ -256,10 +258,10 @@ class CheckpointWriter:
             yield tensor
 
     def _publish(
-        self, temporary: Path, step: int, faults: Mapping[str, Any], state: EngineState, parts: Sequence[Part]
+        self, temporary: Path, step: int, about: Mapping[str, Any], state: EngineState, parts: Sequence[Part]
     ) -> None:
         """Complete the folder, give it its name and, last of all, its marker; then delete older checkpoints."""
-        manifest = self._manifest(step, faults, state, parts)
+        manifest = self._manifest(step, about, state, parts)
         manifest.check_coverage()
         records = {rank_file(rank): FileRecord(part.size, part.checksum) for rank, part in enumerate(parts)}
         for name, content in self.model_files.items():
@@ -279,11 +281,13 @@ class CheckpointWriter:
         files = {name: asdict(record) for name, record in records.items()}
         replace_json_file(final / MARKER, {"step": step, "files": files})
         try:
-            prune(self.folder, self.settings.keep_last, self.backend.plan.keeps_checkpoint_of, self.attempt.name)
+            best = {manifest.best.step} if manifest.best else set()
+            is_kept = self.backend.plan.keeps_checkpoint_of
+            prune(self.folder, self.settings.keep_last, lambda each: each in best or is_kept(each), self.attempt.name)
         except OSError as problem:
             self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
 
-    def _manifest(self, step: int, faults: Mapping[str, Any], state: EngineState, parts: Sequence[Part]) -> Manifest:
+    def _manifest(self, step: int, about: Mapping[str, Any], state: EngineState, parts: Sequence[Part]) -> Manifest:
         scalars = {name: numbers for part in parts for name, numbers in part.scalars.items()}
         vectors: dict[str, list[Range]] = {}
         buffers: dict[str, tuple[int, ...]] = {}
@@ -302,7 +306,7 @@ class CheckpointWriter:
             world_size=self.backend.world_size,
             strategy=self.backend.launch.strategy,
             time=time.time(),
-            **faults,
+            **about,
             config=self.config,
             plan=json.loads(self.backend.plan.to_json()),
             files=tuple(rank_file(rank) for rank in range(len(parts))),

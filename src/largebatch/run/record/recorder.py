@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -126,8 +126,8 @@ class Recorder:
         if self._backend.is_main_process:
             self.folder.forget_requests()
 
-    def finished(self, checkpoint: Path, bad_steps: int, heartbeat: Callable[[], None]) -> None:
-        """Write the final weights and the summary, publish that the run is finished, and print the summary.
+    def finished(self, checkpoint: Path, about: Mapping[str, Any], heartbeat: Callable[[], None]) -> None:
+        """Write the final weights and the summary, which has `about`, publish that the run is finished, and print it.
 
         Raises:
             StorageError: They cannot be written; every process raises it, and the same command completes the run.
@@ -135,7 +135,7 @@ class Recorder:
         what = f"training is over, with its state in {checkpoint}, but the weights and the summary cannot be written"
         with self._backend.raise_on_all_ranks(), file_errors(what):
             exported = Progress()
-            work = partial(self._write_results, checkpoint, bad_steps, exported)
+            work = partial(self._write_results, checkpoint, about, exported)
             result = in_thread("results", work) if self._backend.is_main_process else None
             wait_together(self._backend, heartbeat, result, exported)
             summary = result.result() if result else None
@@ -143,12 +143,14 @@ class Recorder:
         if summary is not None:
             print(describe_summary(summary, self.folder), flush=True)
 
-    def _write_results(self, checkpoint: Path, bad_steps: int, exported: Callable[[], None]) -> dict[str, Any]:
+    def _write_results(
+        self, checkpoint: Path, about: Mapping[str, Any], exported: Callable[[], None]
+    ) -> dict[str, Any]:
         """Write the final weights and the summary, and return the latter."""
         self.record.attempt.check()
         export_intact(checkpoint, self.folder.model_dir, progress=exported)
         summary = self.metrics.summary(self.record.step) | {
-            "bad_steps": bad_steps,
+            **about,
             "goodput": goodput(self.folder.history(), self.record.step, self.metrics.train_seconds, time.time()),
             "attempts": self.record.attempt.number,
             "train_loss": self._last_logged.get("loss"),
