@@ -213,6 +213,12 @@ class Checkpoint(Section):
     keep_best: KeepBest | None = None
     """Writes a checkpoint after each evaluation that is better than all before, and deletes it only when a better one
     is complete. null: none."""
+    then: list[NonEmpty] | None = None
+    """A command, word by word, that the main process runs beside training for each checkpoint that `keep_every` or
+    `keep_best` keeps, and for the last. `{model}` stands for a folder with the exported weights, deleted afterwards,
+    `{step}` for the step. Numbers in a JSON object in its last line go into evaluations.jsonl, as "then/<name>"."""
+    then_seconds: NonNegativeFloat = 600.0
+    """How long a run that is finished waits for the command, which it then ends."""
     asynchronous: bool = True
     """Whether training continues while a copy of the state is written; the copy needs host memory."""
 

@@ -34,12 +34,14 @@ from largebatch.errors import RunStopped, TrainingFailed
 from largebatch.run.bad_steps import BadSteps
 from largebatch.run.checkpoint.best import Best
 from largebatch.run.checkpoint.save import CheckpointWriter
+from largebatch.run.checkpoint.then import Then
 from largebatch.run.evaluate import Evaluator, PerSample
 from largebatch.run.feed import training_feed
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients
 from largebatch.run.watch.stop import REASONS, StopRequests, StopVote, describe_reason
+from largebatch.run.watch.waiting import Progress, in_thread, wait_together
 from largebatch.run.watch.watchdog import Watchdog
 from largebatch.system.endings import StopReason
 
@@ -82,6 +84,7 @@ class Loop:
         self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.record.ending.hang, recorder.stack_folder)
         before = start.manifest.best if start.manifest and start.in_place else None
         self.best = Best(self.plan.checkpoint.keep_best, before)
+        self.then = Then(self.plan.checkpoint, recorder.folder.then_dir, recorder.answered, recorder.not_answered)
         self.writer = CheckpointWriter(
             backend,
             recorder.folder.checkpoints_dir,
@@ -193,6 +196,8 @@ class Loop:
         if self.writer.poll():
             # A checkpoint has become complete: the status in the run folder names it.
             self.record.running()
+            self._follow_kept(self.writer.last_step)
+        self.then.poll()
         if not self.save_due:
             return
         with self.stopwatch.paused():
@@ -210,8 +215,15 @@ class Loop:
         self.record.flush()
         self.writer.save(self.completed_steps, lambda: {**self.bad_steps.for_manifest(), "best": self.best.latest})
 
+    def _follow_kept(self, step: int, is_last: bool = False) -> None:
+        """Have the command of `checkpoint.then` follow a complete checkpoint, if it is kept."""
+        is_best = self.best.latest is not None and self.best.latest.step == step
+        if self.backend.is_main_process and (is_last or is_best or self.plan.keeps_checkpoint_of(step)):
+            self.then.follow(step, self.writer.require(step))
+
     def _end_stopped(self, reason: StopReason) -> None:
         """Wait for the checkpoint, report that the run can be resumed, and leave the process group."""
+        self.then.end()
         self._finish_checkpoint()
         step = self.completed_steps
         self.writer.require(step)
@@ -233,6 +245,10 @@ class Loop:
             best = asdict(self.best.latest) if self.best.latest else None
             about = {"bad_steps": self.bad_steps.count, "best": best}
             self.recorder.finished(self.writer.require(step), about, self.watchdog.heartbeat)
+            self._follow_kept(step, is_last=True)
+            progress = Progress()
+            followed = in_thread("then", lambda: self.then.finish(progress))
+            wait_together(self.backend, self.watchdog.heartbeat, followed, progress)
             self._leave()
 
     @contextmanager

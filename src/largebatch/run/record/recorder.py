@@ -113,6 +113,17 @@ class Recorder:
         self._trackers.add("evaluation", means, step)
         self.say(f"evaluation after step {step}: {numbers(means)}")
 
+    def answered(self, step: int, values: dict[str, float]) -> None:
+        """On the main process: log what the command of `checkpoint.then` has found after a step."""
+        means = {f"then/{name}": value for name, value in values.items()}
+        self.record.add("evaluations", position_fields(self._plan, step) | means)
+        self.say(f"checkpoint.then, of step {step}: {numbers(values)}")
+
+    def not_answered(self, step: int, reason: str) -> None:
+        """On the main process: note that the command of `checkpoint.then` has failed."""
+        self.record.event("then_failed", self.record.step, reason=reason)
+        self.say(f"WARNING: checkpoint.then, of step {step}: {reason}; training goes on")
+
     # --- the end --------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
