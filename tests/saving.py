@@ -17,7 +17,7 @@ from largebatch.config.sections import Checkpoint
 from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.storage.attempts import Attempt, claim
 from largebatch.storage.catalog import entries, remove_leftovers, set_aside, verify_checksums
-from largebatch.storage.layout import CheckpointError, ParameterInfo
+from largebatch.storage.layout import BestEvaluation, CheckpointError, ParameterInfo
 
 MODEL_CONFIG = '{"model_type": "gpt2"}'
 ATTEMPT = "0001_0123abcd"
@@ -131,15 +131,15 @@ class FakeRun:
             heartbeat=lambda: None,
         )
 
-    def save(self, step: int) -> Path:
-        """Train to a step and save a checkpoint there."""
-        self.begin_to_save(step)
+    def save(self, step: int, best: BestEvaluation | None = None) -> Path:
+        """Train to a step and save a checkpoint there, where `best` is the best evaluation so far."""
+        self.begin_to_save(step, best)
         self.writer.wait()
         return self.checkpoints / f"step_{step:08d}"
 
-    def begin_to_save(self, step: int) -> None:
+    def begin_to_save(self, step: int, best: BestEvaluation | None = None) -> None:
         self.backend.state = state_of(step)
-        self.writer.save(step, bad_steps=0)
+        self.writer.save(step, lambda: {"bad_steps": 0, "best": best})
 
 
 def assert_holds(folder: Path, step: int) -> None:

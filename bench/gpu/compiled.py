@@ -2,20 +2,21 @@
 
 from typing import Any
 
-from largebatch.run.record.record import Record
+from largebatch.run.record.recorder import Recorder
+
 from largebatch.tools.local_jobs.training import train
 
 
 def fail_if_not_compiled() -> None:
     """In this process, make runs whose model cannot be compiled fail with the reason."""
-    add_event = Record.event
+    add_event = Recorder.event
 
-    def event(record: Record, name: str, step: int, **about: Any) -> None:
+    def event(recorder: Recorder, name: str, **about: Any) -> None:
         if name == "not_compiled":
             raise RuntimeError(f"the model is not compiled: {about['reason']}")
-        add_event(record, name, step, **about)
+        add_event(recorder, name, **about)
 
-    Record.event = event  # type: ignore[method-assign]
+    Recorder.event = event  # type: ignore[method-assign]
 
 
 def train_compiled(*arguments: Any, **options: Any) -> Any:

@@ -2,8 +2,10 @@
 
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -68,12 +70,12 @@ def asynchronous_checkpoint(is_small: bool) -> list[Result]:
     save = CheckpointWriter.save
     wait = CheckpointWriter.wait_until_copied
 
-    def timed_save(writer: CheckpointWriter, step: int, bad_steps: int) -> None:
+    def timed_save(writer: CheckpointWriter, step: int, about: Callable[[], dict[str, Any]]) -> None:
         # The one before may still be written, which is not what is measured.
         writer.wait()
         writers.append(writer)
         started = time.perf_counter()
-        save(writer, step, bad_steps)
+        save(writer, step, about)
         held.append(time.perf_counter() - started)
 
     def timed_wait(writer: CheckpointWriter) -> None:

@@ -1,4 +1,4 @@
-"""A step that is not finite on one process is left out by all, as if it had never been there."""
+"""A step that is not finite on one process, or spikes, is left out by all, as if it had never been there."""
 
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from resuming import TINY_GPT, assert_same_weights, events, exact_log
 
 pytestmark = pytest.mark.slow
 
+# Steps 2 to 5 fill the window.
+SPIKE = '--faults.spike={"window": 4}'
 WORDS = ("--train.stop_after_steps=14", '--checkpoint.every={"steps": 4}', '--evaluation.every={"steps": 7}')
 TINY_DIGITS = ("--logging.every=1", "--logging.trackers=[]", "--data.image_size=16")
 
@@ -50,10 +52,16 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
         ("skip", DIGITS, "zero1", "loss"),
         ("roll_back", PYDOC, "ddp", "gradient"),
         ("roll_back", PYDOC, "zero3", "loss alone"),
+        ("skip", PYDOC, "single", "spike"),
+        ("skip", PYDOC, "fsdp", "spike"),
+        ("skip", PYDOC, "zero1", "spike"),
+        ("roll_back", PYDOC, "ddp", "spike"),
+        ("roll_back", PYDOC, "zero3_offload", "spike"),
     ],
 )
 def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_path):
     words = (*(TINY_GPT if recipe == PYDOC else TINY_DIGITS), *WORDS, f"--faults.on_non_finite={policy}")
+    words += (SPIKE,) if where == "spike" else ()
     rank = 0 if strategy == "single" else 1
     # "roll_back" goes back to the checkpoint after step 4.
     left_out = {6} if policy == "skip" else {5, 6}
@@ -67,7 +75,9 @@ def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_pat
     (event,) = events(tmp_path / "poisoned", "skipped")
     assert (event["step"], event["first_skipped_step"]) == (6, min(left_out))
     assert event["bad_steps"] == 1
-    if where != "gradient":
+    if where == "spike":
+        assert "standard deviations of the last 4 steps, at step 6" in event["reason"]
+    elif where != "gradient":
         assert f"on rank {rank} at step 6" in event["reason"]
     assert read_object(tmp_path / "poisoned/summary.json")["bad_steps"] == 1
 
@@ -92,6 +102,21 @@ def test_a_limit(tmp_path):
         "skipped",
         "failed",
     ]
+
+
+def test_a_spike_ends_a_run_that_shall_stop(tmp_path):
+    report = failure(tmp_path / "run", SPIKE, bad_steps={6}, where="spike")
+    assert "steps, at step 6; training stopped before its update" in report
+    assert (tmp_path / "run/checkpoints/step_00000004").exists()
+    assert not (tmp_path / "run/checkpoints/step_00000008").exists()
+
+
+def test_a_resumed_run_compares_with_the_norms_before(tmp_path):
+    """The window is filled by one strategy; the first step after the resume spikes on another."""
+    words = (*TINY_GPT, *WORDS, "--faults.on_non_finite=skip", SPIKE)
+    run_job(train_poisoned, tmp_path / "run", PYDOC, (*words, "--train.stop_after_steps=5"), {6}, 0, "spike")
+    run_job(train_poisoned, tmp_path / "run", PYDOC, words, {6}, 0, "spike", strategy="zero2")
+    assert [event["step"] for event in events(tmp_path / "run", "skipped")] == [6]
 
 
 def test_nothing_to_roll_back_to(tmp_path):

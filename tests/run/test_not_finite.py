@@ -13,7 +13,10 @@ pytestmark = pytest.mark.slow
 
 
 def poison(is_bad: Callable[[int, int], bool], where: str) -> None:
-    """Make the loss, its gradient, or the loss without its gradient NaN, at the steps and ranks for which `is_bad`."""
+    """Make the loss, its gradient, or the loss without its gradient NaN, at the steps and ranks for which `is_bad`.
+
+    Or make both a thousand times as large.
+    """
     import torch
 
     from largebatch.run import Step
@@ -22,6 +25,8 @@ def poison(is_bad: Callable[[int, int], bool], where: str) -> None:
 
     def poisoned(self, loss_sum):
         if is_bad(self.index + 1, self._backend.rank):
+            if where == "spike":
+                loss_sum = loss_sum * 1000.0
             if where == "loss":
                 loss_sum = loss_sum * float("nan")
             if where == "loss alone":

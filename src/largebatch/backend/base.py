@@ -45,7 +45,7 @@ class Update(NamedTuple):
     """The result of an optimizer step."""
 
     grad_norm: torch.Tensor | None  # the global norm before clipping, a scalar on the device, if it was computed
-    applied: bool  # False if weights and optimizer are unchanged, as the gradient was not finite; True if not checked
+    applied: bool  # False if weights and optimizer are unchanged, because of the gradient's norm
 
 
 class Backend(Processes, ABC):
@@ -244,11 +244,12 @@ class Backend(Processes, ABC):
         return ((parameter, parameter) for parameter in self.unwrapped_model.parameters())
 
     @abstractmethod
-    def clip_and_step(self, measure_norm: bool) -> Update:
+    def clip_and_step(self, measure_norm: bool, max_norm: float | None = None) -> Update:
         """Clip the gradients as the plan says, take one optimizer step, and clear them.
 
-        A step whose gradient is not finite is not taken, unless the plan's `on_non_finite` is "stop". The gradient is
-        that of all processes, so they all decide alike. If `measure_norm` is false, its norm need not be computed.
+        A step is not taken if the gradient's norm before clipping is not finite or larger than `max_norm`; None allows
+        any. The gradient is that of all processes, so they all decide alike. If `measure_norm` is false, and nothing
+        depends on the norm, it need not be computed.
         """
 
     @contextmanager
@@ -267,7 +268,7 @@ class Backend(Processes, ABC):
 
     @abstractmethod
     def discard_gradients(self) -> None:
-        """Clear gradients that are not finite, without an update."""
+        """Clear gradients, without an update."""
 
     def parameters_without_gradient(self) -> list[str]:
         """Names of trainable parameters that the first step's backward passes did not reach; before its `update`."""

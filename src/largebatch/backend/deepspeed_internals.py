@@ -1,6 +1,8 @@
 """Uses of private interfaces of DeepSpeed, as read in 0.19.8: where its ZeRO optimizers keep their tensors."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import deepspeed
@@ -23,6 +25,29 @@ def switch_off_shared_memory() -> None:
 def hide_gathers_from_modes() -> None:
     """Have ZeRO-3 gather and free weights outside of the modes that watch operations."""
     hide_from_modes(PartitionedParameterCoordinator, "fetch_sub_module", "release_sub_module")
+
+
+@contextmanager
+def steps_up_to(max_norm: float, optimizer: Any) -> Iterator[list[float]]:
+    """In the block, a ZeRO optimizer skips a step whose gradient's norm is larger, as it skips one that is not finite.
+
+    The list gets such a norm; the engine itself would report it as infinite.
+    """
+    module = sys.modules[type(optimizer).__module__]
+    is_invalid = module.is_invalid_grad_norm
+    refused: list[float] = []
+
+    def is_refused(norm: torch.Tensor | float) -> bool:
+        if is_invalid(norm):
+            return True
+        refused.extend([float(norm)] if norm > max_norm else [])
+        return bool(refused)
+
+    module.is_invalid_grad_norm = is_refused  # type: ignore[attr-defined]
+    try:
+        yield refused
+    finally:
+        module.is_invalid_grad_norm = is_invalid  # type: ignore[attr-defined]
 
 
 class Buffer(NamedTuple):

@@ -108,7 +108,7 @@ class FsdpBackend(NativeBackend):
     def _gradient_leaves(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         return gathered_parameters(self._units)
 
-    def clip_and_step(self, measure_norm: bool) -> Update:
+    def clip_and_step(self, measure_norm: bool, max_norm: float | None = None) -> Update:
         # If the last micro-batch has not used a unit, FSDP2 would sum its gradients over the replicas in the next step.
         if any(map(waits_for_all_reduce, self._units)):
             raise BackendMismatch(
@@ -116,7 +116,7 @@ class FsdpBackend(NativeBackend):
                 "with which hsdp sums gradients over its replicas; use the same parts in each micro-batch, or set "
                 'compute.reduce_gradients to "last_micro_batch"'
             )
-        return super().clip_and_step(measure_norm)
+        return super().clip_and_step(measure_norm, max_norm)
 
     @property
     def _shard_group(self) -> torch.distributed.ProcessGroup:

@@ -24,11 +24,10 @@ class NativeBackend(Backend):
         gradient = factor.to(loss.dtype) if isinstance(factor, torch.Tensor) else torch.full_like(loss, factor)
         loss.backward(gradient=gradient)  # type: ignore[no-untyped-call]
 
-    def clip_and_step(self, measure_norm: bool) -> Update:
+    def clip_and_step(self, measure_norm: bool, max_norm: float | None = None) -> Update:
         norm = None
-        may_skip = self.plan.faults.on_non_finite != "stop"
         clip_norm = self.plan.optimizer.clip_norm
-        if measure_norm or may_skip or clip_norm is not None:
+        if measure_norm or max_norm is not None or clip_norm is not None:
             with torch.no_grad():
                 # Operations on DTensors go through Python for each tensor.
                 gradients = [local_part(each.grad) for each in self.model.parameters() if each.grad is not None]
@@ -37,7 +36,7 @@ class NativeBackend(Backend):
             if self._is_sharded:
                 norms = self._sum_vector(norms.square()).sqrt()
             norm = torch.linalg.vector_norm(norms)
-            if may_skip and not torch.isfinite(norm):
+            if max_norm is not None and not (torch.isfinite(norm) and norm <= max_norm):
                 self.discard_gradients()
                 return Update(norm, applied=False)
             if clip_norm is not None:

@@ -1,5 +1,6 @@
 """DeepSpeed ZeRO-1, -2 and -3."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
@@ -22,6 +23,7 @@ from largebatch.backend.deepspeed_internals import (
     hide_gathers_from_modes,
     part_of_weight,
     partition_weights,
+    steps_up_to,
     switch_off_shared_memory,
 )
 from largebatch.backend.launch import Launch
@@ -105,10 +107,11 @@ class ZeroBackend(Backend):
     def backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> None:
         self.engine.backward(loss * factor)
 
-    def clip_and_step(self, measure_norm: bool) -> Update:  # noqa: ARG002 - always measured
+    def clip_and_step(self, measure_norm: bool, max_norm: float | None = None) -> Update:  # noqa: ARG002 - always measured
         # The engine itself skips a step whose gradient is not finite, and reports its norm as infinite.
-        self.engine.step()
-        norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.device)
+        with steps_up_to(math.inf if max_norm is None else max_norm, self.engine.optimizer) as refused:
+            self.engine.step()
+        norm = torch.as_tensor(refused[0] if refused else self.engine.get_global_grad_norm(), device=self.device)
         return Update(norm, applied=self.engine.was_step_applied())
 
     def discard_gradients(self) -> None:

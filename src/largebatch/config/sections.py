@@ -188,6 +188,15 @@ class Evaluation(EvalSet):
     {"shifted": {"every": {"epochs": 1}}}."""
 
 
+class KeepBest(Section):
+    """Which evaluation is the best."""
+
+    metric: NonEmpty = "loss"
+    """Its name in evaluations.jsonl."""
+    mode: Literal["min", "max"] = "min"
+    """Whether the lowest or the highest value is the best."""
+
+
 class Checkpoint(Section):
     """When to write checkpoints, and which to keep; the end of a run and a request to stop always write one."""
 
@@ -197,8 +206,26 @@ class Checkpoint(Section):
     """Number of the latest complete checkpoints to keep; null means all."""
     keep_every: Duration | None = None
     """Interval between checkpoints that are never deleted, and written even where `every` has none; null means none."""
+    keep_best: KeepBest | None = None
+    """Writes a checkpoint after each evaluation that is better than all before, and deletes it only when a better one
+    is complete. null: none."""
+    then: list[NonEmpty] | None = None
+    """A command, word by word, that the main process runs beside training for each checkpoint that `keep_every` or
+    `keep_best` keeps, and for the last. `{model}` stands for a folder with the exported weights, deleted afterwards,
+    `{step}` for the step. Numbers in a JSON object in its last line go into evaluations.jsonl, as "then/<name>"."""
+    then_seconds: NonNegativeFloat = 600.0
+    """How long a run that is finished waits for the command, which it then ends."""
     asynchronous: bool = True
     """Whether training continues while a copy of the state is written; the copy needs host memory."""
+
+
+class Spike(Section):
+    """Which finite gradients count as spikes."""
+
+    sigmas: PositiveFloat = 6.0
+    """Standard deviations above the mean of the norms at which a spike begins."""
+    window: Annotated[int, Field(ge=2, le=10_000)] = 128
+    """Number of latest applied steps whose norms, before clipping, are compared with; before as many, nothing is."""
 
 
 class Faults(Section):
@@ -210,6 +237,9 @@ class Faults(Section):
     the samples in between. The last two check the norm of the gradient in every step, before the update."""
     max_bad_steps: PositiveInt = 10
     """Number of such steps that the whole run may have; one more stops it."""
+    spike: Spike | None = None
+    """Treats a step whose gradient has a norm far above those of earlier steps like one that is not finite; with
+    `on_non_finite` "stop", the run ends before its update. Checks the norm in every step. null: never."""
     hang_seconds: PositiveFloat | None = 1800.0
     """A process that makes no progress for this long writes its stack to the run folder, and the job ends; null means
     never, except that processes wait at most two days for each other. The longest step and evaluation batch must be

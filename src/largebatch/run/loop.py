@@ -19,25 +19,29 @@ which makes the process exit with a code that says so. If the step is the run's 
 A loss or gradient that is not finite: with `faults.on_non_finite` "stop", losses and measured norms are checked at
 each logged step, and before each evaluation and checkpoint. Steps until then are still applied, but nothing of them is
 saved, and the run fails. With "skip" and "roll_back", each step is checked: `Step.backward` makes the whole gradient
-NaN if a loss is not finite, so all processes see it and none applies the update. `NonFiniteSteps` then goes on without
+NaN if a loss is not finite, so all processes see it and none applies the update. `BadSteps` then goes on without
 the step, or loads the latest checkpoint. The next step takes the next samples: steps are counted, never repeated.
 """
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 
 from largebatch.backend.base import Backend
 from largebatch.config import RecipeConfig, as_json
 from largebatch.data.source import SampleSource
 from largebatch.errors import RunStopped, TrainingFailed
+from largebatch.run.bad_steps import BadSteps
+from largebatch.run.checkpoint.best import Best
 from largebatch.run.checkpoint.save import CheckpointWriter
+from largebatch.run.checkpoint.then import Then
 from largebatch.run.evaluate import Evaluator, PerSample
 from largebatch.run.feed import training_feed
-from largebatch.run.non_finite import NonFiniteSteps
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients
 from largebatch.run.watch.stop import StopRequests
+from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.run.watch.watchdog import Watchdog
 from largebatch.system.endings import StopReason
 
@@ -76,6 +80,9 @@ class Loop:
         self.step: Step | None = None  # the current or latest one
         hang_seconds = self.plan.faults.hang_seconds
         self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder)
+        before = start.manifest.best if start.manifest and start.in_place else None
+        self.best = Best(self.plan.checkpoint.keep_best, before)
+        self.then = Then(self.plan.checkpoint, recorder.folder.then_dir, recorder.answered, recorder.not_answered)
         self.writer = CheckpointWriter(
             backend,
             recorder.folder.checkpoints_dir,
@@ -84,12 +91,12 @@ class Loop:
             as_json(config),
             model_files,
             warn=recorder.say,
-            not_written=lambda step, reason: recorder.event("checkpoint_failed", step=step, reason=reason),
+            not_written=self._not_written,
             heartbeat=self.watchdog.heartbeat,
             last_step=start.step,
             latest=start.checkpoint,
         )
-        self.non_finite = NonFiniteSteps(backend, start, recorder, self.writer)
+        self.bad_steps = BadSteps(backend, start, recorder, self.writer)
         self.evaluator = Evaluator(backend, config.data.num_workers, self.stopwatch, self.watchdog.heartbeat)
 
     @property
@@ -136,7 +143,8 @@ class Loop:
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
             self.backend.untouched.forget()
-            update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
+            measure_norm = is_logged or self.save_due or bool(step.noise_parts)
+            update = self.backend.clip_and_step(measure_norm, self.bad_steps.max_norm())
             self.backend.untouched.note()
             if step.index == self.start.step:
                 # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.
@@ -146,10 +154,13 @@ class Loop:
             if step.noise_parts and update.applied and update.grad_norm is not None:
                 self.recorder.noise_scale.add(completed, step.noise_parts, update.grad_norm)
             if not update.applied:
-                # The gradient is not finite, and weights and optimizer are as before: skip the step, or roll back.
+                # The gradient is not finite or spikes, and weights and optimizer are as before: skip it, or roll back.
                 # DeepSpeed does not apply such a step with "stop" either; then this fails.
-                self.non_finite.handle(completed, float(loss_sum))
-            elif is_logged:
+                assert update.grad_norm is not None
+                self.bad_steps.handle(completed, float(loss_sum), float(update.grad_norm))
+                return
+            self.bad_steps.accept(update.grad_norm)
+            if is_logged:
                 # Fails if a loss since the last logged step was not finite.
                 self.recorder.log()
 
@@ -160,7 +171,15 @@ class Loop:
             means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
         self.agree_on_compiling()
         self.recorder.evaluated(means)
+        if self.completed_steps > self.start.step:
+            is_best = self.best.is_found(self.completed_steps, means, of_further_set=name is not None)
+            self.save_due |= self.backend.gather_objects(is_best)[0]
         return means
+
+    def _not_written(self, step: int, reason: str) -> None:
+        """On the main process: the storage has refused a checkpoint."""
+        self.best.forget(step)
+        self.recorder.event("checkpoint_failed", step=step, reason=reason)
 
     def agree_on_compiling(self) -> None:
         """If one process could not compile the model, let all run it eagerly, and record why."""
@@ -170,7 +189,9 @@ class Loop:
 
     def _save_and_stop_if_due(self) -> None:
         """After a step and its evaluation: write a checkpoint if one is due, and stop if a process was asked to."""
-        self.writer.poll()
+        if self.writer.poll():
+            self._follow_kept(self.writer.last_step)
+        self.then.poll()
         if not self.save_due:
             return
         with self.stopwatch.counting(False):
@@ -186,10 +207,17 @@ class Loop:
         # A run that resumes from the checkpoint has all lines up to it.
         self.recorder.noise_scale.complete()
         self.recorder.flush()
-        self.writer.save(self.completed_steps, self.non_finite.count)
+        self.writer.save(self.completed_steps, lambda: {**self.bad_steps.for_manifest(), "best": self.best.latest})
+
+    def _follow_kept(self, step: int, is_last: bool = False) -> None:
+        """Have the command of `checkpoint.then` follow a complete checkpoint, if it is kept."""
+        is_best = self.best.latest is not None and self.best.latest.step == step
+        if self.backend.is_main_process and (is_last or is_best or self.plan.keeps_checkpoint_of(step)):
+            self.then.follow(step, self.writer.require(step))
 
     def _end_stopped(self, reason: StopReason) -> None:
         """Wait for the checkpoint, report that the run can be resumed, and leave the process group."""
+        self.then.end()
         self._finish_checkpoint()
         step = self.completed_steps
         self.writer.require(step)
@@ -208,7 +236,11 @@ class Loop:
                 # The recipe has left the loop early, or the storage refused the last checkpoint: try again.
                 self._save()
                 self._finish_checkpoint()
-            self.recorder.finished(self.writer.require(step), self.non_finite.count, self.watchdog.heartbeat)
+            best = asdict(self.best.latest) if self.best.latest else None
+            about = {"bad_steps": self.bad_steps.count, "best": best}
+            self.recorder.finished(self.writer.require(step), about, self.watchdog.heartbeat)
+            self._follow_kept(step, is_last=True)
+            wait_together(self.backend, self.watchdog.heartbeat, in_thread("then", self.then.finish))
             self._leave()
 
     @contextmanager

@@ -88,6 +88,16 @@ class ParameterInfo:
     other_shapes: Mapping[str, Shape] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class BestEvaluation:
+    """The best evaluation of a run so far."""
+
+    metric: str  # its name in evaluations.jsonl
+    mode: Literal["min", "max"]  # which values are better
+    step: Count
+    value: FiniteFloat
+
+
 class Manifest(BaseModel):
     """A checkpoint's description of itself, as stored in its manifest.json."""
 
@@ -99,7 +109,9 @@ class Manifest(BaseModel):
     world_size: Annotated[int, Field(strict=True, gt=0)]
     strategy: str
     time: float  # when it was written, in seconds since 1970
-    bad_steps: Count  # steps so far whose update was skipped because their loss or gradient was not finite
+    bad_steps: Count  # steps so far whose update was skipped
+    grad_norms: tuple[FiniteFloat, ...] = ()  # of the latest steps, with which `faults.spike` compares
+    best: BestEvaluation | None = None  # that of `checkpoint.keep_best`, whose checkpoint is complete
     config: dict[str, Any]  # the resolved recipe, as JSON
     plan: dict[str, Any]
     parameters: dict[str, ParameterInfo]

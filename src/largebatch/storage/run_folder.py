@@ -13,6 +13,7 @@ critical_batch.json   what `largebatch critical-batch` has found, in the folder 
 tensorboard/          the same numbers for TensorBoard
 trackers/             files of trackers, such as the id and the last number of the run in W&B (wandb.json)
 checkpoints/          see `storage.layout`
+then/                 the weights for the command of `checkpoint.then`, while it runs
 model/                the final weights, for `from_pretrained`
 attempts/             the starts of the run, see `storage.attempts`, and how their processes ended, see `system.endings`
 stacks/               what the processes were doing when the run hung, and their collectives
@@ -59,6 +60,7 @@ class RunFolder:
         self.model_dir = path / "model"
         self.tensorboard_dir = path / "tensorboard"
         self.trackers_dir = path / "trackers"
+        self.then_dir = path / "then"
         self.stacks_dir = path / "stacks"
         self.jobs_dir = path / "jobs"
         self.report_file = path / "report.html"

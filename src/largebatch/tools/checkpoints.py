@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"{options.run_dir} has no checkpoints; give the folder of a run, such as runs/resnet_digits")
     print(LINE.format("checkpoint", "step", "written by", "size", "written at", "state"))
     states = []
+    best = None
     for entry in found:
         about = ("-", "-", "-")
         state = "complete"
@@ -47,9 +48,12 @@ def run(options: argparse.Namespace) -> int:
             manifest = read_manifest(entry.path)
             writer = f"{manifest.world_size} x {manifest.strategy}, #{manifest.attempt}"
             written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.time))
+            best = best or manifest.best
+            if best and best.step == entry.step:
+                state = f"complete, the best: {best.metric} {best.value:.4f}"
             about = (writer, tqdm.format_sizeof(entry.size, "B"), written_at)
         except (CheckpointError, OSError) as error:
             state = f"cannot be used: {error}"
         print(LINE.format(entry.path.name, f"{entry.step:,}", *about, state))
         states.append(state)
-    return 0 if states[0] == "complete" else 1
+    return 0 if states[0].startswith("complete") else 1

@@ -85,9 +85,12 @@ class CheckpointWriter:
         self._work: Future[None] | None = None
         self._progress = threading.Event()
         self._writing = 0
+        self._polled_step = self.last_step
 
-    def save(self, step: int, bad_steps: int) -> None:
+    def save(self, step: int, about: Callable[[], Mapping[str, Any]]) -> None:
         """Write a checkpoint of the current state, after waiting for one that is still being written.
+
+        Then `about` is called for further fields of its manifest.
 
         Asynchronously, the state is copied while the next step's gradients are computed: call `wait_until_copied`
         before weights or optimizer states change. If the storage refuses it, `warn` is called and training may go on.
@@ -103,7 +106,7 @@ class CheckpointWriter:
         self._copied.clear()
         if self._copy_stream is not None:
             self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
-        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, bad_steps, state, space))
+        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, about(), state, space))
         if space is None:
             self.wait()
 
@@ -163,10 +166,13 @@ class CheckpointWriter:
             )
         return self.latest
 
-    def poll(self) -> None:
-        """Take note of a checkpoint that has been written meanwhile; raise TrainingFailed as `save` does."""
+    def poll(self) -> bool:
+        """Whether a checkpoint has been completed since the last call; raise TrainingFailed as `save` does."""
         if self._work is not None and self._work.done():
             self._conclude(self._work)
+        known = self._polled_step
+        self._polled_step = self.last_step
+        return self.last_step > known
 
     # --- taking the state -----------------------------------------------------------------------------------------
 
@@ -195,7 +201,7 @@ class CheckpointWriter:
     # --- writing, in the background -------------------------------------------------------------------------------
 
     def _copy_and_write(
-        self, step: int, bad_steps: int, state: EngineState, space: Mapping[str, torch.Tensor] | None
+        self, step: int, about: Mapping[str, Any], state: EngineState, space: Mapping[str, torch.Tensor] | None
     ) -> None:
         if self._copy_stream is not None:
             torch.cuda.set_device(self.backend.device)
@@ -205,11 +211,11 @@ class CheckpointWriter:
                 self._copy(space.values(), tensors)
                 self._copied.set()
                 tensors = iter(space.values())
-            self._write(step, bad_steps, state, tensors)
+            self._write(step, about, state, tensors)
         finally:
             self._copied.set()
 
-    def _write(self, step: int, bad_steps: int, state: EngineState, tensors: Iterator[torch.Tensor]) -> None:
+    def _write(self, step: int, about: Mapping[str, Any], state: EngineState, tensors: Iterator[torch.Tensor]) -> None:
         final = self.folder / folder_name(step)
         temporary = self.folder / temporary_name(final.name, self.attempt.name, "tmp")
         try:
@@ -218,7 +224,7 @@ class CheckpointWriter:
             parts = [Part(*each) for each in self._gather(part, to_first=True)]
             with self._raise_on_all_ranks():
                 if self.backend.is_main_process:
-                    self._publish(temporary, final, self._manifest(step, bad_steps, state, parts), parts)
+                    self._publish(temporary, final, self._manifest(step, about, state, parts), parts)
         except UserError:
             if self.backend.is_main_process:
                 with suppress(OSError):
@@ -262,11 +268,13 @@ class CheckpointWriter:
         files = {name: asdict(record) for name, record in records.items()}
         replace_json_file(final / MARKER, {"step": manifest.step, "files": files})
         try:
-            prune(self.folder, self.settings.keep_last, self.backend.plan.keeps_checkpoint_of, self.attempt.name)
+            best = {manifest.best.step} if manifest.best else set()
+            is_kept = self.backend.plan.keeps_checkpoint_of
+            prune(self.folder, self.settings.keep_last, lambda each: each in best or is_kept(each), self.attempt.name)
         except OSError as problem:
             self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
 
-    def _manifest(self, step: int, bad_steps: int, state: EngineState, parts: Sequence[Part]) -> Manifest:
+    def _manifest(self, step: int, about: Mapping[str, Any], state: EngineState, parts: Sequence[Part]) -> Manifest:
         scalars = {name: numbers for part in parts for name, numbers in part.scalars.items()}
         vectors: dict[str, list[Range]] = {}
         buffers: dict[str, tuple[int, ...]] = {}
@@ -285,7 +293,7 @@ class CheckpointWriter:
             world_size=self.backend.world_size,
             strategy=self.backend.launch.strategy,
             time=time.time(),
-            bad_steps=bad_steps,
+            **about,
             config=self.config,
             plan=json.loads(self.backend.plan.to_json()),
             parameters={name: replace(info, scalars=scalars.get(name, {})) for name, info in state.parameters.items()},

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -144,13 +144,18 @@ class StepMetrics:
             speed["tokens_per_second"] = round(weight / seconds, 3)
         return speed
 
+    @property
+    def train_seconds(self) -> float:
+        """Seconds of training since the run's start, with repeated steps counted once."""
+        return self._earlier_seconds + self.stopwatch.seconds
+
     def summary(self, step: int) -> dict[str, Any]:
         """What summary.json says of speed after `step` steps; rates are those of this attempt."""
         return {
             "steps": step,
             "planned_steps": self._plan.total_steps,
             "samples": self._plan.batch_at(step).samples_before,
-            "train_seconds": round(self._earlier_seconds + self.stopwatch.seconds, 3),
+            "train_seconds": round(self.train_seconds, 3),
             "world_size": self._plan.world_size,
             **self._speed(self._first_step, step, self._total_weight, self.stopwatch.seconds),
             "mfu_convention": self._utilization.convention,
@@ -185,6 +190,21 @@ class StepMetrics:
             if norm is not None and not math.isfinite(norm):
                 raise _not_finite(f"the gradient's norm is {float(norm)} at step {each}")
         return numbers
+
+
+def goodput(history: Sequence[Mapping[str, Any]], step: int, train_seconds: float, now: float) -> float | None:
+    """The share of the time since a run's first start that went into steps that were applied and are not repeated.
+
+    Args:
+        history: The lines of history.jsonl. Unknown, None, without a start in them.
+        step: Steps so far.
+        train_seconds: Seconds of training in them.
+        now: In seconds since 1970, as the times in the history.
+    """
+    starts = [line["time"] for line in history if line.get("event") == "started"]
+    skipped = [line for line in history if line.get("event") == "skipped"]
+    lost = {each for line in skipped for each in range(line["first_skipped_step"], line["step"] + 1)}
+    return round(train_seconds * (1 - len(lost) / step) / (now - min(starts)), 4) if starts and step else None
 
 
 def position_fields(plan: RunPlan, step: int) -> dict[str, Any]:

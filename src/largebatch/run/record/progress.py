@@ -5,6 +5,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from largebatch.storage.layout import folder_name
 from largebatch.storage.run_folder import RunFolder
 
 
@@ -18,12 +19,16 @@ def progress(line: dict[str, Any], total: int, seconds_per_step: float) -> str:
 def describe_summary(summary: dict[str, Any], folder: RunFolder) -> str:
     """The content of summary.json as text, and where the run's results are."""
     loss = math.nan if summary["train_loss"] is None else summary["train_loss"]
+    best = summary["best"]
+    if best:
+        kept = folder.checkpoints_dir / folder_name(best["step"])
+        best = f"  best         {best['metric']} {best['value']:.4f} after step {best['step']:,}: {kept}\n"
     expected = f"  expected     {summary['expected']['in_words']}\n" if "expected" in summary else ""
     return (
         f"\nfinished {summary['steps']:,} steps in {summary['train_seconds']:.1f} s ({_throughput(summary)}) on "
         f"{summary['world_size']} x {summary['strategy']}\n"
         f"  training loss {loss:.4f}; evaluation: {numbers(summary['evaluation'])}\n"
-        f"{expected}"
+        f"{best or ''}{expected}"
         f"  metrics      {folder.metrics_file}, {folder.evaluations_file}\n"
         f"  tensorboard  tensorboard --logdir {folder.tensorboard_dir}\n"
         f"  weights      {folder.model_dir}"

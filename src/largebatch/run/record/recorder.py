@@ -6,7 +6,7 @@ killed, or its first process could not write any more; it can be resumed like a 
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -22,7 +22,7 @@ from largebatch.plan.expected import compare
 from largebatch.run.checkpoint.export import export_intact
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.journal import Journal
-from largebatch.run.record.metrics import StepMetrics, position_fields
+from largebatch.run.record.metrics import StepMetrics, goodput, position_fields
 from largebatch.run.record.noise_scale import NoiseScale
 from largebatch.run.record.progress import describe_summary, numbers, progress
 from largebatch.run.record.trackers import Trackers
@@ -167,6 +167,17 @@ class Recorder:
         self.trackers.add("evaluation", means, self.step)
         self.say(f"evaluation after step {self.step}: {numbers(means)}")
 
+    def answered(self, step: int, values: dict[str, float]) -> None:
+        """On the main process: log what the command of `checkpoint.then` has found after a step."""
+        means = {f"then/{name}": value for name, value in values.items()}
+        self._add("evaluations", position_fields(self._plan, step) | means)
+        self.say(f"checkpoint.then, of step {step}: {numbers(values)}")
+
+    def not_answered(self, step: int, reason: str) -> None:
+        """On the main process: note that the command of `checkpoint.then` has failed."""
+        self.event("then_failed", reason=reason)
+        self.say(f"WARNING: checkpoint.then, of step {step}: {reason}; training goes on")
+
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _progress(self) -> dict[str, Any]:
@@ -192,8 +203,8 @@ class Recorder:
                 self.ending.write(Kind.STOPPED, message, reason=reason)
                 self.folder.forget_requests()
 
-    def finished(self, checkpoint: Path, bad_steps: int, heartbeat: Callable[[], None]) -> None:
-        """Write the final weights and the summary, publish that the run is finished, and print the summary.
+    def finished(self, checkpoint: Path, about: Mapping[str, Any], heartbeat: Callable[[], None]) -> None:
+        """Write the final weights and the summary, which has `about`, publish that the run is finished, and print it.
 
         Raises:
             StorageError: They cannot be written; every process raises it, and the same command completes the run.
@@ -201,7 +212,7 @@ class Recorder:
         what = f"training is over, with its state in {checkpoint}, but the weights and the summary cannot be written"
         with self._backend.raise_on_all_ranks(), file_errors(what):
             exported = Event()
-            work = partial(self._write_results, checkpoint, bad_steps, exported.set)
+            work = partial(self._write_results, checkpoint, about, exported.set)
             result = in_thread("results", work) if self._backend.is_main_process else None
             wait_together(self._backend, heartbeat, result, exported)
             if result is not None:
@@ -209,7 +220,9 @@ class Recorder:
         if result is not None:
             print(describe_summary(result.result(), self.folder), flush=True)
 
-    def _write_results(self, checkpoint: Path, bad_steps: int, exported: Callable[[], None]) -> dict[str, Any]:
+    def _write_results(
+        self, checkpoint: Path, about: Mapping[str, Any], exported: Callable[[], None]
+    ) -> dict[str, Any]:
         """Write the final weights, the summary, and that the run is finished; return the summary."""
         self.attempt.check()
         export_intact(checkpoint, self.folder.model_dir, progress=exported)
@@ -218,7 +231,8 @@ class Recorder:
         latest = {name: value for line in evaluations for name, value in line.items()}
         place = position_fields(self._plan, 0)
         summary = self.metrics.summary(self.step) | {
-            "bad_steps": bad_steps,
+            **about,
+            "goodput": goodput(self.folder.history(), self.step, self.metrics.train_seconds, time.time()),
             "attempts": self.attempt.number,
             "train_loss": self._last_logged.get("loss"),
             "evaluation": {name: value for name, value in latest.items() if name not in place},

@@ -280,6 +280,7 @@ class Verification:
             "--logging.every=1",
             "--logging.trackers=[]",
             "--evaluation.every=null",
+            "--checkpoint.then=null",
             f"--evaluation.max_samples={samples}",
             *(f'--evaluation.sets.{name}={{"max_samples": {samples}}}' for name in self.config.evaluation.sets),
             "--data.num_workers=0",

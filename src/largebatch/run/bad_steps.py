@@ -1,6 +1,12 @@
-"""What follows a step whose loss or gradient is not finite: the run fails, skips the step, or rolls back."""
+"""What follows a step whose loss or gradient is not finite or spikes: the run fails, skips the step, or rolls back."""
 
 import math
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
 
 from largebatch.backend.base import Backend
 from largebatch.errors import TrainingFailed
@@ -11,8 +17,10 @@ from largebatch.run.resume import Start, checkpoints_of, latest_usable
 from largebatch.storage.catalog import entry_at
 
 
-class NonFiniteSteps:
-    """Follows the plan's `on_non_finite`; every process has one and makes the same calls.
+class BadSteps:
+    """Finds steps that must not be applied, and follows the plan's `on_non_finite`.
+
+    Every process has one and makes the same calls: all of them see the same norm of the reduced gradient.
 
     Args:
         backend: The prepared backend.
@@ -28,8 +36,28 @@ class NonFiniteSteps:
         self._writer = writer
         self._plan = backend.plan
         self.count = start.manifest.bad_steps if start.manifest else 0  # skipped steps of the whole run
+        self._spike = backend.plan.faults.spike
+        self._remember_norms(start.manifest.grad_norms if start.manifest else ())
 
-    def handle(self, step: int, loss_sum: float) -> None:
+    def _remember_norms(self, norms: Iterable[float]) -> None:
+        self._norms = deque(norms, maxlen=self._spike.window if self._spike else 0)
+
+    def for_manifest(self) -> dict[str, Any]:
+        """The fields of a checkpoint's manifest from which a later attempt goes on."""
+        return {"bad_steps": self.count, "grad_norms": tuple(self._norms)}
+
+    def max_norm(self) -> float | None:
+        """The largest norm of a gradient that is applied; None means any, even one that is not finite."""
+        if self._spike is not None and len(self._norms) == self._spike.window:
+            return statistics.fmean(self._norms) + self._spike.sigmas * statistics.stdev(self._norms)
+        return None if self._spike is None and self._plan.faults.on_non_finite == "stop" else math.inf
+
+    def accept(self, grad_norm: torch.Tensor | None) -> None:
+        """Compare later steps with the norm of one that was applied, if the plan asks for it."""
+        if self._spike is not None and grad_norm is not None:
+            self._norms.append(float(grad_norm))
+
+    def handle(self, step: int, loss_sum: float, grad_norm: float) -> None:
         """Continue without the update of `step`, or of all steps since the last checkpoint if the plan says so.
 
         Every process calls it, because they have all seen the same gradient. `loss_sum` is this process's.
@@ -38,15 +66,17 @@ class NonFiniteSteps:
             TrainingFailed: The plan says "stop", there were too many such steps, or there is no checkpoint.
         """
         if self._plan.faults.on_non_finite == "stop":
-            # Raises, and names step and rank.
+            # Raises if something is not finite, and names step and rank.
             self._recorder.metrics.check()
-        self._recorder.metrics.discard(step)
-        losses = self._backend.gather_objects(loss_sum)
-        bad_ranks = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
-        where = (
-            f"the loss is {losses[bad_ranks[0]]} on rank {bad_ranks[0]}" if bad_ranks else "the gradient is not finite"
-        )
-        what = f"{where} at step {step}"
+        else:
+            self._recorder.metrics.discard(step)
+        what = f"{self._what(self._backend.gather_objects(loss_sum), grad_norm)} at step {step}"
+        if self._plan.faults.on_non_finite == "stop":
+            raise TrainingFailed(
+                f"{what}; training stopped before its update. Look at the data of that step, raise "
+                'faults.spike.sigmas, or let faults.on_non_finite "skip" such steps',
+                everywhere=True,
+            )
         self.count += 1
         allowed = self._plan.faults.max_bad_steps
         if self.count > allowed:
@@ -66,6 +96,18 @@ class NonFiniteSteps:
         skipped = f"steps {first} to {step} are" if first < step else "the step is"
         self._recorder.say(f"WARNING: {what}; {skipped} skipped ({self.count} of at most {allowed} such steps)")
 
+    def _what(self, losses: list[float], grad_norm: float) -> str:
+        """What is wrong with a step, by the sums of losses of all processes and the norm of the gradient."""
+        for rank, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                return f"the loss is {loss} on rank {rank}"
+        if self._spike is None or not math.isfinite(grad_norm):
+            return "the gradient is not finite"
+        return (
+            f"the gradient's norm is {grad_norm:.4g}, above {self.max_norm():.4g}, the mean and "
+            f"{self._spike.sigmas:g} standard deviations of the last {self._spike.window} steps,"
+        )
+
     def _roll_back(self, what: str) -> int:
         """Load the latest intact checkpoint and return its step."""
         self._writer.wait()
@@ -82,4 +124,5 @@ class NonFiniteSteps:
         path, manifest = usable
         with self._backend.raise_on_all_ranks():
             load(self._backend, path, manifest)
+        self._remember_norms(manifest.grad_norms)
         return manifest.step

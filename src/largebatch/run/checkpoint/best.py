@@ -1,0 +1,54 @@
+"""Which evaluation of a run was the best so far, whose checkpoint is kept."""
+
+from collections.abc import Mapping
+
+from largebatch.config.sections import KeepBest
+from largebatch.errors import UserError
+from largebatch.storage.layout import BestEvaluation
+
+
+class Best:
+    """The best evaluations, each better than the one before.
+
+    Only the main process's counts, because processes learn at different times that a checkpoint was not written.
+
+    Args:
+        keep: What is compared; None means nothing.
+        before: The best one that the run's checkpoints have, if they belong to the same run folder.
+    """
+
+    def __init__(self, keep: KeepBest | None, before: BestEvaluation | None):
+        self._keep = keep
+        self._found = [before] if keep and before and (before.metric, before.mode) == (keep.metric, keep.mode) else []
+
+    @property
+    def latest(self) -> BestEvaluation | None:
+        """The best evaluation so far."""
+        return self._found[-1] if self._found else None
+
+    def is_found(self, step: int, means: Mapping[str, float], of_further_set: bool) -> bool:
+        """Whether an evaluation after `step` is better than all before; it is the latest from here on.
+
+        Raises:
+            UserError: The main evaluation has no such metric.
+        """
+        keep = self._keep
+        if keep is None:
+            return False
+        if keep.metric not in means:
+            if not of_further_set and "/" not in keep.metric:
+                names = ", ".join(sorted(means))
+                raise UserError(
+                    f"checkpoint.keep_best.metric: the evaluation has no {keep.metric!r}; it has {names}",
+                    everywhere=True,
+                )
+            return False
+        value = means[keep.metric]
+        if self.latest and (value >= self.latest.value if keep.mode == "min" else value <= self.latest.value):
+            return False
+        self._found.append(BestEvaluation(keep.metric, keep.mode, step, value))
+        return True
+
+    def forget(self, step: int) -> None:
+        """The checkpoint of `step` could not be written: what was the best before is so again."""
+        self._found = [each for each in self._found if each.step != step]

@@ -1,0 +1,120 @@
+"""The command that follows each checkpoint that is kept: an evaluation by another program, or an upload."""
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+
+from largebatch.config.sections import Checkpoint
+from largebatch.errors import TrainingFailed
+from largebatch.run.watch.waiting import in_thread
+from largebatch.storage.files import parse_line, remove_folder
+
+MAX_OUTPUT_BYTES = 2**20
+SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_UNTIL_ENDED = 5.0
+JOB_VARIABLES = ("ACCELERATE_", "FSDP_", "GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_")
+"""How variables begin by which a program takes itself for a process of a distributed job."""
+
+
+class Then:
+    """Runs the command beside training, for one checkpoint at a time; of those that wait, only the newest stays.
+
+    Only the main process calls it. Whatever the command does, training goes on.
+
+    Args:
+        settings: Have the command.
+        folder: For the exported weights.
+        answered: Called with the step and the numbers that the command has printed as its last line, a JSON object.
+        failed: Called with the step and what went wrong.
+    """
+
+    def __init__(
+        self,
+        settings: Checkpoint,
+        folder: Path,
+        answered: Callable[[int, dict[str, float]], None],
+        failed: Callable[[int, str], None],
+    ):
+        self._settings = settings
+        self._folder = folder
+        self._answered = answered
+        self._failed = failed
+        self._waiting: tuple[int, Path] | None = None
+        self._running: tuple[int, Future[dict[str, float]]] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.end)
+
+    def follow(self, step: int, checkpoint: Path) -> None:
+        """Run the command for a complete checkpoint, after the one that it is running for."""
+        if self._settings.then is not None:
+            self._waiting = step, checkpoint
+            self.poll()
+
+    def poll(self) -> None:
+        """Take the command's answer if it has ended, and start it for the checkpoint that waits."""
+        if self._running is not None and self._running[1].done():
+            step, work = self._running
+            self._running = None
+            if error := work.exception():
+                self._failed(step, str(error))
+            elif answer := work.result():
+                self._answered(step, answer)
+        if self._running is None and self._waiting is not None:
+            step, checkpoint = self._waiting
+            self._waiting = None
+            self._running = step, in_thread("then", lambda: self._run(step, checkpoint))
+
+    def finish(self) -> None:
+        """Wait until nothing runs or waits, but not longer than the settings say; then end the command."""
+        deadline = time.monotonic() + self._settings.then_seconds
+        while self._running is not None and time.monotonic() < deadline:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            self.poll()
+        self.end()
+
+    def end(self) -> None:
+        """End the command and the processes of its group; of others that hold its output, none is waited for."""
+        self._waiting = None
+        deadline = time.monotonic() + SECONDS_UNTIL_ENDED
+        while self._running is not None and time.monotonic() < deadline:
+            if self._process is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            self.poll()
+
+    def _run(self, step: int, checkpoint: Path) -> dict[str, float]:
+        """The numbers that the command prints for a checkpoint."""
+        assert self._settings.then is not None
+        remove_folder(self._folder)
+        self._folder.mkdir()
+        model = self._folder / f"step_{step}"
+        # By another process, whose work does not slow down training.
+        self._output_of([sys.executable, "-m", "largebatch", "export", str(checkpoint), str(model)])
+        words = [word.replace("{model}", str(model)).replace("{step}", str(step)) for word in self._settings.then]
+        output = self._output_of(words)
+        remove_folder(self._folder)
+        answer = parse_line(output.strip().rpartition(b"\n")[2]) or {}
+        return {name: float(value) for name, value in answer.items() if isinstance(value, int | float)}
+
+    def _output_of(self, command: list[str]) -> bytes:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(JOB_VARIABLES)}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        ) as process:
+            self._process = process
+            assert process.stdout is not None
+            output = process.stdout.read(MAX_OUTPUT_BYTES)
+            # One that prints more is refused to.
+            process.stdout.close()
+        if process.returncode:
+            last = output.strip().rpartition(b"\n")[2].decode(errors="replace")
+            raise TrainingFailed(f"{command[0]} has ended with code {process.returncode}: {last}")
+        return output

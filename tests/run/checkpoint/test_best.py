@@ -1,0 +1,107 @@
+"""The best evaluation's checkpoint: which one it is, and that it is there whatever happens."""
+
+import shutil
+from functools import partial
+
+import pytest
+from test_every_step_of_a_save import DIED, NEW, OLD, Interruption, calls, forked
+
+from jobs import failure_of, train, train_in_job
+from largebatch.config.sections import KeepBest
+from largebatch.errors import UserError
+from largebatch.run.checkpoint.best import Best
+from largebatch.storage.files import read_json_lines
+from largebatch.storage.layout import BestEvaluation, read_manifest, read_object
+from largebatch.storage.run_folder import RunFolder
+from paths import PYDOC
+from resuming import TINY_GPT
+from saving import FakeRun, usable
+
+assert calls  # the fixture
+
+
+def found(best: Best, values: list[float], metric: str = "loss") -> list[int]:
+    """The steps, from 1, whose values are better than all before."""
+    return [step for step, value in enumerate(values, 1) if best.is_found(step, {metric: value}, False)]
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("min", [1, 3, 6]), ("max", [1, 2, 5])])
+def test_better_than_all_before(mode, steps):
+    best = Best(KeepBest(mode=mode), None)
+    assert found(best, [3.0, 4.0, 2.0, 2.0, 5.0, 1.0]) == steps
+    assert best.latest.step == steps[-1]
+
+
+def test_a_checkpoint_that_was_not_written_is_not_the_best():
+    best = Best(KeepBest(), None)
+    assert found(best, [3.0, 2.0]) == [1, 2]
+    best.forget(2)
+    assert best.latest == BestEvaluation("loss", "min", 1, 3.0)
+    assert best.is_found(3, {"loss": 2.5}, False)
+
+
+def test_what_the_checkpoint_of_the_start_says():
+    before = BestEvaluation("loss", "min", 4, 2.0)
+    assert not Best(KeepBest(), before).is_found(5, {"loss": 2.5}, False)
+    # Values of another metric cannot be compared.
+    assert Best(KeepBest(metric="perplexity"), before).is_found(5, {"perplexity": 12.0}, False)
+    assert not Best(None, before).is_found(5, {"loss": 1.0}, False)
+
+
+def test_a_metric_that_there_is_not():
+    best = Best(KeepBest(metric="accuracy"), None)
+    assert not best.is_found(1, {"validation/loss": 1.0}, of_further_set=True)
+    with pytest.raises(UserError, match="no 'accuracy'; it has loss, perplexity"):
+        best.is_found(1, {"loss": 1.0, "perplexity": 2.7}, of_further_set=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("best_step", [OLD, NEW])
+def test_a_death_at_any_step_of_a_save_leaves_the_best(best_step, calls, tmp_path):
+    """One checkpoint is kept besides; the save of another, better or not, is interrupted."""
+    old = BestEvaluation("loss", "min", OLD, 2.0)
+    best = old if best_step == OLD else BestEvaluation("loss", "min", NEW, 1.0)
+    template = tmp_path / "template"
+    FakeRun(template, keep_last=1).save(OLD, old)
+    deaths = 0
+    for number in range(len(calls)):
+        path = tmp_path / str(number)
+        shutil.copytree(template, path)
+        run = FakeRun(path, keep_last=1)
+
+        def save(run=run, number=number):
+            with Interruption(run.checkpoints, number):
+                run.save(NEW, best)
+
+        # A better one takes as many calls as the fixture counts; else the older one is not deleted.
+        deaths += forked(save) == DIED
+        steps = usable(run.checkpoints)
+        newest = read_manifest(run.checkpoints / f"step_{steps[0]:08d}")
+        assert newest.best.step in steps, number
+    assert deaths == len(calls) if best_step == NEW else deaths > 20
+
+
+WORDS = (*TINY_GPT, "--train.stop_after_steps=12", '--evaluation.every={"steps": 2}', "--checkpoint.keep_last=1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "choose", "strategy"), [("min", min, "fsdp"), ("max", max, "ddp")])
+def test_a_run_keeps_its_best(mode, choose, strategy, tmp_path):
+    words = (*WORDS, f'--checkpoint.keep_best={{"metric": "perplexity", "mode": "{mode}"}}')
+    # Stopped in the middle, and resumed.
+    train_in_job(PYDOC, tmp_path / "run", *words, "--train.stop_after_steps=7")
+    train_in_job(PYDOC, tmp_path / "run", *words, strategy=strategy)
+    values = {line["step"]: line["perplexity"] for line in read_json_lines(tmp_path / "run/evaluations.jsonl")}
+    step = choose(values, key=values.get)
+    best = {"metric": "perplexity", "mode": mode, "step": step, "value": values[step]}
+    assert read_object(tmp_path / "run/summary.json")["best"] == best
+    entries = RunFolder(tmp_path / "run").checkpoints()
+    assert [entry.step for entry in entries] == sorted({12, step}, reverse=True)
+
+
+@pytest.mark.slow
+def test_a_run_without_the_metric_ends_in_a_sentence(tmp_path):
+    words = (*WORDS, '--checkpoint.keep_best={"metric": "f1"}')
+    report = failure_of(partial(train, PYDOC, *words, run_dir=tmp_path / "run"))
+    assert "checkpoint.keep_best.metric: the evaluation has no 'f1'; it has loss, perplexity" in report
+    assert "Traceback" not in report

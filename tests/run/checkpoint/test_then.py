@@ -1,0 +1,147 @@
+"""The command that follows kept checkpoints: what it gets, what becomes of its answer, and that it harms nothing."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from jobs import train_in_job
+from largebatch.config.sections import Checkpoint
+from largebatch.run.checkpoint.then import Then
+from largebatch.storage.files import read_json_lines
+from largebatch.storage.layout import read_object
+from paths import PYDOC
+from resuming import TINY_GPT, assert_same_weights, events
+
+
+class Follower:
+    """A command that is given as Python, with what it was told and has said."""
+
+    def __init__(self, folder: Path, program: str, seconds: float = 30.0):
+        self.folder = folder
+        self.answers: list[tuple[int, dict[str, float]]] = []
+        self.failures: list[tuple[int, str]] = []
+        command = [sys.executable, "-c", program, "{model}", "{step}"]
+        self.then = Then(
+            Checkpoint(then=command, then_seconds=seconds),
+            folder / "then",
+            lambda *answer: self.answers.append(answer),
+            lambda *failure: self.failures.append(failure),
+        )
+
+    def finish(self) -> float:
+        """How many seconds it takes until the command is over."""
+        began = time.monotonic()
+        self.then.finish()
+        return time.monotonic() - began
+
+
+@pytest.fixture
+def _without_export(monkeypatch):
+    """A quick program in the place of the export."""
+    output_of = Then._output_of
+    monkeypatch.setattr(Then, "_output_of", lambda self, words: b"" if "export" in words else output_of(self, words))
+
+
+@pytest.mark.usefixtures("_without_export")
+class TestCommands:
+    def test_one_at_a_time_and_the_newest_waits(self, tmp_path):
+        program = "import json, sys, time; time.sleep(1); print('words'); print(json.dumps({'step': int(sys.argv[2])}))"
+        follower = Follower(tmp_path, program)
+        for step in (1, 2, 3):
+            follower.then.follow(step, tmp_path)
+        follower.finish()
+        assert follower.answers == [(1, {"step": 1.0}), (3, {"step": 3.0})]
+        assert follower.failures == []
+        assert not (tmp_path / "then").exists()
+
+    def test_what_fails_is_noted(self, tmp_path):
+        follower = Follower(tmp_path, "import sys; print('before'); sys.exit('no such task')")
+        follower.then.follow(4, tmp_path)
+        follower.finish()
+        ((step, reason),) = follower.failures
+        assert step == 4
+        assert reason.endswith("has ended with code 1: no such task")
+
+    def test_words_are_no_answer(self, tmp_path):
+        follower = Follower(tmp_path, "print('uploaded')")
+        follower.then.follow(4, tmp_path)
+        follower.finish()
+        assert (follower.answers, follower.failures) == ([], [])
+
+    def test_a_hanging_command_is_ended_with_its_own_processes(self, tmp_path):
+        mark = tmp_path / "pid"
+        program = (
+            f"import os, pathlib, time; pid = os.fork(); pid and pathlib.Path({str(mark)!r}).write_text(str(pid)); "
+            "time.sleep(600)"
+        )
+        follower = Follower(tmp_path, program, seconds=3.0)
+        follower.then.follow(4, tmp_path)
+        assert 3.0 <= follower.finish() < 9.0
+        assert "has ended with code -9" in follower.failures[0][1]
+        assert not Path(f"/proc/{mark.read_text()}").exists() or _is_zombie(mark.read_text())
+
+    def test_a_flood_of_output_is_refused(self, tmp_path):
+        follower = Follower(tmp_path, "while True: print('x' * 1000)")
+        follower.then.follow(4, tmp_path)
+        assert follower.finish() < 20.0
+        assert len(follower.failures) == 1
+
+    def test_it_does_not_take_itself_for_a_process_of_the_job(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        monkeypatch.setenv("MINE", "3")
+        names = ("RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "MINE")
+        program = f"import json, os; print(json.dumps({{name: 1 for name in {names} if name in os.environ}}))"
+        follower = Follower(tmp_path, program)
+        follower.then.follow(4, tmp_path)
+        follower.finish()
+        assert follower.answers == [(4, {"MINE": 1.0})]
+
+
+def _is_zombie(pid: str) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_without_a_command_nothing_follows(tmp_path):
+    then = Then(Checkpoint(), tmp_path, None, None)
+    then.follow(4, tmp_path)
+    then.finish()
+    assert not list(tmp_path.iterdir())
+
+
+WORDS = (*TINY_GPT, "--train.stop_after_steps=8", '--checkpoint.keep_every={"steps": 4}', "--checkpoint.keep_last=1")
+PROGRAM = """
+import json, sys
+from safetensors.numpy import load_file
+weights = load_file(sys.argv[1] + "/model.safetensors")
+print(json.dumps({"sum": sum(float(each.sum()) for each in weights.values())}))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_is_followed(tmp_path):
+    """Twice: after step 4, which is kept, and at the end; training is as without."""
+    command = json.dumps([sys.executable, "-c", PROGRAM, "{model}"])
+    train_in_job(PYDOC, tmp_path / "plain", *WORDS)
+    train_in_job(PYDOC, tmp_path / "run", *WORDS, f"--checkpoint.then={command}")
+    lines = [line for line in read_json_lines(tmp_path / "run/evaluations.jsonl") if "then/sum" in line]
+    assert [line["step"] for line in lines] == [4, 8]
+    exported = load_file(tmp_path / "run/model/model.safetensors")
+    assert lines[-1]["then/sum"] == sum(float(each.sum()) for each in exported.values())
+    assert_same_weights(tmp_path / "run/model", tmp_path / "plain/model")
+    assert not events(tmp_path / "run", "then_failed")
+    assert not (tmp_path / "run/then").exists()
+    assert read_object(tmp_path / "run/status.json")["outcome"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_run_whose_command_fails_finishes(tmp_path):
+    command = json.dumps([sys.executable, "-c", "raise SystemExit('no network')"])
+    train_in_job(PYDOC, tmp_path / "run", *WORDS, f"--checkpoint.then={command}")
+    assert "no network" in events(tmp_path / "run", "then_failed")[-1]["reason"]
+    assert read_object(tmp_path / "run/status.json")["outcome"] == "finished"

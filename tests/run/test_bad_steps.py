@@ -1,0 +1,51 @@
+"""Which norms of a gradient are spikes, and which share of a run's time counted, by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from largebatch.config.sections import Faults
+from largebatch.run.bad_steps import BadSteps
+from largebatch.run.record.metrics import goodput
+from largebatch.run.resume import Start
+
+
+def bad_steps(**faults) -> BadSteps:
+    backend = SimpleNamespace(plan=SimpleNamespace(faults=Faults(**faults)))
+    return BadSteps(backend, Start(), recorder=None, writer=None)
+
+
+def test_the_largest_norm_that_is_no_spike():
+    steps = bad_steps(spike={"sigmas": 2.0, "window": 4})
+    for norm in (1.0, 2.0, 3.0):
+        steps.accept(torch.tensor(norm))
+        assert steps.max_norm() == float("inf")
+    steps.accept(torch.tensor(4.0))
+    # The mean is 2.5; the squared deviations sum to 5, of which the variance is a third.
+    assert steps.max_norm() == pytest.approx(2.5 + 2 * (5 / 3) ** 0.5, rel=1e-12)
+    steps.accept(torch.tensor(11.0))
+    # Of 2, 3, 4 and 11: the mean is 5, the squared deviations sum to 50.
+    assert steps.max_norm() == pytest.approx(5 + 2 * (50 / 3) ** 0.5, rel=1e-12)
+    assert steps.for_manifest() == {"bad_steps": 0, "grad_norms": (2.0, 3.0, 4.0, 11.0)}
+
+
+@pytest.mark.parametrize(("policy", "limit"), [("stop", None), ("skip", float("inf")), ("roll_back", float("inf"))])
+def test_without_spikes_any_finite_norm(policy, limit):
+    steps = bad_steps(on_non_finite=policy)
+    steps.accept(torch.tensor(1.0))
+    assert steps.max_norm() == limit
+    assert steps.for_manifest()["grad_norms"] == ()
+
+
+def test_goodput():
+    history = [
+        {"event": "started", "time": 1000.0, "step": 0},
+        {"event": "skipped", "time": 1050.0, "first_skipped_step": 5, "step": 6},
+        {"event": "started", "time": 1200.0, "step": 4},
+        # The same steps, after the restart.
+        {"event": "skipped", "time": 1250.0, "first_skipped_step": 5, "step": 6},
+    ]
+    # Of 100 seconds of training in 10 steps, 8 steps counted, in 200 seconds since the start.
+    assert goodput(history, 10, 100.0, 1200.0) == 0.4
+    assert goodput([], 10, 100.0, 1200.0) is None
