@@ -3,7 +3,6 @@
 from typing import Any
 
 from largebatch.run.record.recorder import Recorder
-
 from largebatch.tools.local_jobs.training import train
 
 

@@ -12,7 +12,6 @@ from jobs import train_in_job
 from largebatch.config.sections import Checkpoint
 from largebatch.run.checkpoint.then import Then
 from largebatch.storage.files import read_json_lines
-from largebatch.storage.layout import read_object
 from paths import PYDOC
 from resuming import TINY_GPT, assert_same_weights, events
 
@@ -136,7 +135,7 @@ def test_a_run_is_followed(tmp_path):
     assert_same_weights(tmp_path / "run/model", tmp_path / "plain/model")
     assert not events(tmp_path / "run", "then_failed")
     assert not (tmp_path / "run/then").exists()
-    assert read_object(tmp_path / "run/status.json")["outcome"] == "finished"
+    assert events(tmp_path / "run", "finished")
 
 
 @pytest.mark.slow
@@ -144,4 +143,4 @@ def test_a_run_whose_command_fails_finishes(tmp_path):
     command = json.dumps([sys.executable, "-c", "raise SystemExit('no network')"])
     train_in_job(PYDOC, tmp_path / "run", *WORDS, f"--checkpoint.then={command}")
     assert "no network" in events(tmp_path / "run", "then_failed")[-1]["reason"]
-    assert read_object(tmp_path / "run/status.json")["outcome"] == "finished"
+    assert events(tmp_path / "run", "finished")
