@@ -12,6 +12,10 @@ from jobs import run_job, train_in_job
 from largebatch.config import load_config
 from largebatch.config.optimizers.muon import COEFFICIENTS
 from largebatch.errors import ConfigError
+from largebatch.estimate.memory import model_states
+from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
+from largebatch.estimate.step_time import Fabric, collective_seconds
+from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.optim import planned_groups
 from largebatch.optim.muon import Muon, orthogonalized
 from largebatch.optim.whole_layers import LayerProcesses, LayerRange, WholeLayers
@@ -295,6 +299,54 @@ def test_a_group_without_gradients_is_left_alone():
     assert torch.equal(left_out.detach(), before)
     assert left_out not in optimizer.state
     assert stepped in optimizer.state
+
+
+MODEL = ModelShape(
+    (
+        ParameterShape("small", (16, 32), 0, 0),
+        ParameterShape("large", (64, 32), 0, 0),
+        ParameterShape("head", (32, 100), 1, 0),
+    ),
+    frozenset(),
+    0,
+    element_bytes=4,
+    group_options=({"layerwise": True}, {"layerwise": False}),
+    exchanged_groups=frozenset({0}),
+)
+MATRICES = 16 * 32 + 64 * 32  # elements
+
+
+def exchange_of(strategy: Strategy, world_size: int):
+    """The one exchange of a step."""
+    (found,) = (each for each in traffic_of_a_step(MODEL, strategy, world_size, 1) if each.operation == "exchange")
+    return found
+
+
+def test_the_plan_has_what_is_exchanged():
+    """Of four processes, each sends three quarters of what it has: its quarter and back, or its results, to all."""
+    sharded = exchange_of(Strategy("zero1", ZeroSettings(1)), 4)
+    assert sharded.sent == 2 * 4 * MATRICES // 4 * 3 // 4
+    assert exchange_of(Strategy("ddp"), 4).sent == 4 * MATRICES * 3 // 4
+    # Two of its three messages leave a node of two.
+    assert sharded.sent_between_nodes(2) == sharded.sent * 2 // 3
+    assert sharded.sent_between_nodes(4) == 0
+    within = exchange_of(Strategy("hsdp", shard_size=2), 4)
+    assert (within.group.size, within.sent) == (2, 2 * 4 * MATRICES // 2 // 2)
+    fabric = Fabric(2, node_bandwidth=1e6, net_bandwidth=1e4, call_latency=1, node_latency=0, net_latency=10)
+    assert collective_seconds(sharded, fabric) == pytest.approx(1 + 10 + MATRICES / 2 / 1e4)
+
+
+def test_the_plan_has_the_copies_of_layers():
+    def copies(strategy: Strategy, world_size: int) -> int:
+        return max(
+            phase.transient.get("exchanged layers", 0)
+            for phase in model_states(MODEL, strategy, world_size, lambda *_: {}, 1).phases
+        )
+
+    assert copies(Strategy("ddp"), 1) == 4 * 6 * MATRICES
+    # A process owns at least the largest layer.
+    assert copies(Strategy("fsdp"), 4) == 4 * 6 * 64 * 32
+    assert copies(Strategy("ddp"), 1000) == 4 * 6 * 64 * 32
 
 
 WORDS = (*SMALL_GPT, MUON, "--batch.global_batch_size=24", "--batch.micro_batch_size=2")

@@ -14,6 +14,7 @@ from paths import SIMCLR
         (["--model.hidden_sizes=[16, 24]"], "model.hidden_sizes[1]: given 24; must be a multiple of 16"),
         (["--neighbors.count=101"], "neighbors.count: 101 is more than the 100 samples"),
         (["--neighbors.bank_samples=1500"], "neighbors.bank_samples: 1500 is more than the 1437 training samples"),
+        (["--batch.global_batch_size=1", "--batch.micro_batch_size=1"], "a single sample has no others to be compared"),
     ],
 )
 def test_refused(words, message):

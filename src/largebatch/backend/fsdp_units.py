@@ -109,4 +109,5 @@ def shape_of(model: nn.Module, plan: RunPlan) -> ModelShape:
         buffer_bytes=sum(buffer.nbytes for buffer in set(model.buffers())),
         element_bytes=max(parameter.element_size() for parameter in model.parameters()),
         group_options=options,
+        exchanged_groups=frozenset(number for number in range(len(options)) if plan.exchanges_layers(options[number])),
     )

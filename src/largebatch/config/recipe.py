@@ -153,6 +153,11 @@ class RecipeConfig(Section):
             yield "batch.drop_last: false changes the loss of a model with BatchNorm at the end of an epoch; write true"
 
     @check
+    def _others_in_the_batch(self) -> Iterator[str]:
+        if self.couples_the_batch and min(size for _, size in self.batch.sizes) == 1:
+            yield "batch.global_batch_size: a single sample has no others to be compared with; write at least 2"
+
+    @check
     def _gradients_of_their_own(self) -> Iterator[str]:
         if self.logging.noise_scale is not None and (self.couples_the_batch or self.model.uses_batch_norm):
             which = "a loss over the whole global batch" if self.couples_the_batch else "BatchNorm"

@@ -76,7 +76,7 @@ def model_states(
         buffers=model.buffer_bytes,
         phases=[
             Phase(share, {cause: elements * size for cause, elements in transient.items() if elements})
-            for share, transient in held.phases
+            for share, transient in (*held.phases, (0.0, {"exchanged layers": exchanged(model, strategy, world_size)}))
         ],
         not_cast=2 * held.not_cast,
     )
@@ -185,6 +185,19 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
     masters = [group // world_size for group in groups]
     stepped = [((part,), number) for number, part in enumerate(masters)]
     return Elements(sum(groups) + frozen, sum(masters), gradients, stepped, phases)
+
+
+def exchanged(model: ModelShape, strategy: Strategy, world_size: int) -> int:
+    """Elements of the copies that an optimizer makes of layers which it puts together on one process each (Muon's)."""
+    groups = [group for group in model.groups if group[0].group in model.exchanged_groups]
+    if not groups:
+        return 0
+    layers = max(groups, key=elements_of)
+    is_whole = find_strategy(strategy.name).steps == "whole parameters"
+    processes = world_size if is_whole else strategy.shards_of(world_size)
+    own = max(elements_of(layers) // processes, max(layer.elements for layer in layers))
+    # What is sent and received, or the layers that a process owns, their results, and four copies of them meanwhile.
+    return max((2 * elements_of(layers) if is_whole else 2 * own) + own, 6 * own)
 
 
 def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:

@@ -51,6 +51,7 @@ class ModelShape:
     buffer_bytes: int  # bytes of buffers, such as running statistics; every process has all of them
     element_bytes: int  # bytes of a weight, of a gradient and of each number of an optimizer's state
     group_options: tuple[GroupOptions, ...] = ({},)  # of each of the optimizer's parameter groups
+    exchanged_groups: frozenset[int] = frozenset()  # those whose layers the optimizer puts together
 
     @property
     def elements(self) -> int:
@@ -66,6 +67,11 @@ class ModelShape:
     def trained_elements(self) -> int:
         """Elements of the parameters that get a gradient."""
         return elements_of(self.trained)
+
+    @property
+    def exchanged(self) -> int:
+        """Elements of the layers that the optimizer puts together on one process each."""
+        return elements_of(parameter for parameter in self.trained if parameter.group in self.exchanged_groups)
 
     @property
     def groups(self) -> list[list[ParameterShape]]:

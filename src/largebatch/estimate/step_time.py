@@ -119,6 +119,8 @@ def overlapped(computing: float, communicating: float, exposed_share: float) -> 
 def collective_seconds(collective: Collective, fabric: Fabric) -> float:
     """The time of all calls of a collective, without its repetitions (`times`)."""
     size = collective.size / collective.calls
+    if collective.operation == "exchange":
+        return collective.calls * exchange(size, collective.group, fabric)
     seconds = ring(size, collective.group, fabric, collective.passes)
     if collective.operation == "all-reduce":
         # NCCL, too, chooses the faster algorithm.
@@ -147,6 +149,14 @@ def tree(size: float, group: Group, fabric: Fabric) -> float:
     net_hops = math.ceil(math.log2(_nodes(group, fabric)))
     latency = hops * fabric.node_latency + net_hops * fabric.net_latency
     return fabric.call_latency + 2 * (latency + size / _bandwidth(group, fabric))
+
+
+def exchange(size: float, group: Group, fabric: Fabric) -> float:
+    """The time in which each process sends an equal share of its bytes to each of the group, all at once."""
+    on_a_node = group.on_a_node(fabric.gpus_per_node)
+    near = size * (on_a_node - 1) / group.size / fabric.node_bandwidth
+    far = size * (group.size - on_a_node) / group.size / fabric.net_bandwidth
+    return fabric.call_latency + (fabric.net_latency if far else fabric.node_latency) + max(near, far)
 
 
 def _nodes(group: Group, fabric: Fabric) -> int:

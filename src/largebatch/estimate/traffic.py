@@ -11,6 +11,9 @@ processes, each sends N (n - 1) / n bytes to gather N bytes or to reduce-scatter
     zero2      Ψ                                       all-reduced: A Ψ
     zero3      Ψ, or up to 2 A Ψ                       A Ψ
 
+An optimizer that puts layers together on one process each (Muon) exchanges their M bytes once in the update: each
+process sends its M / n to the owners and gets as much back, or, where all have whole layers, sends its results to all.
+
 With precision "bf16", fsdp and hsdp gather most weights as 2 bytes (`ParameterShape.gathered_bytes`).
 
 These numbers differ from the ZeRO paper's, which are 2 Ψ, 2 Ψ and 3 Ψ for stages 1, 2 and 3 at A = 1 (Rajbhandari et
@@ -26,9 +29,8 @@ al. 2020, arXiv 1910.02054, section 7):
 - FSDP2 keeps three units gathered from the forward to the backward pass: the root, with everything outside the blocks;
   the tail, which Accelerate forms from the final norm and the output layer; and an embedding, if it is a unit.
 
-Not counted are the layers that Muon exchanges in the update, scalars (the vote on whether to stop, the norm of each
-parameter or group), the features that a loss that couples samples exchanges, and the statistics of BatchNorm over all
-processes.
+Not counted are scalars (the vote on whether to stop, the norm of each parameter or group), the features that a loss
+that couples samples exchanges, and the statistics of BatchNorm over all processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +58,7 @@ class Group:
 class Collective:
     """Collectives of one kind in an optimizer step."""
 
-    operation: Literal["gather", "reduce-scatter", "all-reduce"]  # what they do
+    operation: Literal["gather", "reduce-scatter", "all-reduce", "exchange"]  # what they do
     size: int  # bytes of the whole tensors that they gather or reduce
     calls: int  # the number of collectives that these bytes are divided into
     phase: Literal["forward", "backward", "update"]  # the computation that it overlaps; none in the update
@@ -81,9 +83,12 @@ class Collective:
     def sent_between_nodes(self, local_world_size: int) -> int:
         """The part of `sent` that leaves a node, divided by the node's processes.
 
-        A ring enters and leaves each node once, so the group's processes on a node share that link.
+        A ring enters and leaves each node once, so the group's processes on a node share that link. In an exchange,
+        each process sends as much to each other one.
         """
         on_a_node = self.group.on_a_node(local_world_size)
+        if self.operation == "exchange" and self.group.size > 1:
+            return self.sent * (self.group.size - on_a_node) // (self.group.size - 1)
         return 0 if on_a_node == self.group.size else self.sent // on_a_node
 
 
@@ -109,8 +114,20 @@ def traffic_of_a_step(
     if world_size == 1:
         return ()
     count: Callable[[TrafficCase], Collectives] = resolve_name(f"{__name__}:{find_strategy(strategy.name).formulas}")
-    found = count(TrafficCase(model, strategy, world_size, micro_batches, recomputes))
+    case = TrafficCase(model, strategy, world_size, micro_batches, recomputes)
+    found = count(case) + exchanged(case)
     return tuple(each for each in found if each.group.size > 1 and each.size)
+
+
+def exchanged(case: TrafficCase) -> Collectives:
+    """Layers are put together by the optimizer, and taken apart again."""
+    is_whole = find_strategy(case.strategy.name).steps == "whole parameters"
+    holders = Group(case.world_size if is_whole else case.strategy.shards_of(case.world_size))
+    size = case.model.exchanged * case.model.element_bytes
+    calls = len(case.model.exchanged_groups)
+    if is_whole:
+        return (Collective("exchange", size, calls, "update", holders),)
+    return (Collective("exchange", size // holders.size, calls, "update", holders, times=2),)
 
 
 def replicated(case: TrafficCase) -> Collectives:

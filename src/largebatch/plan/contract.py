@@ -102,6 +102,11 @@ class RunPlan:
         assert self.optimizer_entry is not None
         return self.optimizer_entry.states({**self.optimizer_options, **group}, shape)
 
+    def exchanges_layers(self, group: GroupOptions) -> bool:
+        """Whether the optimizer puts the layers of a parameter group together, each on one process."""
+        assert self.optimizer_entry is not None
+        return self.optimizer_entry.needs == "whole layers" and bool(group["layerwise"])
+
     # --- after a number of completed steps ------------------------------------------------------------------------
 
     def evaluates_after(self, completed_steps: int, name: str | None = None) -> bool:

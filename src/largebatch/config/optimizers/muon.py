@@ -105,5 +105,5 @@ MUON = OptimizerEntry(
     needs="whole layers",
     group_of=muon_group,
     explanation="matrices are made orthogonal, each on one process; embeddings, the output layer and all others are "
-    "stepped by AdamW; a plan does not count the exchange of matrices and its memory",
+    "stepped by AdamW",
 )
