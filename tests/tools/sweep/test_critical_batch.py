@@ -43,9 +43,9 @@ def expected_loss(multiple, before):
     return left * before + rate**2 * VARIANCE / batch * (1 - left) / (1 - decay) / 2
 
 
-def train(run_dir, last_step):
+def train(run_dir, last_step, *overrides):
     """Train up to a step, and return the loss after `STEP`."""
-    words = (f"--train.stop_after_steps={last_step}", f"--evaluation.every.steps={STEP}")
+    words = (*overrides, f"--train.stop_after_steps={last_step}", f"--evaluation.every.steps={STEP}")
     jobs.run_job(partial(jobs.train, QUADRATIC, *words, run_dir=run_dir), strategy="single", world_size=1)
     losses = {line["step"]: line["loss"] for line in read_json_lines(run_dir / "evaluations.jsonl")}
     return losses[STEP]
@@ -55,11 +55,15 @@ def train(run_dir, last_step):
 def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
     """A branch is killed, and the branch of the run's own batch is the run itself, bit for bit.
 
+    The command that follows the run's checkpoints does not follow those of branches.
+
     bench/results/critical_batch has all batches and enough seeds.
     """
     run_dir = tmp_path / "run"
     folder = tmp_path / "branches"
-    before = train(run_dir, STEP + WINDOW // BATCH)
+    commanded = tmp_path / "commanded"
+    before = train(run_dir, STEP + WINDOW // BATCH, f'--checkpoint.then=["touch", "{commanded}"]')
+    commanded.unlink()
     command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches", "8", "--folder", str(folder)]
     command += ["--recipe", str(QUADRATIC)]
     assert main([*command, "--window", "1089"]) == 2
@@ -96,6 +100,7 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
         assert line["samples"] == STEP * BATCH + WINDOW
         # Its standard deviation is 0.001.
         assert line["loss"] == pytest.approx(expected_loss(multiple, before), abs=0.004)
+    assert not commanded.exists()
     found = json.loads((folder / "critical_batch.json").read_text())
     (size,) = found.pop("sizes")
     assert found == {"samples": None, "at_step": STEP, "tolerance": 0.01}

@@ -161,7 +161,9 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
             raise UserError("the schedule has steps that cannot be counted in samples; write it in samples, and train")
         last_step = branch.timeline.steps_in(Length("samples", last_sample))
         for seed in range(plan.seed, plan.seed + options.seeds):
-            words = override_words({**sections, "train.stop_after_steps": last_step, "seed": seed})
+            # A run folder is not trusted to name a command.
+            changes = {"train.stop_after_steps": last_step, "seed": seed, "checkpoint.then": None}
+            words = override_words({**sections, **changes})
             points.append(Point(f"global_batch_size={size}_seed={seed}", {BATCH: size}, seed, words))
     return points
 
