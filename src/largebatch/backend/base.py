@@ -17,11 +17,19 @@ from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
 from largebatch.backend.processes import Processes
-from largebatch.backend.state import EngineState, fresh_state, materialize, parameters_without_memory, set_scalars
+from largebatch.backend.state import (
+    EngineState,
+    fresh_state,
+    materialize,
+    parameters_without_memory,
+    persistent_buffers,
+    set_scalars,
+)
 from largebatch.backend.untouched import Untouched
+from largebatch.config.optimizers import EMA
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
-from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
+from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer, local_part
 from largebatch.optim.whole_layers import LayerProcesses, LayerRange
 from largebatch.plan import RunPlan
 from largebatch.plan.strategies import Policy, names_of
@@ -95,6 +103,8 @@ class Backend(ABC):
         shapes = {name: tuple(each.shape) for name, each in model.named_parameters() if each.requires_grad}
         prepared = self._wrap(model, optimizer)
         self._locate_layers(shapes)
+        if self.plan.optimizer.ema_half_life is not None:
+            self.statistics.start_averages()
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
         return prepared
 
@@ -304,7 +314,39 @@ class Backend(ABC):
                     "it follows the recipe's learning_rate in each step: remove the scheduler from train.py"
                 )
 
+    # --- moving averages of the weights ---------------------------------------------------------------------------
+
+    def set_ema_weight(self, weight: float) -> None:
+        """Set the weight with which the weights after the next update enter their moving average."""
+        for group in self.optimizer.param_groups:
+            group["ema_weight"] = weight
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """In the block, the model has the moving averages of its weights and running statistics; every process must
+        call this."""
+        self._exchange_averages()
+        self.statistics.show_averages()
+        yield
+        self.statistics.restore()
+        self._exchange_averages()
+
+    @torch.no_grad()
+    def _exchange_averages(self) -> None:
+        """Exchange the tensors that the optimizer steps, and so the weights, for their averages."""
+        for tensor, state in self._torch_optimizer.state.items():
+            weights = local_part(tensor)
+            averages = local_part(state[EMA])
+            copy = weights.clone()
+            weights.copy_(averages)
+            averages.copy_(copy)
+
     # --- state ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that checkpoints have: the model's, and the averages of its running statistics."""
+        return persistent_buffers(self.unwrapped_model) | self.statistics.averages
 
     @abstractmethod
     def engine_state(self) -> EngineState:

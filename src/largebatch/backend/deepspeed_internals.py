@@ -79,6 +79,10 @@ class PartitionedStates(_Partitions):
         for parts, master in zip(self.optimizer.parallel_partitioned_bit16_groups, self.masters, strict=True):
             master.data.copy_(parts[self.rank].data)
 
+    def publish(self) -> None:
+        """Set the model's weights to the buffers, of all processes."""
+        self.optimizer.update_lp_params()
+
 
 class PartitionedWeights(_Partitions):
     """Stage 3: each parameter is padded and cut into equal parts; a sub-group's buffer has this process's parts."""
@@ -126,6 +130,10 @@ class PartitionedWeights(_Partitions):
         optimizer.invalidate_secondary_tensor()
         if optimizer.persistent_parameters:
             optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+
+    def publish(self) -> None:
+        self.begin_restore()
+        self.end_restore()
 
 
 Partitions = PartitionedStates | PartitionedWeights

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from largebatch.backend.base import Backend, Observed, Update
 from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.launch import Launch
-from largebatch.backend.state import EngineState, local_range, persistent_buffers, pieces_of
+from largebatch.backend.state import EngineState, local_range, pieces_of
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.groups import group_sizes
 from largebatch.optim.layerwise import LayerPart
@@ -98,7 +98,7 @@ class NativeBackend(Backend):
                 for name, parameter in model.named_parameters()
             },
             pieces=pieces_of(vectors, self.rank, self.world_size),
-            buffers=persistent_buffers(model),
+            buffers=self._buffers,
         )
 
     def observe(self) -> Observed:

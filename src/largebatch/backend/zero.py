@@ -28,7 +28,6 @@ from largebatch.backend.state import (
     Piece,
     materialize,
     parameters_without_memory,
-    persistent_buffers,
     pieces_of,
 )
 from largebatch.optim.layerwise import LayerPart
@@ -119,6 +118,10 @@ class ZeroBackend(Backend):
         self.engine.step()
         assert not self.engine.was_step_applied()
 
+    def _exchange_averages(self) -> None:
+        super()._exchange_averages()
+        self._partitions.publish()
+
     # --- state ----------------------------------------------------------------------------------------------------
 
     @property
@@ -164,7 +167,7 @@ class ZeroBackend(Backend):
         return EngineState(
             parameters={name: ParameterInfo(shape, scalars.get(name, {})) for name, shape in shapes.items()},
             pieces=pieces,
-            buffers=persistent_buffers(self.unwrapped_model),
+            buffers=self._buffers,
         )
 
     def restore(

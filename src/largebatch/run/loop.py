@@ -138,9 +138,13 @@ class Loop:
             # Divided already: each backward pass has divided by the weight of the global batch, and the last one has
             # reduced the gradient over the processes. It is the gradient of the global batch's mean loss.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
+            ema_weight = self.plan.ema_weight_at(step.index)
+            self.backend.set_ema_weight(ema_weight)
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
             with self.backend.untouched.updating():
                 update = self.backend.clip_and_step(measure_norm=is_logged or self.save_due or bool(step.noise_parts))
+            if update.applied:
+                self.backend.statistics.move_averages(ema_weight)
             self.record.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
             if step.noise_parts and update.applied and update.grad_norm is not None:
@@ -161,6 +165,8 @@ class Loop:
         """See `Run.evaluate`."""
         with self._checkpoint_finished_before_failing():
             self.metrics.check(self.completed_steps)
+            # Evaluating averaged weights changes weights for a while.
+            self.writer.wait_until_copied()
             means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
         self.agree_on_compiling()
         self.recorder.evaluated(self.completed_steps, means)
