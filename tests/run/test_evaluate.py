@@ -63,6 +63,7 @@ def test_values_of_two_sets_under_one_name():
     plan = SimpleNamespace(
         evaluation_of=lambda _: SimpleNamespace(samples_of=lambda count: count),
         loss_unit="samples",
+        optimizer=SimpleNamespace(ema_half_life=None),
         micro_batch_size=4,
     )
     backend = SimpleNamespace(

@@ -29,9 +29,10 @@ from largebatch.backend.state import (
     set_scalars,
 )
 from largebatch.backend.untouched import Untouched
+from largebatch.config.optimizers import EMA
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
-from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer
+from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer, local_part
 from largebatch.optim.states import split_state
 from largebatch.optim.whole_layers import LayerProcesses, LayerRange, Shape
 from largebatch.plan import RunPlan
@@ -96,6 +97,8 @@ class Backend(Processes, ABC):
         prepared = self._wrap(model, optimizer)
         self._locate_layers()
         self._watch = GradientWatch(self.unwrapped_model)
+        if self.plan.optimizer.ema_half_life is not None:
+            self.statistics.start_averages()
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
         return prepared
 
@@ -291,6 +294,33 @@ class Backend(Processes, ABC):
             group["lr"] = learning_rate * factor
         self.learning_rate = learning_rate
 
+    # --- moving averages of the weights ---------------------------------------------------------------------------
+
+    def set_ema_weight(self, weight: float) -> None:
+        """Set the weight with which the weights after the next update enter their moving average."""
+        for group in self.optimizer.param_groups:
+            group["ema_weight"] = weight
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """In the block, the model has the moving averages of its weights and running statistics; every process must
+        call this."""
+        self._exchange_averages()
+        self.statistics.show_averages()
+        yield
+        self.statistics.restore()
+        self._exchange_averages()
+
+    @torch.no_grad()
+    def _exchange_averages(self) -> None:
+        """Exchange the tensors that the optimizer steps, and so the weights, for their averages."""
+        for tensor, state in self._torch_optimizer.state.items():
+            weights = local_part(tensor)
+            averages = local_part(state[EMA])
+            copy = weights.clone()
+            weights.copy_(averages)
+            averages.copy_(copy)
+
     # --- state ----------------------------------------------------------------------------------------------------
 
     def engine_state(self) -> EngineState:
@@ -318,7 +348,7 @@ class Backend(Processes, ABC):
                 for name, shape in self._shapes.items()
             },
             pieces=[piece for piece in pieces if piece.tensor.numel()],
-            buffers=persistent_buffers(self.unwrapped_model),
+            buffers=persistent_buffers(self.unwrapped_model) | self.statistics.averages,
         )
 
     def _weights(self) -> list[Piece]:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from largebatch.config.optimizers import EMA
 from largebatch.errors import UserError
 from largebatch.model.activation_checkpointing import statistics_kept
 
@@ -26,7 +27,8 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module):
         self._layers: list[tuple[_BatchNorm, float]] = []
-        self.names: set[str] = set()  # names of the running means and variances
+        self._kinds: dict[str, tuple[_BatchNorm, str]] = {}  # layer and attribute of each, by name
+        self.averages: dict[str, torch.Tensor] = {}  # their moving averages, if there are any, by name
         self._copies: list[torch.Tensor] = []
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.track_running_stats:
@@ -36,7 +38,29 @@ class RunningStatistics:
                         "a number, such as 0.1"
                     )
                 self._layers.append((module, module.momentum))
-                self.names |= {f"{name}.{kind}".lstrip(".") for kind in ("running_mean", "running_var")}
+                for kind in ("running_mean", "running_var"):
+                    self._kinds[f"{name}.{kind}".lstrip(".")] = (module, kind)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the running means and variances, and of their moving averages."""
+        return {*self._kinds, *self.averages}
+
+    def start_averages(self) -> None:
+        """Keep moving averages of the statistics, too; to be called when the model is on its device."""
+        buffers = zip(self._kinds, self._buffers(), strict=True)
+        self.averages = {f"{EMA}/{name}": buffer.clone() for name, buffer in buffers}
+
+    def move_averages(self, weight: float) -> None:
+        """Move the averages toward the statistics after an update of the weights, as `RunPlan.ema_weight_at` says."""
+        if self.averages:
+            torch._foreach_lerp_(list(self.averages.values()), self._buffers(), weight)
+
+    def show_averages(self) -> None:
+        """Set the statistics to their averages, until `restore`."""
+        self.remember()
+        for buffer, average in zip(self._buffers(), self.averages.values(), strict=True):
+            buffer.copy_(average)
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Set the momentum with which the next micro-batch moves the statistics.
@@ -61,7 +85,7 @@ class RunningStatistics:
         for layer, _ in self._layers:
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.fill_(completed_steps)
-        buffers = self._buffers()
+        buffers = [*self._buffers(), *self.averages.values()]
         if world_size == 1 or not buffers:
             return
         flat = torch.cat([buffer.flatten() for buffer in buffers])
@@ -80,8 +104,7 @@ class RunningStatistics:
             buffer.copy_(copy)
 
     def _buffers(self) -> list[torch.Tensor]:
-        buffers = (buffer for layer, _ in self._layers for buffer in (layer.running_mean, layer.running_var))
-        return [buffer for buffer in buffers if buffer is not None]
+        return [getattr(layer, kind) for layer, kind in self._kinds.values()]
 
 
 def synchronize(model: nn.Module, device: torch.device) -> None:

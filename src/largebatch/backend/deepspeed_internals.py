@@ -115,6 +115,11 @@ def copy_to_masters(optimizer: Any, rank: int) -> None:
         master.data.copy_(parts[rank].data)
 
 
+def publish_masters(optimizer: Any) -> None:
+    """Stages 1 and 2: set the whole weights to the master weights of all processes."""
+    optimizer.update_lp_params()
+
+
 def partition_weights(optimizer: Any) -> None:
     """Stage 3: leave each process with its own parts, also of small parameters, which are whole between steps."""
     optimizer._partition_all_parameters()

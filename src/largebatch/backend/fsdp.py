@@ -135,11 +135,20 @@ class FsdpBackend(NativeBackend):
         return -self.all_max(-torch.cuda.get_device_properties(self.device).total_memory)()
 
     def engine_state(self) -> EngineState:
-        # An evaluation leaves the root's parameters gathered, which are different objects from the sharded ones.
+        # Gathered parameters are different objects from the sharded ones.
+        self._reshard()
+        return super().engine_state()
+
+    def _exchange_averages(self) -> None:
+        # What is gathered would keep the values from before.
+        self._reshard()
+        super()._exchange_averages()
+
+    def _reshard(self) -> None:
+        """Let go of gathered parameters, such as the root's after an evaluation."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        return super().engine_state()
 
 
 def _take_parameters(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

@@ -23,6 +23,7 @@ from largebatch.backend.deepspeed_internals import (
     hide_gathers_from_modes,
     part_of_weight,
     partition_weights,
+    publish_masters,
     steps_up_to,
     switch_off_shared_memory,
 )
@@ -117,6 +118,14 @@ class ZeroBackend(Backend):
     def discard_gradients(self) -> None:
         self.engine.step()
         assert not self.engine.was_step_applied()
+
+    def _exchange_averages(self) -> None:
+        super()._exchange_averages()
+        if self._shards_weights:
+            partition_weights(self.engine.optimizer)
+            copy_from_masters(self.engine.optimizer)
+        else:
+            publish_masters(self.engine.optimizer)
 
     # --- state ----------------------------------------------------------------------------------------------------
 

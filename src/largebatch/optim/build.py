@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterable
 from pkgutil import resolve_name
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from largebatch.config.optimizers import EMA
 from largebatch.errors import ConfigError, reason_of
 from largebatch.optim.groups import planned_groups
+from largebatch.optim.layerwise import local_part
 from largebatch.plan import RunPlan
 
 
@@ -31,7 +34,7 @@ def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> Optimizer
     options = {**plan.optimizer_options, **entry.constants}
     try:
         constructor: Callable[..., Optimizer] = resolve_name(entry.constructor)
-        return constructor(groups, lr=0.0, **options)
+        optimizer = constructor(groups, lr=0.0, **options)
     # A task's author may have written it, so it may raise anything.
     except Exception as error:
         given = ", ".join(["groups", "lr=0.0", *(f"{name}={value!r}" for name, value in options.items())])
@@ -39,3 +42,22 @@ def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> Optimizer
             f'optimizer: "{entry.name}" cannot be built by {entry.constructor}({given}): {reason_of(error)}; correct '
             'its OptimizerEntry: `constructor` is "module:class", and is called with the fields of its section'
         ) from error
+    if plan.optimizer.ema_half_life is not None:
+        optimizer.register_step_post_hook(_move_averages)
+    return optimizer
+
+
+@torch.no_grad()
+def _move_averages(optimizer: Optimizer, *_: object) -> None:
+    """After a step, move the averages of the tensors that it stepped by the `ema_weight` of their parameter group.
+
+    They are states of the optimizer, so strategies shard them, and checkpoints have them, as they do momentum.
+    """
+    for group in optimizer.param_groups:
+        stepped = [tensor for tensor in group["params"] if tensor.grad is not None]
+        for tensor in stepped:
+            if EMA not in optimizer.state[tensor]:
+                optimizer.state[tensor][EMA] = tensor.detach().clone()
+        if stepped:
+            averages = [local_part(optimizer.state[tensor][EMA]) for tensor in stepped]
+            torch._foreach_lerp_(averages, [local_part(tensor) for tensor in stepped], group.get("ema_weight", 1.0))

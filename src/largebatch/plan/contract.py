@@ -3,8 +3,10 @@
 Nothing divides, scales or defaults after that: backends receive numbers from the plan and are checked against it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -14,7 +16,7 @@ from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
 from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
-from largebatch.config.optimizers import GroupOptions, OptimizerEntry, Shape
+from largebatch.config.optimizers import EMA, GroupOptions, OptimizerEntry, Shape
 from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
 from largebatch.errors import ConfigError, UserError
@@ -96,11 +98,30 @@ class RunPlan:
         """The learning rate after warmup at a batch size."""
         return self.learning_rate.peak_for(self.scaled_batch_size or global_batch_size)
 
+    def ema_weight_at(self, step: int) -> float:
+        """The weight with which the weights after a step enter their moving average; 0 if there is none.
+
+        With the decay d = 0.5 ** (half-lives in the step) and D = 0.5 ** (half-lives so far), it is (1 - d) / (1 - D).
+        The average is then the mean of the weights after each step so far, in which the starting weights do not count.
+        """
+        if self.optimizer.ema_half_life is None:
+            return 0.0
+        so_far = self.half_lives_in(step + 1)
+        of_step = so_far - self.half_lives_in(step)
+        return math.expm1(-math.log(2) * of_step) / math.expm1(-math.log(2) * so_far)
+
+    def half_lives_in(self, steps: int) -> Fraction:
+        """The half-lives of the moving average of the weights in the first `steps` steps."""
+        assert self.optimizer.ema_half_life is not None
+        half_life = self.optimizer.ema_half_life.length
+        return self.timeline.progress(steps, half_life.unit) / half_life.exact
+
     def states_of(self, shape: Shape, group: GroupOptions) -> Mapping[str, Shape]:
         """The shapes of the states that the optimizer keeps for a tensor of a parameter group, by name; () means a
         scalar."""
         assert self.optimizer_entry is not None
-        return self.optimizer_entry.states({**self.optimizer_options, **group}, shape)
+        states = self.optimizer_entry.states({**self.optimizer_options, **group}, shape)
+        return states if self.optimizer.ema_half_life is None else {**states, EMA: shape}
 
     def exchanges_layers(self, group: GroupOptions) -> bool:
         """Whether the optimizer puts the layers of a parameter group together, each on one process."""

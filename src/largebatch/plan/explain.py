@@ -212,6 +212,11 @@ def _optimizer(plan: RunPlan) -> list[str]:
             lines.append(f"{field}: {_options(patterns)}")
     for group in optimizer.groups or ():
         lines.append(f"{group.parameters}: {group.lr_factor:g} x the learning rate")
+    if optimizer.ema_half_life is not None:
+        of_step = float(plan.half_lives_in(1))
+        decay = f"{1 / of_step:,.4g} steps, a decay of {0.5**of_step:.6g} per step"
+        at_first = " at the first batch size" if len(plan.timeline.phases) > 1 else ""
+        lines.append(f"moving average of the weights: half-life {optimizer.ema_half_life.length} = {decay}{at_first}")
     clip_norm = optimizer.clip_norm
     clipping = "no gradient clipping" if clip_norm is None else f"gradients clipped to norm {clip_norm:g}"
     in_bf16 = "bf16 autocast; weights, gradients and their reduction in fp32"

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from largebatch.backend.base import Backend
+from largebatch.config.optimizers import EMA
 from largebatch.data.loading import Request, load
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError, TrainingFailed, UserError
@@ -44,14 +45,13 @@ class Evaluator:
         self, eval_set: SampleSource, per_sample: PerSample, completed_steps: int, name: str | None
     ) -> dict[str, float]:
         """See `Run.evaluate`."""
-        plan = self._backend.plan
-        num_samples = plan.evaluation_of(name).samples_of(len(eval_set))
+        num_samples = self._backend.plan.evaluation_of(name).samples_of(len(eval_set))
         with self.evaluating(completed_steps):
-            batches = self._batches(eval_set, num_samples)
-            means = mean_over_samples(self._backend, batches, per_sample, getattr(eval_set, "parts", {}))
-        if plan.loss_unit == "tokens" and means.get("loss", math.inf) < MAX_LOSS_FOR_PERPLEXITY:
-            # From the mean over all tokens: a mean of batches' or samples' perplexities would be a different number.
-            means["perplexity"] = math.exp(means["loss"])
+            means = self._means_now(eval_set, num_samples, per_sample)
+            if self._backend.plan.optimizer.ema_half_life is not None:
+                with self._backend.averaged_weights():
+                    averaged = self._means_now(eval_set, num_samples, per_sample)
+                means |= {f"{EMA}/{value}": mean for value, mean in averaged.items()}
         means = means if name is None else {f"{name}/{value}": mean for value, mean in means.items()}
         for value, mean in means.items():
             if self._sets.setdefault(value, name) != name:
@@ -65,6 +65,15 @@ class Evaluator:
                     "were written",
                     everywhere=True,
                 )
+        return means
+
+    def _means_now(self, eval_set: SampleSource, num_samples: int, per_sample: PerSample) -> dict[str, float]:
+        """The means with the weights that the model has."""
+        batches = self._batches(eval_set, num_samples)
+        means = mean_over_samples(self._backend, batches, per_sample, getattr(eval_set, "parts", {}))
+        if self._backend.plan.loss_unit == "tokens" and means.get("loss", math.inf) < MAX_LOSS_FOR_PERPLEXITY:
+            # From the mean over all tokens: a mean of batches' or samples' perplexities would be a different number.
+            means["perplexity"] = math.exp(means["loss"])
         return means
 
     def rows(

@@ -141,10 +141,14 @@ class Loop:
             # Divided already: each backward pass has divided by the weight of the global batch, and the last one has
             # reduced the gradient over the processes. It is the gradient of the global batch's mean loss.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
+            ema_weight = self.plan.ema_weight_at(step.index)
+            self.backend.set_ema_weight(ema_weight)
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
             self.backend.untouched.forget()
             measure_norm = is_logged or self.save_due or bool(step.noise_parts)
             update = self.backend.clip_and_step(measure_norm, self.bad_steps.max_norm())
+            if update.applied:
+                self.backend.statistics.move_averages(ema_weight)
             self.backend.untouched.note()
             if step.index == self.start.step:
                 # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.
@@ -168,6 +172,8 @@ class Loop:
         """See `Run.evaluate`."""
         with self._checkpoint_finished_before_failing():
             self.metrics.check()
+            # Evaluating averaged weights changes weights for a while.
+            self.writer.wait_until_copied()
             means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
         self.agree_on_compiling()
         self.recorder.evaluated(means)

@@ -12,9 +12,10 @@
 
 Every parameter, and every optimizer state that is not a scalar, is a *vector*: its elements in row-major order,
 under "<kind>/<parameter's fully qualified name>", where the kind is "weight" or the optimizer's own term ("exp_avg",
-"momentum_buffer"). Whatever the strategy, each process holds contiguous ranges of such vectors, so any number of
-processes of any strategy can read what any other has written: the ranges it needs, intersected with those in the files.
-Buffers are whole, in their own shape, under "buffer/<name>".
+"momentum_buffer"), or "ema" for a moving average of the weights. Whatever the strategy, each process holds contiguous
+ranges of such vectors, so any number of processes of any strategy can read what any other has written: the ranges it
+needs, intersected with those in the files. Buffers are whole, in their own shape, under "buffer/<name>"; averages of
+BatchNorm's running statistics, under "buffer/ema/<name>".
 
 There is no pickle and no state of a random generator or loader: everything else follows from the step.
 """

@@ -12,7 +12,7 @@ import xxhash
 from safetensors import safe_open
 
 from largebatch.storage.files import FileRecord, write_file
-from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, rank_file, reading
+from largebatch.storage.layout import BUFFER, CheckpointError, Manifest, rank_file, reading
 from largebatch.system.regular_file import open_to_read
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -140,9 +140,9 @@ class TensorFiles(ExitStack):
         return self._opened[file]
 
 
-def whole_weight(files: TensorFiles, name: str, manifest: Manifest) -> torch.Tensor:
-    """A whole parameter in its shape."""
-    vector = f"{WEIGHT}/{name}"
+def whole_weight(files: TensorFiles, vector: str, manifest: Manifest) -> torch.Tensor:
+    """A whole vector of weights, or of their averages, in the shape of its parameter."""
+    _, _, name = vector.partition("/")
     shape = manifest.parameters[name].shape
     parts = [files.read(rank_file(part.rank), vector) for part in manifest.vectors[vector]]
     return torch.cat(parts).view(shape) if parts else torch.empty(shape)

@@ -46,6 +46,9 @@ class ParameterRole(NamedTuple):
 
 GroupOptions = Mapping[str, Any]
 
+EMA = "ema"
+"""The name of the moving average of weights, among the states of an optimizer and in the names of evaluated values."""
+
 
 def adapt_if_decayed(role: ParameterRole) -> GroupOptions:
     """The group option of layer-wise optimizers: parameters without weight decay are not adapted."""

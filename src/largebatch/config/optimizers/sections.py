@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from largebatch.batch.scaling import DecayRule, MomentRule, scaled_moments, weight_decay_factor
 from largebatch.config.sections import (
     BelowOne,
+    Duration,
     NonEmpty,
     NonNegativeFloat,
     PositiveFloat,
@@ -43,6 +44,11 @@ class OptimizerSection(Section):
     """Clip gradients to this global norm; null means no clipping, on every strategy."""
     groups: Annotated[list[ParameterGroup], Field(min_length=1)] | None = None
     """Parameters with a learning rate of their own; null: all have the same."""
+    ema_half_life: Duration | None = None
+    """Half-life of a moving average of the weights: the mean of the weights after each step so far, in which a step
+    counts by its samples, and half as much for each half-life since. In samples, tokens or epochs, it does not depend
+    on the batch. Evaluations also report the averaged weights, under names that begin with "ema/"; checkpoints have
+    them, and `largebatch export --ema` writes them. null: there is none."""
 
     rules: ClassVar[tuple[str, ...]] = ()
     """Fields that are no options but rules by which options follow the batch; "fixed" is the rule that they do not."""

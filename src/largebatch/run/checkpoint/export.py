@@ -1,11 +1,12 @@
 """The weights of a checkpoint as `transformers.from_pretrained` or `peft` reads them, one parameter at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
+from largebatch.config.optimizers import EMA
 from largebatch.errors import UserError, file_errors
 from largebatch.model.parts import is_adapter
 from largebatch.storage.catalog import entry_at, verify_checksums
@@ -29,7 +30,7 @@ from largebatch.system.regular_file import read_bytes
 MAX_FILE_BYTES = 5 * 10**9
 
 
-def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
+def export(checkpoint: Path, out: Path, dtype: str | None = None, ema: bool = False) -> Manifest:
     """Write the weights and buffers of a checkpoint, and the model's configuration and tokenizer if it has them.
 
     For a model with adapters, only the adapters and their configuration are written, as `peft` reads them. At most one
@@ -39,15 +40,20 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None) -> Manifest:
         checkpoint: A checkpoint's folder, or a run's, whose latest intact checkpoint is used.
         out: The folder to create.
         dtype: The name of torch's dtype of floating-point numbers; None keeps the one they were trained in.
+        ema: Whether to write the moving averages of the weights and of BatchNorm's running statistics.
     """
     if out.exists():
         raise UserError(f"{out} already exists; name a new folder")
     with file_errors(f"{checkpoint} cannot be exported to {out}", "name another folder"):
-        return export_intact(_intact(checkpoint), out, dtype)
+        return export_intact(_intact(checkpoint), out, dtype, ema=ema)
 
 
 def export_intact(
-    folder: Path, out: Path, dtype: str | None = None, progress: Callable[[], None] = lambda: None
+    folder: Path,
+    out: Path,
+    dtype: str | None = None,
+    progress: Callable[[], None] = lambda: None,
+    ema: bool = False,
 ) -> Manifest:
     """As `export`, from the folder of a checkpoint whose checksums need not be verified; an older `out` is replaced.
 
@@ -56,6 +62,7 @@ def export_intact(
     temporary = out.with_name(f".{out.name}.tmp")
     try:
         manifest = read_manifest(folder)
+        sources = _sources(manifest, ema)
         # What an export left behind that was killed.
         remove_folder(temporary)
         temporary.mkdir(parents=True)
@@ -63,7 +70,7 @@ def export_intact(
         if not isinstance(config, dict | None):
             raise CheckpointError(f"its {MODEL_CONFIG} is not an object")
         with TensorFiles(folder) as files:
-            shapes = _shapes(files, manifest, getattr(torch, dtype) if dtype else None)
+            shapes = _shapes(files, manifest, sources, getattr(torch, dtype) if dtype else None)
             if config is not None and "peft_type" in config:
                 ours = _adapters(manifest)
                 contents = {"adapter_model.safetensors": [*ours]}
@@ -80,7 +87,7 @@ def export_intact(
             def read(name: str) -> torch.Tensor:
                 progress()
                 read_whole = whole_weight if name in manifest.parameters else common_buffer
-                return read_whole(files, name, manifest).to(shapes[name][0])
+                return read_whole(files, sources[name], manifest).to(shapes[name][0])
 
             for file, names in contents.items():
                 tensors = (read(ours[name]) for name in names)
@@ -110,16 +117,27 @@ def _intact(checkpoint: Path) -> Path:
     raise UserError("; ".join(problems))
 
 
-def _shapes(files: TensorFiles, manifest: Manifest, dtype: torch.dtype | None) -> Shapes:
+def _sources(manifest: Manifest, ema: bool) -> dict[str, str]:
+    """The vector of each parameter, and the stored name of each buffer: of their averages, if they have some."""
+    stored = (*manifest.vectors, *manifest.buffers)
+    averages = {name.removeprefix(f"{EMA}/"): name for name in stored if name.startswith(f"{EMA}/")}
+    if ema and not averages:
+        raise CheckpointError("it has no averaged weights; leave out --ema, or train with optimizer.ema_half_life")
+    sources = {name: f"{WEIGHT}/{name}" for name in manifest.parameters}
+    sources |= {name: name for name in manifest.buffers if name not in averages.values()}
+    return sources | averages if ema else sources
+
+
+def _shapes(files: TensorFiles, manifest: Manifest, sources: Mapping[str, str], dtype: torch.dtype | None) -> Shapes:
     """Shape of each parameter and buffer, and the dtype in which it is written."""
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    for name, parameter in manifest.parameters.items():
-        vector = f"{WEIGHT}/{name}"
-        parts = manifest.vectors[vector]
-        stored = files.find(rank_file(parts[0].rank), vector).dtype if parts else torch.float32
-        shapes[name] = (dtype or stored, parameter.shape)
-    for name, holders in manifest.buffers.items():
-        buffer = files.find(rank_file(holders[0]), f"{BUFFER}/{name}")
+    for name, source in sources.items():
+        if name in manifest.parameters:
+            parts = manifest.vectors[source]
+            stored = files.find(rank_file(parts[0].rank), source).dtype if parts else torch.float32
+            shapes[name] = (dtype or stored, manifest.parameters[name].shape)
+            continue
+        buffer = files.find(rank_file(manifest.buffers[source][0]), f"{BUFFER}/{source}")
         shapes[name] = (dtype if dtype and buffer.dtype.is_floating_point else buffer.dtype, buffer.shape)
     return shapes
 

@@ -7,6 +7,7 @@ import torch
 
 from largebatch.backend.base import Backend
 from largebatch.backend.state import EngineState
+from largebatch.config.optimizers import EMA
 from largebatch.errors import BackendMismatch, UserError, file_errors
 from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, overlaps, rank_file
 from largebatch.storage.tensors import TensorFiles, common_buffer
@@ -28,10 +29,10 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
             remedy = "correct that, or resume from another checkpoint"
             with file_errors(f"the checkpoint {folder} cannot be read", remedy), TensorFiles(folder) as files:
                 for piece in state.pieces:
-                    for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
+                    vector = _source_of(piece.vector, manifest)
+                    for part, place in overlaps(manifest.vectors[vector], piece.start, piece.stop):
                         stop = place + part.stop - part.start
-                        values = files.read_range(rank_file(part.rank), piece.vector, place, stop)
-                        piece.write(part.start, values)
+                        piece.write(part.start, files.read_range(rank_file(part.rank), vector, place, stop))
                 _load_buffers(backend, files, state, manifest)
         except CheckpointError as error:
             raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
@@ -48,6 +49,12 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
     backend.restore(fill, scalars, with_states)
 
 
+def _source_of(vector: str, manifest: Manifest) -> str:
+    """The vector that a vector is loaded from: averages that the checkpoint does not have begin with the weights."""
+    kind, _, name = vector.partition("/")
+    return f"{WEIGHT}/{name}" if kind == EMA and vector not in manifest.vectors else vector
+
+
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:
     mine = {name: parameter.shape for name, parameter in state.parameters.items()}
     theirs = {name: parameter.shape for name, parameter in manifest.parameters.items()}
@@ -56,11 +63,15 @@ def _check_same_model(state: EngineState, manifest: Manifest) -> None:
             raise CheckpointError(
                 f"its parameter {name} is {_shape(theirs.get(name))}, but the model's is {_shape(mine.get(name))}"
             )
-    if differing := state.buffers.keys() ^ manifest.buffers.keys():
+    if differing := {*filter(_is_of_model, state.buffers)} ^ {*filter(_is_of_model, manifest.buffers)}:
         raise CheckpointError(f"it and the model do not both have the buffer {min(differing)}")
     for piece in state.pieces:
-        if piece.vector not in manifest.vectors:
+        if _source_of(piece.vector, manifest) not in manifest.vectors:
             raise CheckpointError(f"it has no {piece.vector}, which this optimizer needs")
+
+
+def _is_of_model(buffer: str) -> bool:
+    return not buffer.startswith(f"{EMA}/")
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
@@ -68,7 +79,8 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, manifest: Manifest) -> None:
-    for name, buffer in state.buffers.items():
+    for own, buffer in state.buffers.items():
+        name = own if own in manifest.buffers else own.removeprefix(f"{EMA}/")
         if manifest.world_size == backend.world_size:
             holders = manifest.buffers[name]
             holder = backend.rank if backend.rank in holders else holders[0]

@@ -1,0 +1,308 @@
+"""Moving averages of the weights: against plain loops, on every strategy, in checkpoints, evaluations and exports."""
+
+import shutil
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from evaluate_saved import evaluate_saved
+from jobs import failure_of, run_job, train
+from largebatch.config import as_json, load_config
+from largebatch.config.differences import differences
+from largebatch.errors import UserError
+from largebatch.optim.build import build_optimizer
+from largebatch.plan import explain, resolve
+from largebatch.run.checkpoint.export import export
+from largebatch.storage.files import read_json_lines
+from paths import DIGITS, PYDOC
+from reference import reference_pydoc
+from resuming import TINY_GPT, Interruption, assert_same_weights, run_interrupted
+from test_strategies import SIZES, SMALL_GPT
+from whole_state import whole_state
+
+HALF_LIFE = 100
+EMA = f'--optimizer.ema_half_life={{"samples": {HALF_LIFE}}}'
+STEPS = 12
+SIZE_AT = {0: 16, 6: 32, 10: 96}
+GROWING = (*SMALL_GPT, f"--batch.global_batch_size={SIZES}", f"--train.stop_after_steps={STEPS}", EMA)
+
+
+def averaged(weights: list[dict], samples: list[int], half_life: float) -> dict[str, np.ndarray]:
+    """The mean of weights after each step, by its definition: a sum that decays, over a sum of shares that decays."""
+    totals = dict.fromkeys(weights[0], 0.0)
+    share = 0.0
+    for found, size in zip(weights, samples, strict=True):
+        decay = 0.5 ** (size / half_life)
+        totals = {name: decay * totals[name] + (1 - decay) * found[name].astype(np.float64) for name in totals}
+        share = decay * share + 1 - decay
+    return {name: total / share for name, total in totals.items()}
+
+
+def plan_of(*words: str, recipe=PYDOC, world_size: int = 1):
+    return resolve(load_config(recipe, words), world_size)
+
+
+def ema_of(plan, weights_at, steps: int) -> dict[int, float]:
+    """The average of a number that is a function of the samples seen, by their number after each step."""
+    average = 0.0
+    found = {}
+    for step in range(steps):
+        seen = plan.batch_at(step + 1).samples_before
+        average += plan.ema_weight_at(step) * (weights_at(seen) - average)
+        found[seen] = average
+    return found
+
+
+def test_batches_of_any_size_average_over_the_same_samples():
+    """A batch stands for its samples by the weights at its end, which are at most a batch away."""
+    half_life = 1000
+
+    def weights_at(samples):
+        return np.sin(samples / 800)
+
+    small, large, ramp = (
+        ema_of(
+            plan_of(f"--batch.global_batch_size={size}", f'--optimizer.ema_half_life={{"samples": {half_life}}}'),
+            weights_at,
+            steps,
+        )
+        for size, steps in (
+            ("16", 400),
+            ("64", 100),
+            ('[{"from": {"steps": 0}, "size": 16}, {"from": {"samples": 1600}, "size": 64}]', 175),
+        )
+    )
+    common = sorted(small.keys() & large.keys() & ramp.keys())
+    assert len(common) > 90
+    for samples in common:
+        # The mean over the weights at each sample, the smaller error of each of which is computed, too.
+        places = np.arange(1, samples + 1)
+        shares = 0.5 ** ((samples - places) / half_life)
+        exact = (shares * weights_at(places)).sum() / shares.sum()
+        for found, size in ((small, 16), (large, 64)):
+            ends = -(-places // size) * size
+            error = (shares * np.abs(weights_at(ends) - weights_at(places))).sum() / shares.sum()
+            assert abs(found[samples] - exact) <= error + 1e-12
+        assert abs(small[samples] - large[samples]) <= (16 + 64) / 800
+        assert abs(ramp[samples] - large[samples]) <= (16 + 64) / 800
+    # It does lag behind the weights, by far more than that.
+    assert max(abs(small[samples] - weights_at(samples)) for samples in common) > 0.5
+
+
+@pytest.mark.parametrize("half_life", ['{"samples": 320}', '{"tokens": 20480}', '{"steps": 10}'])
+def test_units(half_life):
+    plan = plan_of(f"--optimizer.ema_half_life={half_life}", "--data.block_size=64", "--batch.global_batch_size=32")
+    assert plan.ema_weight_at(0) == 1
+    assert plan.ema_weight_at(4) == pytest.approx((1 - 0.5**0.1) / (1 - 0.5**0.5), rel=1e-12)
+    assert " = 10 steps, a decay of 0.933033 per step" in explain(plan, "")
+    # Far beyond any run: all steps count the same.
+    longest = plan_of(f'--optimizer.ema_half_life={{"steps": {2**63 - 1}}}')
+    assert longest.ema_weight_at(4) == pytest.approx(1 / 5, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ['"sgd", "momentum": 0', '"adamw"', '"muon"', '"lars"'])
+def test_one_more_state_of_every_optimizer(name):
+    """Of the tensors that it steps, in their dtype; the estimate of memory and checkpoints go by what is declared."""
+    plan = plan_of(f'--optimizer={{"name": {name}, "weight_decay": 0.1}}', EMA)
+    model = nn.Linear(3, 4, dtype=torch.float64)
+    optimizer = build_optimizer(model, plan)
+    found = []
+    for step in range(5):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1
+            group["ema_weight"] = plan.ema_weight_at(step)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        found.append({each: parameter.detach().numpy().copy() for each, parameter in model.named_parameters()})
+    expected = averaged(found, [plan.batch_at(step).size for step in range(5)], HALF_LIFE)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            states = plan.states_of(tuple(parameter.shape), group)
+            assert optimizer.state[parameter].keys() == states.keys()
+            assert states["ema"] == parameter.shape
+    for each, parameter in model.named_parameters():
+        np.testing.assert_allclose(optimizer.state[parameter]["ema"], expected[each], rtol=1e-12)
+
+
+def test_a_run_that_is_resumed_must_be_allowed_to_change_it():
+    recorded = as_json(load_config(PYDOC))
+    assert "optimizer.ema_half_life.samples" in differences(recorded, load_config(PYDOC, (EMA,)))
+
+
+def test_there_is_none_by_default():
+    assert plan_of().ema_weight_at(3) == 0
+    assert "average" not in explain(plan_of(), "")
+
+
+def recorded_averages(recipe: Path, run_dir: Path, *words: str, bad_step: int | None = None) -> list[dict]:
+    """Train, and return the weights and their averages after each update; one of them is of a gradient of NaN."""
+    from largebatch.run import Run, Step
+
+    found = []
+    update = Run.update
+    backward = Step.backward
+
+    def poisoned(step, loss_sum):
+        backward(step, loss_sum * float("nan") if step.index == bad_step else loss_sum)
+
+    def update_and_record(run, step):
+        update(run, step)
+        found.append({kind: whole_state(run.backend, kind) for kind in ("weight", "ema")})
+
+    Step.backward = poisoned
+    Run.update = update_and_record
+    train(recipe, "--logging.trackers=[]", *words, run_dir=run_dir)
+    return found
+
+
+@cache
+def plain_averages(precision: str) -> dict[str, np.ndarray]:
+    (found,) = run_job(train_plainly, precision, strategy="single")
+    sizes = [next(size for step, size in reversed(SIZE_AT.items()) if step <= each) for each in range(STEPS)]
+    return averaged(found["weights"], sizes, HALF_LIFE)
+
+
+def train_plainly(precision: str) -> dict:
+    torch.set_default_dtype(torch.float64 if precision == "fp64" else torch.float32)
+    return reference_pydoc(PYDOC, SMALL_GPT, STEPS, SIZE_AT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "precision", "tolerance"),
+    [
+        ("ddp", "fp64", 1e-12),
+        ("fsdp", "fp64", 1e-12),
+        ("zero1", "fp32", 1e-5),
+        ("zero2", "fp32", 1e-5),
+        ("zero3", "fp32", 1e-5),
+    ],
+)
+def test_as_a_plain_loop_averages(strategy, precision, tolerance, tmp_path):
+    """Evaluated, in the checkpoint and exported; weights go on as if they had not been evaluated."""
+    run_dir = tmp_path / "run"
+    words = (*GROWING, f"--precision={precision}", '--evaluation.every={"steps": 5}')
+    found = run_job(recorded_averages, PYDOC, run_dir, *words, strategy=strategy)[0]
+    export(run_dir, tmp_path / "ema/model", ema=True)
+    exported = load_file(tmp_path / "ema/model/model.safetensors")
+    for name, expected in plain_averages(precision).items():
+        for average in (found[-1]["ema"][name], exported[name]):
+            difference = np.linalg.norm(average - expected) / np.linalg.norm(expected)
+            assert difference <= tolerance, (name, difference)
+    assert_same_weights(run_dir / "model", exported_from(run_dir, tmp_path / "plain"))
+    last = read_json_lines(run_dir / "evaluations.jsonl")[-1]
+    shutil.copy(run_dir / "config.json", tmp_path / "ema")
+    assert last["loss"] == pytest.approx(evaluate_saved(run_dir)["loss"], rel=1e-5)
+    assert last["ema/loss"] == pytest.approx(evaluate_saved(tmp_path / "ema")["loss"], rel=1e-5)
+    assert abs(last["ema/loss"] - last["loss"]) > 1e-3
+    assert last["ema/perplexity"] == pytest.approx(np.exp(last["ema/loss"]))
+
+
+def exported_from(run_dir: Path, out: Path, **options) -> Path:
+    export(run_dir, out, **options)
+    return out
+
+
+@pytest.mark.slow
+def test_running_statistics_are_averaged_too(tmp_path):
+    """A step that is skipped moves no average."""
+    run_dir = tmp_path / "run"
+    words = (
+        EMA,
+        "--train.stop_after_steps=5",
+        '--evaluation.every={"steps": 2}',
+        "--precision=fp64",
+        "--faults.on_non_finite=skip",
+        "--data.image_size=16",
+    )
+    (found,) = run_job(recorded_averages_with_a_bad_step, run_dir, *words, strategy="single")
+    for kind in ("weight", "ema"):
+        for name, value in found[2][kind].items():
+            # Evaluations set the counter.
+            if "num_batches" not in name:
+                np.testing.assert_array_equal(value, found[3][kind][name])
+    plan = plan_of(*words, recipe=DIGITS)
+    expected = {name: 0.0 for name in found[0]["weight"] if not name.startswith("ema/")}
+    for step in (0, 1, 2, 4):
+        weight = plan.ema_weight_at(step)
+        expected = {name: (1 - weight) * old + weight * found[step]["weight"][name] for name, old in expected.items()}
+    exported = load_file(exported_from(run_dir, tmp_path / "ema", ema=True) / "model.safetensors")
+    statistics = [name for name in exported if "running" in name]
+    assert len(statistics) > 10
+    for name in {*plan_names(found)} | {*statistics}:
+        np.testing.assert_allclose(exported[name], expected[name], rtol=1e-12, atol=1e-15)
+    assert load_file(run_dir / "model/model.safetensors").keys() == exported.keys()
+
+
+def plan_names(found: list[dict]) -> set[str]:
+    """The trained parameters."""
+    return {name for name in found[-1]["ema"] if "running" not in name and "num_batches" not in name}
+
+
+def recorded_averages_with_a_bad_step(run_dir: Path, *words: str) -> list[dict]:
+    return recorded_averages(DIGITS, run_dir, *words, bad_step=3)
+
+
+KILLED = (*TINY_GPT, EMA, "--train.stop_after_steps=12", '--checkpoint.every={"steps": 3}')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
+def test_killed_and_resumed_bit_for_bit(strategy, tmp_path):
+    """And then under another strategy, with other numbers of processes."""
+    assert run_interrupted(tmp_path / "whole", KILLED, strategy=strategy) is None
+    assert run_interrupted(tmp_path / "run", KILLED, Interruption("kill", 1, 8), strategy=strategy)
+    assert run_interrupted(tmp_path / "run", KILLED, strategy=strategy) is None
+    whole, run = (exported_from(tmp_path / name, tmp_path / f"{name}_ema", ema=True) for name in ("whole", "run"))
+    assert_same_weights(run, whole)
+    evaluations = [read_json_lines(tmp_path / name / "evaluations.jsonl") for name in ("whole", "run")]
+    assert evaluations[0] == evaluations[1]
+    assert "ema/loss" in evaluations[0][0]
+
+
+@pytest.mark.slow
+def test_turned_on_and_off_between_starts_of_a_run(tmp_path):
+    """If that is allowed, averages begin with the weights of the checkpoint, or are dropped."""
+    run_dir = tmp_path / "run"
+    allowed = ("--allow-change", "optimizer.ema_half_life")
+
+    def start(steps, *words, **place):
+        words = (*GROWING[:-2], "--logging.trackers=[]", f"--train.stop_after_steps={steps}", *words)
+        return failure_of(train_from, run_dir, *words, **place)
+
+    assert start(2, strategy="zero1") is None
+    with pytest.raises(UserError, match=r"it has no averaged weights; leave out --ema, or train with optimizer.ema_"):
+        export(run_dir, tmp_path / "none", ema=True)
+    assert start(4, EMA, *allowed, strategy="fsdp") is None
+    begun, after = (load_file(tmp_path / f"{name}.safetensors") for name in ("weight", "ema"))
+    for name, weight in begun.items():
+        np.testing.assert_array_equal(after[name], weight)
+    exported_from(run_dir, tmp_path / "ema", ema=True)
+    assert start(6, *allowed) is None
+    with pytest.raises(UserError, match="it has no averaged weights"):
+        export(run_dir, tmp_path / "none", ema=True)
+
+
+def train_from(run_dir: Path, *words: str) -> None:
+    """Train, and note what the first process of a run with averages begins with."""
+    from largebatch.run import Run
+
+    prepare = Run.prepare
+
+    def prepare_and_note(run, *arguments):
+        prepared = prepare(run, *arguments)
+        if run.plan.optimizer.ema_half_life is not None:
+            for kind in ("weight", "ema"):
+                state = whole_state(run.backend, kind)
+                if run.is_main_process:
+                    save_file(state, run_dir.with_name(f"{kind}.safetensors"))
+        return prepared
+
+    Run.prepare = prepare_and_note
+    train(PYDOC, *words, run_dir=run_dir)
