@@ -22,7 +22,7 @@ def test_exact(global_batch_size, micro_batch_size, world_size, expected):
             r"512 is not a multiple of micro_batch_size x world_size = 4 x 24 = 96; nearest: 480, 576",
         ),
         # Micro-batch sizes that keep the global batch.
-        ((64, 5, 8), r"set batch\.micro_batch_size to a divisor of 8"),
+        ((64, 5, 8), r"set batch\.micro_batch_size to 4 or 8"),
         # Nothing below the smallest possible batch is offered.
         ((50, 32, 3), r"nearest: 96$"),
     ],

@@ -141,11 +141,11 @@ def test_other_tasks_have_them(recipe, shared):
         ),
         (
             {"sources": [FIRST | {"weight": 99}, SECOND | {"weight": 1}]},
-            'weight 1 gives "code" less than one sample per batch of 32; write a larger weight, a larger',
+            'weight 1 gives "code" less than one sample per batch of 32; write at least 3.19355, a larger',
         ),
         (
             {"weight_phases": [{"from": {"steps": 5}, "weights": {"code": 1, "web": 99}}]},
-            'weight 1 gives "code" less than one sample per batch of 32; write a larger weight, a larger',
+            'weight 1 gives "code" less than one sample per batch of 32; write at least 3.19355, a larger',
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_decay_outside_the_run(decay, words):
         ("[]", "batch.global_batch_size: given []; "),
         (
             '{"start": 8, "end": 60, "increment": 8, "over": {"epochs": 1}}',
-            "end 60 is not above start 8 by 1 to 1000 increments of 8; write another end or increment",
+            "do not reach end 60; write an end such as 56",
         ),
         ('{"start": 8, "end": 16, "increment": 8}', "batch.global_batch_size.over: missing"),
         ('"big"', 'batch.global_batch_size: given "big"; must be a valid integer'),

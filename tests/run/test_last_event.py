@@ -1,4 +1,4 @@
-"""The last line of history.jsonl tells how the run has ended, whoever says so first."""
+"""The last line of history.jsonl with a kind tells how the run has ended, whoever says so first."""
 
 import pytest
 

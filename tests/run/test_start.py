@@ -263,7 +263,7 @@ def test_a_longer_stop_goes_on(run_dir, whole):
     early = "--train.stop_after_steps=6"
     assert resume(run_dir, early) is None
     (output,) = run_job(output_of_training, run_dir, early, strategy="single")
-    assert "is finished, after step 6 of 12; a larger train.stop_after_steps continues it" in output
+    assert "is finished, after step 6 of 12; raise train.stop_after_steps to train longer" in output
     assert resume(run_dir) is None
     assert_same_weights(run_dir / "model", whole / "model")
 

@@ -269,10 +269,6 @@ class Backend(Processes, ABC):
         for tensor in unstepped:
             state.pop(tensor, None)
 
-    @abstractmethod
-    def discard_gradients(self) -> None:
-        """Clear gradients, without an update."""
-
     def parameters_without_gradient(self) -> list[str]:
         """Names of trainable parameters that the first step's backward passes did not reach; before its `update`."""
         return self._watch.end()

@@ -1,7 +1,8 @@
 """Uses of private interfaces of DeepSpeed, as read in 0.19.8: where its ZeRO optimizers keep their tensors."""
 
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,20 +29,26 @@ def hide_gathers_from_modes() -> None:
 
 
 @contextmanager
-def steps_up_to(max_norm: float, optimizer: Any) -> Iterator[list[float]]:
+def steps_up_to(max_norm: float, optimizer: Any, all_max: Callable[[int], Callable[[], int]]) -> Iterator[list[float]]:
     """In the block, a ZeRO optimizer skips a step whose gradient's norm is larger, as it skips one that is not finite.
 
-    The list gets such a norm; the engine itself would report it as infinite.
+    The list gets such a norm; the engine itself would report it as infinite. `all_max` is `Processes.all_max`: devices
+    of different kinds may round the same norm differently.
     """
     module = sys.modules[type(optimizer).__module__]
     is_invalid = module.is_invalid_grad_norm
     refused: list[float] = []
+    is_large: bool | None = None
 
     def is_refused(norm: torch.Tensor | float) -> bool:
+        nonlocal is_large
         if is_invalid(norm):
             return True
-        refused.extend([float(norm)] if norm > max_norm else [])
-        return bool(refused)
+        # The engine asks again when it clips.
+        if is_large is None:
+            is_large = math.isfinite(max_norm) and bool(all_max(int(norm > max_norm))())
+            refused.extend([float(norm)] if is_large else [])
+        return is_large
 
     module.is_invalid_grad_norm = is_refused  # type: ignore[attr-defined]
     try:

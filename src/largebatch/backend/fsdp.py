@@ -92,7 +92,8 @@ class FsdpBackend(NativeBackend):
             found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
             raise LaunchError(
                 f"hsdp shards the model over groups of equal size, but the sizes are {found}; by default, a group is "
-                f"the processes of a node: set {SHARD_SIZE} to one number everywhere, or start as many on each node"
+                f"the processes of a node: set {SHARD_SIZE} to one number everywhere, or start as many on each node",
+                everywhere=True,
             )
         shape = (self.world_size // shard_size, shard_size)
         return init_device_mesh(self.device.type, shape, mesh_dim_names=("replica", "shard"))

@@ -64,7 +64,7 @@ def _blocks(model: nn.Module) -> set[nn.Module]:
     inside = {part for block in repeated for part in block.modules() if part is not block}
     blocks: set[nn.Module] = set()
     for name in getattr(model, "_no_split_modules", None) or ():
-        named = [module for module in model.modules() if type(module).__name__ == name]
+        named = [module for module in [*model.modules()][1:] if type(module).__name__ == name]
         if all(_shares_nothing(model, [module]) for module in named):
             blocks.update(named if inside.isdisjoint(named) else repeated)
     return blocks

@@ -1,5 +1,6 @@
 """Strategies that use torch's own gradients and optimizer: the base they share with FSDP2, one process, and DDP."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,7 @@ class NativeBackend(Backend):
             if self._is_sharded:
                 norms = self._sum_vector(norms.square()).sqrt()
             norm = torch.linalg.vector_norm(norms)
-            if max_norm is not None and not (torch.isfinite(norm) and norm <= max_norm):
+            if max_norm is not None and self._is_refused(float(norm), max_norm):
                 self.discard_gradients()
                 return Update(norm, applied=False)
             if clip_norm is not None:
@@ -44,6 +45,12 @@ class NativeBackend(Backend):
         self._torch_optimizer.step()
         self.discard_gradients()
         return Update(norm, applied=True)
+
+    def _is_refused(self, norm: float, max_norm: float) -> bool:
+        if not math.isfinite(max_norm):
+            return not math.isfinite(norm)
+        # Devices of different kinds may round the same norm differently.
+        return bool(self.all_max(int(not norm <= max_norm))())
 
     def discard_gradients(self) -> None:
         # As `zero_grad` does, without its record for the profiler.

@@ -110,14 +110,10 @@ class ZeroBackend(Backend):
 
     def clip_and_step(self, measure_norm: bool, max_norm: float | None = None) -> Update:  # noqa: ARG002 - always measured
         # The engine itself skips a step whose gradient is not finite, and reports its norm as infinite.
-        with steps_up_to(math.inf if max_norm is None else max_norm, self.engine.optimizer) as refused:
+        with steps_up_to(math.inf if max_norm is None else max_norm, self.engine.optimizer, self.all_max) as refused:
             self.engine.step()
         norm = torch.as_tensor(refused[0] if refused else self.engine.get_global_grad_norm(), device=self.device)
         return Update(norm, applied=self.engine.was_step_applied())
-
-    def discard_gradients(self) -> None:
-        self.engine.step()
-        assert not self.engine.was_step_applied()
 
     def _exchange_averages(self) -> None:
         super()._exchange_averages()

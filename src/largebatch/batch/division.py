@@ -18,9 +18,9 @@ def gradient_accumulation_steps(global_batch_size: int, micro_batch_size: int, w
     if global_batch_size % per_micro_step == 0:
         return global_batch_size // per_micro_step
     remedy = nearest_multiples(global_batch_size, per_micro_step)
-    if global_batch_size % world_size == 0:
-        per_process = global_batch_size // world_size
-        remedy += f"; or keep it and set batch.micro_batch_size to a divisor of {per_process}"
+    micro_batch_sizes = _valid_micro_batch_sizes(global_batch_size, micro_batch_size, world_size)
+    if micro_batch_sizes:
+        remedy += f"; or keep it and set batch.micro_batch_size to {' or '.join(map(str, micro_batch_sizes))}"
     raise ConfigError(
         f"batch: global_batch_size {global_batch_size} is not a multiple of micro_batch_size x world_size = "
         f"{micro_batch_size} x {world_size} = {per_micro_step}; {remedy}"
@@ -36,3 +36,15 @@ def nearest_multiples(size: int, unit: int) -> str:
 def micro_steps(num_samples: int, micro_batch_size: int, world_size: int) -> int:
     """Micro-batches that each process works through for this many samples; the last may be short or empty."""
     return -(-num_samples // (micro_batch_size * world_size))
+
+
+def _valid_micro_batch_sizes(global_batch_size: int, micro_batch_size: int, world_size: int) -> list[int]:
+    """The nearest micro-batch sizes below and above the given one with which the global batch divides."""
+    if global_batch_size % world_size:
+        return []
+    per_process = global_batch_size // world_size
+    below = range(min(micro_batch_size - 1, per_process), 0, -1)
+    # Up to ten times the given one: nobody wants a larger one, and the search would take long.
+    above = range(micro_batch_size + 1, min(10 * micro_batch_size, per_process) + 1)
+    candidates = (next((size for size in sizes if per_process % size == 0), None) for sizes in (below, above))
+    return [size for size in candidates if size is not None]

@@ -1,6 +1,7 @@
 """The fields that every recipe has, and checks across them; the `Config` of a task adds its data, model and more."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -230,9 +231,12 @@ class RecipeConfig(Section):
         smallest = min(size for _, size in self.batch.sizes)
         for phase, weights in zip(mixture.phases, self.data.phases_of_weights(), strict=True):
             for name, weight in zip(mixture.names, phase.weights, strict=True):
-                if 0 < weight * smallest < sum(phase.weights):
+                others = sum(phase.weights) - weight
+                if 0 < weight * smallest < weight + others:
+                    least = weights[name] * others / (weight * max(smallest - 1, 1))
+                    remedy = f"write at least {math.ceil(least * 1e6) / 1e6:g}, a larger batch.global_batch_size, or 0"
                     given = f'weight {weights[name]:g} gives "{name}" less than one sample per batch of {smallest}'
-                    yield f"data.sources: {given}; write a larger weight, a larger batch.global_batch_size, or 0"
+                    yield f"data.sources: {given}; {remedy}"
         samples = timeline.at(total_steps).samples_before
         for number, phase in enumerate(mixture.phases[1:]):
             if phase.first_sample >= samples:

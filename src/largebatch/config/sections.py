@@ -103,12 +103,16 @@ class LinearRamp(Section):
 
     @model_validator(mode="after")
     def _whole_increments(self) -> Self:
-        number, rest = divmod(self.end - self.start, self.increment)
-        if rest or not 0 < number <= MAX_PHASES:
-            raise ValueError(
-                f"end {self.end} is not above start {self.start} by 1 to {MAX_PHASES} increments of {self.increment}; "
-                "write another end or increment"
-            )
+        growth = self.end - self.start
+        if growth <= 0:
+            raise ValueError(f"end {self.end} is not above start {self.start}; write a larger end, or a list of sizes")
+        if growth % self.increment:
+            given = f"increments of {self.increment} from start {self.start} do not reach end {self.end}"
+            nearest = self.start + max(1, growth // self.increment) * self.increment
+            raise ValueError(f"{given}; write an end such as {nearest}")
+        if growth // self.increment > MAX_PHASES:
+            given = f"increment {self.increment} makes {growth // self.increment} batch sizes"
+            raise ValueError(f"{given}; write one that makes at most {MAX_PHASES}")
         return self
 
 
@@ -224,7 +228,7 @@ class Spike(Section):
 
     sigmas: PositiveFloat = 6.0
     """Standard deviations above the mean of the norms at which a spike begins."""
-    window: Annotated[int, Field(ge=2, le=10_000)] = 128
+    window: Annotated[int, Field(ge=2, le=1000)] = 128
     """Number of latest applied steps whose norms, before clipping, are compared with; before as many, nothing is."""
 
 

@@ -10,6 +10,7 @@ from multiprocessing.connection import wait
 from largebatch.errors import DataError, UserError
 from largebatch.system.parent_process import end_with_parent
 
+MAX_CHARACTERS = 10_000
 _DIED = "subprocesses has abruptly died"
 """What `datasets` says, in a RuntimeError, of a process that was killed (`iflatmap_unordered` of its 5.2)."""
 
@@ -39,7 +40,8 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
             for item in share:
                 work(item)
         except UserError as error:
-            failures.put(error)
+            # A longer message would block on the pipe, which has no reader yet.
+            failures.put((type(error), str(error)[:MAX_CHARACTERS]))
             sys.exit(1)
 
     shares = [items[number::num_processes] for number in range(min(num_processes, len(items)))]
@@ -52,7 +54,8 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
             running = [process.sentinel for process in processes if process.exitcode is None]
             codes = [process.exitcode for process in processes if process.exitcode]
             if codes and not failures.empty():
-                raise failures.get()
+                error_class, message = failures.get()
+                raise error_class(message)
             if 1 in codes:
                 raise RuntimeError("a process that prepared data failed; its traceback is above")
             if codes:

@@ -169,7 +169,8 @@ class PreparedSplit:
             return len(missing)
 
     def _record(self, number: int) -> dict[str, Any]:
-        return read_object(self._file(number, "json"))
+        found = read_object(self._file(number, "json"))
+        return found if found.keys() >= {"rows", "documents", "tokens", "files"} else {}
 
     def missing(self, text: "datasets.Dataset") -> list[int]:
         """The numbers of the shards that the folder does not have, or not with the same rows."""
@@ -218,7 +219,7 @@ def _some_documents(text: "datasets.Dataset", start: int, stop: int) -> Iterator
                     size = 0
             row += ROWS_AT_ONCE
     except UnicodeDecodeError as error:
-        where = f"row {row} or one of the {ROWS_AT_ONCE} after it"
+        where = f"rows {row} to {min(row + ROWS_AT_ONCE, stop) - 1}"
         raise DataError(f"data.text_column: {where}: {error}; correct or remove that text") from error
     if documents:
         yield documents

@@ -17,8 +17,8 @@ NOTES = (
     "work space. Fits: 8 % of a GPU, and at least 4 GiB, are left for it, CUDA's context, NCCL and fragmentation.",
     "Sent: by each process per step; of what n processes gather or reduce in a ring, (n - 1) / n. At most, for zero3.",
     "Reduced: with each micro-batch of a step, or with the last. Shards: the processes that states are divided over.",
-    "Of the strategies that fit, the one to use is the fastest; of those within 3 % of it, the one that sends the "
-    "least between nodes; of equals, or if the time is not estimated, the one that shards, and then sends, the least.",
+    "The suggested strategy fits and is within 3 % of the fastest. Of several, it sends the least between nodes, then "
+    "shards the least, then sends the least. Without estimated times, only the last two count.",
 )
 
 

@@ -1,4 +1,4 @@
-"""The parameter groups of a plan's optimizer, decided from the model: weight decay, learning rates and freezing."""
+"""The parameter groups of a plan's optimizer, decided from the model: weight decay and learning rates."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A plan in words: what each process loads, what the loss is a mean over, and where the learning rate comes from."""
+"""A plan in words: how the batch is divided, what the loss is a mean over, and where the learning rate comes from."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -82,8 +82,8 @@ class BadSteps:
         if self.count > allowed:
             raise TrainingFailed(
                 f"{what}; {self.count} such steps are more than faults.max_bad_steps {allowed}. "
-                "Look at the data of these steps (history.jsonl), or try a longer learning_rate.warmup or a lower "
-                "learning_rate.base_lr",
+                "Look at the data of these steps (history.jsonl), or try a longer learning_rate.warmup, a lower "
+                "learning_rate.base_lr or, for spikes, a larger faults.spike.sigmas",
                 everywhere=True,
             )
         first = step

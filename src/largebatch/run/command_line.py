@@ -75,12 +75,12 @@ def _parse(config_class: type[Config], arguments: Sequence[str] | None, ending: 
     resume = '"auto" (default): resume from the latest checkpoint in the run\'s folder, if any; "none": start over; '
     parser.add_argument("--resume", default="auto", help=f"{resume}or the folder of a checkpoint")
     may_differ = "fields of the config that may differ from the checkpoint's"
-    parser.add_argument("--allow-change", default="", metavar="FIELD,…", help=may_differ)
+    parser.add_argument("--allow-change", action="append", default=[], metavar="FIELD,…", help=may_differ)
     perturb = "change each initial weight of one process by a rounding error; largebatch verify measures how they grow"
     parser.add_argument("--perturb-weights", type=int, metavar="SEED", help=perturb)
     options, overrides = parser.parse_known_args(arguments)
     config = load_config(options.config, overrides, config_class)
-    fields = tuple(field.strip() for field in options.allow_change.split(",") if field.strip())
+    fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
     run_dir = options.run_dir or Path("runs") / options.config.stem
     return config, RunOptions(run_dir, options.resume, fields, options.config, options.perturb_weights, ending)
 

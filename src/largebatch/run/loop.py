@@ -21,6 +21,7 @@ each logged step, and before each evaluation and checkpoint. Steps until then ar
 saved, and the run fails. With "skip" and "roll_back", each step is checked: `Step.backward` makes the whole gradient
 NaN if a loss is not finite, so all processes see it and none applies the update. `BadSteps` then goes on without
 the step, or loads the latest checkpoint. The next step takes the next samples: steps are counted, never repeated.
+With `faults.spike`, a finite norm that spikes is handled alike, and "stop" also checks each step, before its update.
 """
 
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ from largebatch.run.step import Step, check_gradients
 from largebatch.run.watch.stop import StopRequests
 from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.run.watch.watchdog import Watchdog
+from largebatch.storage.layout import folder_name
 from largebatch.system.endings import StopReason
 
 
@@ -81,7 +83,9 @@ class Loop:
         hang_seconds = self.plan.faults.hang_seconds
         self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder)
         before = start.manifest.best if start.manifest and start.in_place else None
-        self.best = Best(self.plan.checkpoint.keep_best, before)
+        if before and not (recorder.folder.checkpoints_dir / folder_name(before.step)).is_dir():
+            before = None
+        self.best = Best(self.plan.checkpoint.keep_best, before, self.plan.evaluation.sets)
         self.then = Then(self.plan.checkpoint, recorder.folder.then_dir, recorder.answered, recorder.not_answered)
         self.writer = CheckpointWriter(
             backend,
@@ -236,14 +240,15 @@ class Loop:
     def finish(self) -> None:
         """See `Run.finish`."""
         with self.watchdog:
+            best = self.best.latest
             self._finish_checkpoint()
             step = self.completed_steps
             if self.writer.last_step < step:
                 # The recipe has left the loop early, or the storage refused the last checkpoint: try again.
+                self.best.remember(best)
                 self._save()
                 self._finish_checkpoint()
-            best = asdict(self.best.latest) if self.best.latest else None
-            about = {"bad_steps": self.bad_steps.count, "best": best}
+            about = {"bad_steps": self.bad_steps.count, "best": self.best.latest and asdict(self.best.latest)}
             self.recorder.finished(self.writer.require(step), about, self.watchdog.heartbeat)
             self._follow_kept(step, is_last=True)
             wait_together(self.backend, self.watchdog.heartbeat, in_thread("then", self.then.finish))

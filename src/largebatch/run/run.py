@@ -93,10 +93,12 @@ class Run(Generic[Config]):
         self._recipe = None if options.recipe is None else str(options.recipe)
         self._start = find_start(options.resume, options.allow_change, self.folder, config, self.plan, self.backend)
         if self._start.is_finished:
+            step = self._start.step
+            total = self.plan.total_steps
+            more = "raise train.stop_after_steps to train longer" if step < total else "there is nothing left to do"
             self._print(
-                f"the run in {self.folder.path} is finished, after step {self._start.step:,} of "
-                f"{self.plan.total_steps:,}; a larger train.stop_after_steps continues it, and --resume none starts "
-                "over and moves it aside"
+                f"the run in {self.folder.path} is finished, after step {step:,} of {total:,}; {more} "
+                "(--resume none starts over and moves this one aside)"
             )
             self.backend.end()
             raise SystemExit(0)

@@ -7,7 +7,8 @@ metrics.jsonl         one line per logged step
 evaluations.jsonl     one line per evaluation
 noise_scale.jsonl     one line per measurement of the gradient noise scale
 answers/              written by fine-tuning's `evaluation.answers`: one file per evaluation
-history.jsonl         one line per start, change of recipe, skipped step, failed checkpoint, and end
+history.jsonl         one line per start (with changes of the recipe), skipped step, failed checkpoint, failed command
+                      of `checkpoint.then`, and end
 summary.json          the final numbers
 critical_batch.json   what `largebatch critical-batch` has found, in the folder of its branches
 tensorboard/          the same numbers for TensorBoard

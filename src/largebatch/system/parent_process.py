@@ -24,5 +24,11 @@ def end_with_parent() -> None:
             os._exit(1)
 
         threading.Thread(target=wait, daemon=True).start()
-    elif sys.platform == "linux":
+    else:
+        die_with_thread()
+
+
+def die_with_thread() -> None:
+    """Have Linux kill this process when the thread that started it ends."""
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -38,6 +38,10 @@ def test_a_checkpoint_that_was_not_written_is_not_the_best():
     best.forget(2)
     assert best.latest == BestEvaluation("loss", "min", 1, 3.0)
     assert best.is_found(3, {"loss": 2.5}, False)
+    # Its checkpoint is written once more.
+    best.forget(3)
+    best.remember(BestEvaluation("loss", "min", 3, 2.5))
+    assert best.latest.step == 3
 
 
 def test_what_the_checkpoint_of_the_start_says():
@@ -49,6 +53,9 @@ def test_what_the_checkpoint_of_the_start_says():
 
 
 def test_a_metric_that_there_is_not():
+    with pytest.raises(UserError, match="no 'ema/loss'; it has loss"):
+        Best(KeepBest(metric="ema/loss"), None, ["shifted"]).is_found(1, {"loss": 1.0}, of_further_set=False)
+    assert not Best(KeepBest(metric="shifted/loss"), None, ["shifted"]).is_found(1, {"loss": 1.0}, of_further_set=False)
     best = Best(KeepBest(metric="accuracy"), None)
     assert not best.is_found(1, {"validation/loss": 1.0}, of_further_set=True)
     with pytest.raises(UserError, match="no 'accuracy'; it has loss, perplexity"):

@@ -64,6 +64,13 @@ class TestCommands:
         ((step, reason),) = follower.failures
         assert step == 4
         assert reason.endswith("has ended with code 1: no such task")
+        assert not (tmp_path / "then").exists()
+
+    def test_only_finite_numbers_are_answers(self, tmp_path):
+        follower = Follower(tmp_path, """print('{"a": 1, "b": NaN, "c": true, "d": "2", "e": 0.5}')""")
+        follower.then.follow(4, tmp_path)
+        follower.finish()
+        assert follower.answers == [(4, {"a": 1.0, "e": 0.5})]
 
     def test_words_are_no_answer(self, tmp_path):
         follower = Follower(tmp_path, "print('uploaded')")
@@ -93,8 +100,9 @@ class TestCommands:
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "8")
         monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        monkeypatch.setenv("LARGEBATCH_LOGS", str(tmp_path))
         monkeypatch.setenv("MINE", "3")
-        names = ("RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "MINE")
+        names = ("RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "LARGEBATCH_LOGS", "MINE")
         program = f"import json, os; print(json.dumps({{name: 1 for name in {names} if name in os.environ}}))"
         follower = Follower(tmp_path, program)
         follower.then.follow(4, tmp_path)

@@ -66,7 +66,8 @@ def test_variables(script, text, value):
     [
         (["--output=slurm-%x-%j.log", "--job-name=gpt"], "slurm-gpt-7.log"),
         (["--output=%x-%N.log"], "job.sbatch-%N.log"),
-        (["--output=/a/b.log"], "/a/b.log"),
+        (["--output=/a/b.log", "--chdir=/c"], "/a/b.log"),
+        (["--output=b.log", "--chdir=/c"], "/c/b.log"),
         ([], "slurm-7.out"),
         (["--output=/50%%j/%a.log", "--array=3,4"], "/50%j/3.log"),
     ],

@@ -1,6 +1,6 @@
 """Which evaluation of a run was the best so far, whose checkpoint is kept."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from largebatch.config.sections import KeepBest
 from largebatch.errors import UserError
@@ -15,10 +15,12 @@ class Best:
     Args:
         keep: What is compared; None means nothing.
         before: The best one that the run's checkpoints have, if they belong to the same run folder.
+        sets: The names of further evaluation sets, with which the names of their metrics begin.
     """
 
-    def __init__(self, keep: KeepBest | None, before: BestEvaluation | None):
+    def __init__(self, keep: KeepBest | None, before: BestEvaluation | None, sets: Collection[str] = ()):
         self._keep = keep
+        self._sets = sets
         self._found = [before] if keep and before and (before.metric, before.mode) == (keep.metric, keep.mode) else []
 
     @property
@@ -36,7 +38,7 @@ class Best:
         if keep is None:
             return False
         if keep.metric not in means:
-            if not of_further_set and "/" not in keep.metric:
+            if not of_further_set and keep.metric.partition("/")[0] not in self._sets:
                 names = ", ".join(sorted(means))
                 raise UserError(
                     f"checkpoint.keep_best.metric: the evaluation has no {keep.metric!r}; it has {names}",
@@ -48,6 +50,11 @@ class Best:
             return False
         self._found.append(BestEvaluation(keep.metric, keep.mode, step, value))
         return True
+
+    def remember(self, best: BestEvaluation | None) -> None:
+        """What was the best before its checkpoint was refused is so again, because it is written once more."""
+        if best is not None and best not in self._found:
+            self._found.append(best)
 
     def forget(self, step: int) -> None:
         """The checkpoint of `step` could not be written: what was the best before is so again."""

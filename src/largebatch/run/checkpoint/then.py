@@ -1,6 +1,7 @@
 """The command that follows each checkpoint that is kept: an evaluation by another program, or an upload."""
 
 import atexit
+import math
 import os
 import signal
 import subprocess
@@ -15,11 +16,23 @@ from largebatch.config.sections import Checkpoint
 from largebatch.errors import TrainingFailed
 from largebatch.run.watch.waiting import in_thread
 from largebatch.storage.files import parse_line, remove_folder
+from largebatch.system.parent_process import die_with_thread
 
 MAX_OUTPUT_BYTES = 2**20
 SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_UNTIL_ENDED = 5.0
-JOB_VARIABLES = ("ACCELERATE_", "FSDP_", "GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_")
+JOB_VARIABLES = (
+    "ACCELERATE_",
+    "FSDP_",
+    "GROUP_",
+    "LARGEBATCH_",
+    "LOCAL_",
+    "MASTER_",
+    "RANK",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "WORLD_",
+)
 """How variables begin by which a program takes itself for a process of a distributed job."""
 
 
@@ -81,7 +94,9 @@ class Then:
 
     def end(self) -> None:
         """End the command and the processes of its group; of others that hold its output, none is waited for."""
-        self._waiting = None
+        if self._waiting is not None:
+            self._failed(self._waiting[0], "the run ended before it began")
+            self._waiting = None
         deadline = time.monotonic() + SECONDS_UNTIL_ENDED
         while self._running is not None and time.monotonic() < deadline:
             if self._process is not None:
@@ -92,22 +107,33 @@ class Then:
 
     def _run(self, step: int, checkpoint: Path) -> dict[str, float]:
         """The numbers that the command prints for a checkpoint."""
-        assert self._settings.then is not None
         remove_folder(self._folder)
         self._folder.mkdir()
+        try:
+            output = self._output_for(step, checkpoint)
+        finally:
+            remove_folder(self._folder)
+        answer = parse_line(output.strip().rpartition(b"\n")[2]) or {}
+        numbers = {name: value for name, value in answer.items() if type(value) in (int, float)}
+        return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+
+    def _output_for(self, step: int, checkpoint: Path) -> bytes:
+        assert self._settings.then is not None
         model = self._folder / f"step_{step}"
         # By another process, whose work does not slow down training.
         self._output_of([sys.executable, "-m", "largebatch", "export", str(checkpoint), str(model)])
         words = [word.replace("{model}", str(model)).replace("{step}", str(step)) for word in self._settings.then]
-        output = self._output_of(words)
-        remove_folder(self._folder)
-        answer = parse_line(output.strip().rpartition(b"\n")[2]) or {}
-        return {name: float(value) for name, value in answer.items() if isinstance(value, int | float)}
+        return self._output_of(words)
 
     def _output_of(self, command: list[str]) -> bytes:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(JOB_VARIABLES)}
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_thread,
         ) as process:
             self._process = process
             assert process.stdout is not None

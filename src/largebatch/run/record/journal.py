@@ -10,6 +10,8 @@ from typing import Any
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.files import parse_line, replace_file
 
+MAX_PENDING_LINES = 100_000
+
 
 @dataclass
 class Journal:
@@ -44,6 +46,7 @@ class Journal:
             if not self._has_warned:
                 self.warn(f"WARNING: {self.path} cannot be written: {error}; its lines are kept in memory until it can")
             self._has_warned = True
+            del self._pending[:-MAX_PENDING_LINES]
             return
         self._pending.clear()
         self._has_warned = False

@@ -175,8 +175,8 @@ class Recorder:
 
     def not_answered(self, step: int, reason: str) -> None:
         """On the main process: note that the command of `checkpoint.then` has failed."""
-        self.event("then_failed", reason=reason)
-        self.say(f"WARNING: checkpoint.then, of step {step}: {reason}; training goes on")
+        self.event("then_failed", step=step, reason=reason)
+        self.say(f"WARNING: checkpoint.then, of step {step}: {reason}; training is not affected")
 
     # --- the end --------------------------------------------------------------------------------------------------
 

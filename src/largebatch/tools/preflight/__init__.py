@@ -15,7 +15,7 @@ def add_parser(commands: Commands) -> None:
         "preflight",
         run,
         description="Run on every node of a job: compare their software, GPUs and limits, check the shared run folder, "
-        "connect the nodes, and measure an all-reduce. The first node prints the verdict.",
+        "connect the nodes, and measure an all-reduce. The first node prints what was found.",
         epilog="launch/node.sh runs it, and sets LARGEBATCH_NODE, LARGEBATCH_NODE_NAMES, LARGEBATCH_LOGS and "
         "LARGEBATCH_TOKEN.\ndocs/slurm.md says what it finds. Exit code 3: there are bad nodes.",
     )

@@ -9,7 +9,7 @@ from plotly.graph_objects import Scatter
 from plotly.subplots import make_subplots
 
 from largebatch.errors import UserError
-from largebatch.tools.reported_runs import Array, ReportedRun
+from largebatch.tools.reported_runs import EVALUATION, Array, ReportedRun
 
 MAX_POINTS = 2000  # of a curve as drawn
 MAX_DOTS = 30  # a curve of at most this many points has a dot at each
@@ -23,14 +23,19 @@ def curves_html(runs: Sequence[ReportedRun], axis: str) -> str:
 
     `axis` is one of `ReportedRun.places`; a run that has not logged it is not drawn.
     """
-    titles = list(dict.fromkeys(title for run in runs for title in run.curves))
-    if not titles:
+    logged = dict.fromkeys(title for run in runs for title in run.curves)
+    if not logged:
         return ""
+    # A rate that is constant in each run is in the tables.
+    varying = {title for run in runs for title, points in run.curves.items() if np.ptp(points[1]) > 0}
+    titles = [title for title in logged if title in varying or title == "loss" or title.startswith(EVALUATION)]
+    titles = titles or list(logged)
     shown = [_as_text(title) for title in titles]
     figure = make_subplots(len(titles), shared_xaxes=True, subplot_titles=shown, vertical_spacing=0.3 / len(titles))
     for index, run in enumerate(runs):
-        for order, (title, points) in enumerate(run.curves.items()):
-            steps, values = _thinned(points).tolist()
+        drawn = [title for title in titles if title in run.curves]
+        for order, title in enumerate(drawn):
+            steps, values = _thinned(run.curves[title]).tolist()
             places = run.places(steps)
             if axis not in places:
                 continue

@@ -45,11 +45,13 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
     fields = sorted(_side_by_side([run.config for run in runs]), key=_is_shared)
     differences = [row for row in fields if not _is_shared(row)]
     by_run = [["run", *names], *differences[:MAX_FIELDS], *_side_by_side([_outcome(run) for run in runs])]
+    recipes = dict.fromkeys(_started_with(run, "recipe") for run in runs)
     header, *rows = zip(*by_run, strict=True)
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
         version=__version__,
         now=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         title=escape(names[0] if len(runs) == 1 else f"{len(runs)} runs compared"),
+        recipes=escape(", ".join(recipes)),
         runs=_table(header, rows),
         curves=curves_html(runs, axis) or "<p>No step has been logged yet.</p>",
         sweep=f"<h2>Sweep</h2><pre>{escape(sweep)}</pre>" if sweep else "",

@@ -125,7 +125,8 @@ class BatchScript:
         """The log's file: that of `--output`, or Slurm's default, with the job's name and (an array's first) number."""
         first = re.split("[,%-]", self.options.get("array", ""))[0]
         values = {"%%": "%", "%x": self.options.get("job-name", self.path.name), "%j": job_id, "%a": first}
-        return re.sub("%.", lambda found: values.get(found[0], found[0]), self.options.get("output", "slurm-%j.out"))
+        path = re.sub("%.", lambda found: values.get(found[0], found[0]), self.options.get("output", "slurm-%j.out"))
+        return str(Path(self.options.get("chdir", ""), path))
 
 
 def read_text(path: Path) -> str:

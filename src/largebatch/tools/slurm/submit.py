@@ -175,7 +175,7 @@ def _print_plans(script: BatchScript) -> None:
     from largebatch.optim.trial import try_optimizer
 
     try_optimizer(plan)
-    print("not checked: memory (largebatch plan --world-sizes), and data and tokenizer (--dry-run)")
+    print("not checked: memory (largebatch plan RECIPE --world-sizes N --gpu-memory GIB), and data and tokenizer")
 
 
 def _dry_run(script: BatchScript, words: Sequence[str]) -> int:

@@ -268,7 +268,7 @@ class Verification:
         """How long a step of a combination may take."""
         reference = self._references.get(self._reference_for(combination))
         if reference is None:
-            return REFERENCE_HANG_SECONDS
+            return max(REFERENCE_HANG_SECONDS, self.config.faults.hang_seconds or TIMEOUT)
         return max(MIN_HANG_SECONDS, HANG_FACTOR * reference[0].seconds)
 
     def _overrides(self, combination: Combination, steps: int) -> list[str]:
