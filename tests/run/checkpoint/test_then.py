@@ -16,7 +16,6 @@ from largebatch.storage.files import read_json_lines
 from paths import PYDOC
 from resuming import TINY_GPT, assert_same_weights, events
 
-
 PYTHON = sys.executable
 
 
