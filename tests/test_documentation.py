@@ -282,6 +282,9 @@ def test_commands_work(document, trained, repository, monkeypatch, capsys):
                 # The image that enroot, which has a stand-in, would have made.
                 (repository.parent / "carried").mkdir(exist_ok=True)
                 (repository.parent / "carried/largebatch.sqsh").touch()
+                # The environment of the user's project.
+                Path(".venv/bin").mkdir(parents=True, exist_ok=True)
+                Path(".venv/bin/activate").touch()
                 # Its data cannot be looked at, without a hub; what stands in the way before that is "not submitted".
                 assert main(words) in (0, 1), command
                 assert "\nnot submitted\n" not in capsys.readouterr().out, command

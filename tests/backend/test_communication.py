@@ -19,7 +19,7 @@ def test_weights_are_summed_while_the_step_before_is_computed():
         plan=resolve(config, 2),
         rank=1,
         device=torch.device("cpu"),
-        processes=SimpleNamespace(sum_over_processes=lambda count: counts.append(count) or (lambda: count)),
+        sum_over_processes=lambda count: counts.append(count) or (lambda: count),
     )
     feed = training_feed(backend, tasks.sources("causal_lm")(config)[0], 0, 0, iter)
     for number, step in enumerate(feed, 1):

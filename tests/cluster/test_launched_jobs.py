@@ -141,7 +141,7 @@ def test_sites_of_other_kinds(submit, tmp_path):
     assert "note: --export=" in job.log.splitlines()[0]
     assert "on 1 nodes x 2 processes" in job.log
     assert f"the last command of {odd} returned 1" in job.log
-    assert "0 GPUs are visible, but the job was given 2" in job.log
+    assert "no GPU can be used, and the job was given 2" in job.log
     assert job.exit_code == "3:0"
 
 

@@ -204,7 +204,6 @@ def test_a_history_that_names_no_recipe(recipe, tmp_path, capsys):
     [
         ({"plan": 5}, (), "--at 128: its manifest.json is not readable: plan"),
         ({"step": "many"}, (), "--at 128: its manifest.json is not readable: step"),
-        ({"files": ["../x"]}, (), "--at 128: it names a file '../x'"),
         ({"config": {}}, (), "--at 128: the config in its manifest.json has no batch"),
         ({"config": {"batch": 5}}, (), "batch"),
         ({}, ("--window", "9" * 400), "is not a positive whole number"),
