@@ -393,7 +393,7 @@ def test_text_that_is_not_utf8(tmp_path, section):
     file = str(tmp_path / "text.parquet")
     parquet.write_table(pyarrow.table({"text": column}), file)
     files = {"train": file, "eval": file}
-    with pytest.raises(DataError, match=r"data\.text_column: row 0 or .* correct or remove that text"):
+    with pytest.raises(DataError, match=r"data\.text_column: rows 0 to 0: .* correct or remove that text"):
         prepare(data_of(section, path="parquet", data_files=files))
 
 
