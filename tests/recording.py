@@ -26,6 +26,7 @@ def begin(run_dir: Path, ending: OwnEnding, attempt: Attempt | None = None) -> R
         device=torch.device("cpu"),
         is_main_process=attempt is None,
         raise_on_all_ranks=nullcontext,
+        all_gather=lambda tensor: tensor[None],
         from_main_process=lambda function: (attempt.number, attempt.token) if attempt else function(),
     )
     return Recorder(config, backend, OwnFolder(run_dir), Start(), None, None, ending)

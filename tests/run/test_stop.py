@@ -34,13 +34,18 @@ def test_signals_are_noted_only_while_it_listens(number):
     assert named(requests) == number.name
 
 
-def test_stop_files_are_requests_and_a_persons_counts_for_more(tmp_path):
-    """It says that the job shall not be restarted."""
+def test_stop_files_are_looked_for_once_a_second(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
     requests = looking_in(tmp_path)
     assert named(requests) is None
     (tmp_path / "stop.7").touch()
+    assert named(requests) is None
+    now[0] += 1
     assert named(requests) == StopReason.BATCH_SCRIPT
+    # A person's request counts for more: it says that the job shall not be restarted.
     (tmp_path / "stop").touch()
+    now[0] += 1
     assert named(requests) == StopReason.STOP_FILE
     assert named(StopRequests({}, None, 0)) is None
 
@@ -62,10 +67,12 @@ def test_the_end_of_the_time_limit_less_the_margin(end, now, reason, monkeypatch
 
 
 @pytest.mark.parametrize("asked_in", [0, 3])
-def test_a_vote_is_read_while_later_ones_are_under_way(asked_in, tmp_path):
+def test_a_vote_is_read_while_later_ones_are_under_way(asked_in, tmp_path, monkeypatch):
     """A request during a step is in the next step's vote, which is read two steps later: the plan says at most 4."""
     votes = []
     read = []
+    now = [100.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
 
     def all_max(number):
         votes.append(number)
@@ -78,6 +85,7 @@ def test_a_vote_is_read_while_later_ones_are_under_way(asked_in, tmp_path):
         requests.vote()
         if step == asked_in:
             (tmp_path / "stop").touch()
+        now[0] += 1
         reasons.append(requests.result())
         assert read == [*range(max(0, step - 1))]
     assert reasons.index(StopReason.STOP_FILE) == asked_in + 3 < asked_in + STEPS_TO_STOP

@@ -146,7 +146,7 @@ class FsdpBackend(NativeBackend):
         super()._exchange_averages()
 
     def _reshard(self) -> None:
-        """Let go of gathered parameters, such as the root's after an evaluation."""
+        """Free the gathered parameters, such as those that the root keeps after an evaluation."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -110,7 +111,10 @@ class ZeroBackend(Backend):
 
     def clip_and_step(self, measure_norm: bool, max_norm: float | None = None) -> Update:  # noqa: ARG002 - always measured
         # The engine itself skips a step whose gradient is not finite, and reports its norm as infinite.
-        with steps_up_to(math.inf if max_norm is None else max_norm, self.engine.optimizer, self.all_max) as refused:
+        limit: AbstractContextManager[list[float]] = nullcontext([])
+        if max_norm is not None and math.isfinite(max_norm):
+            limit = steps_up_to(max_norm, self.engine.optimizer, self.all_max)
+        with limit as refused:
             self.engine.step()
         norm = torch.as_tensor(refused[0] if refused else self.engine.get_global_grad_norm(), device=self.device)
         return Update(norm, applied=self.engine.was_step_applied())

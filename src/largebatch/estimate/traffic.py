@@ -27,7 +27,7 @@ al. 2020, arXiv 1910.02054, section 7):
   needed again. It gathers a parameter that two modules share once for each module. Between the two cases the number of
   gathers depends on the order in which modules are used, and the larger number is counted.
 - FSDP2 keeps three units gathered from the forward to the backward pass: the root, with everything outside the blocks;
-  the tail, which Accelerate forms from the final norm and the output layer; and an embedding, if it is a unit.
+  the tail, with the final norm and the output layer; and an embedding, if it is a unit.
 
 Not counted are scalars (the vote on whether to stop, the norm of each parameter or group), the features that a loss
 that couples samples exchanges, and the statistics of BatchNorm over all processes.

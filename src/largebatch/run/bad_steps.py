@@ -1,7 +1,6 @@
 """What follows a step whose loss or gradient is not finite or spikes: the run fails, skips the step, or rolls back."""
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -49,11 +48,13 @@ class BadSteps:
     def max_norm(self) -> float | None:
         """The largest norm of a gradient that is applied; None means any, even one that is not finite."""
         if self._spike is not None and len(self._norms) == self._spike.window:
-            return statistics.fmean(self._norms) + self._spike.sigmas * statistics.stdev(self._norms)
+            mean = math.fsum(self._norms) / self._spike.window
+            squares = math.fsum((norm - mean) ** 2 for norm in self._norms)
+            return mean + self._spike.sigmas * math.sqrt(squares / (self._spike.window - 1))
         return None if self._spike is None and self._plan.faults.on_non_finite == "stop" else math.inf
 
     def accept(self, grad_norm: torch.Tensor | None) -> None:
-        """Compare later steps with the norm of one that was applied, if the plan asks for it."""
+        """Remember the norm of an applied step, with which later steps are compared if the recipe looks for spikes."""
         if self._spike is not None and grad_norm is not None:
             self._norms.append(float(grad_norm))
 
@@ -63,7 +64,8 @@ class BadSteps:
         Every process calls it, because they have all seen the same gradient. `loss_sum` is this process's.
 
         Raises:
-            TrainingFailed: The plan says "stop", there were too many such steps, or there is no checkpoint.
+            TrainingFailed: `on_non_finite` is "stop", more steps were bad than `max_bad_steps` allows, or no checkpoint
+                can be restored.
         """
         if self._plan.faults.on_non_finite == "stop":
             # Raises if something is not finite, and names step and rank.

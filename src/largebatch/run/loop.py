@@ -145,13 +145,13 @@ class Loop:
             # Divided already: each backward pass has divided by the weight of the global batch, and the last one has
             # reduced the gradient over the processes. It is the gradient of the global batch's mean loss.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
-            ema_weight = self.plan.ema_weight_at(step.index)
-            self.backend.set_ema_weight(ema_weight)
+            if ema_weight := self.plan.ema_weight_at(step.index):
+                self.backend.set_ema_weight(ema_weight)
             # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
             self.backend.untouched.forget()
             measure_norm = is_logged or self.save_due or bool(step.noise_parts)
             update = self.backend.clip_and_step(measure_norm, self.bad_steps.max_norm())
-            if update.applied:
+            if update.applied and ema_weight:
                 self.backend.statistics.move_averages(ema_weight)
             self.backend.untouched.note()
             if step.index == self.start.step:
@@ -176,12 +176,13 @@ class Loop:
         """See `Run.evaluate`."""
         with self._checkpoint_finished_before_failing():
             self.metrics.check()
-            # Evaluating averaged weights changes weights for a while.
-            self.writer.wait_until_copied()
+            if self.plan.optimizer.ema_half_life is not None:
+                # Evaluating averaged weights changes weights for a while.
+                self.writer.wait_until_copied()
             means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
         self.agree_on_compiling()
         self.recorder.evaluated(means)
-        if self.completed_steps > self.start.step:
+        if self.plan.checkpoint.keep_best is not None and self.completed_steps > self.start.step:
             is_best = self.best.is_found(self.completed_steps, means, of_further_set=name is not None)
             self.save_due |= self.backend.gather_objects(is_best)[0]
         return means
@@ -251,7 +252,8 @@ class Loop:
             about = {"bad_steps": self.bad_steps.count, "best": self.best.latest and asdict(self.best.latest)}
             self.recorder.finished(self.writer.require(step), about, self.watchdog.heartbeat)
             self._follow_kept(step, is_last=True)
-            wait_together(self.backend, self.watchdog.heartbeat, in_thread("then", self.then.finish))
+            if self.plan.checkpoint.then is not None:
+                wait_together(self.backend, self.watchdog.heartbeat, in_thread("then", self.then.finish))
             self._leave()
 
     @contextmanager

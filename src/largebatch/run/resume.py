@@ -87,7 +87,7 @@ def find_start(
     manifest = usable[1]
     try:
         refused, allowed = _split(manifest, config, plan, allow_change)
-    except Exception as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         what = f"the config or plan in its {MANIFEST} is not one of largebatch: {reason_of(error)}"
         raise UserError(f"{path}: {what}; resume from another checkpoint", everywhere=True) from error
     if refused and finished and not allow_change:

@@ -52,10 +52,10 @@ class Best:
         return True
 
     def remember(self, best: BestEvaluation | None) -> None:
-        """What was the best before its checkpoint was refused is so again, because it is written once more."""
+        """Restore the best evaluation that `forget` has removed, because its checkpoint is written once more."""
         if best is not None and best not in self._found:
             self._found.append(best)
 
     def forget(self, step: int) -> None:
-        """The checkpoint of `step` could not be written: what was the best before is so again."""
+        """Return to the best evaluation before `step`, whose checkpoint could not be written."""
         self._found = [each for each in self._found if each.step != step]

@@ -33,16 +33,16 @@ JOB_VARIABLES = (
     "TORCHELASTIC_",
     "WORLD_",
 )
-"""How variables begin by which a program takes itself for a process of a distributed job."""
+"""Prefixes of environment variables that would make a program believe that it is a process of a distributed job."""
 
 
 class Then:
-    """Runs the command beside training, for one checkpoint at a time; of those that wait, only the newest stays.
+    """Runs the command beside training, for one checkpoint at a time; a newer one replaces one that waits.
 
     Only the main process calls it. Whatever the command does, training goes on.
 
     Args:
-        settings: Have the command.
+        settings: The recipe's `checkpoint`, with the command.
         folder: For the exported weights.
         answered: Called with the step and the numbers that the command has printed as its last line, a JSON object.
         failed: Called with the step and what went wrong.
@@ -62,7 +62,8 @@ class Then:
         self._waiting: tuple[int, Path] | None = None
         self._running: tuple[int, Future[dict[str, float]]] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        atexit.register(self.end)
+        if settings.then is not None:
+            atexit.register(self.end)
 
     def follow(self, step: int, checkpoint: Path) -> None:
         """Run the command for a complete checkpoint, after the one that it is running for."""
@@ -93,7 +94,7 @@ class Then:
         self.end()
 
     def end(self) -> None:
-        """End the command and the processes of its group; of others that hold its output, none is waited for."""
+        """Kill the command with its process group, without waiting for processes that have left the group."""
         if self._waiting is not None:
             self._failed(self._waiting[0], "the run ended before it began")
             self._waiting = None
@@ -138,7 +139,7 @@ class Then:
             self._process = process
             assert process.stdout is not None
             output = process.stdout.read(MAX_OUTPUT_BYTES)
-            # One that prints more is refused to.
+            # A command that prints more fails, rather than filling this process's memory.
             process.stdout.close()
         if process.returncode:
             last = output.strip().rpartition(b"\n")[2].decode(errors="replace")

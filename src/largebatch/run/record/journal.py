@@ -1,6 +1,8 @@
 """Files of JSON lines in a run's folder."""
 
 import json
+import math
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,18 +22,22 @@ class Journal:
     path: Path
     attempt: Attempt  # the attempt that writes, checked before each write
     warn: Callable[[str], None]  # called with a warning for the user
+    max_seconds: float = 0.0  # how long lines may wait for the next ones, to be written together
+    _flushed: float = field(default=-math.inf, init=False)
     _pending: list[str] = field(default_factory=list, init=False)
     _has_warned: bool = field(default=False, init=False)
 
     def append(self, value: dict[str, Any]) -> None:
         """Add a line; one that the file system refuses is written with later lines. Fails as `flush` does."""
         self._pending.append(json.dumps(value) + "\n")
-        self.flush()
+        if time.monotonic() - self._flushed >= self.max_seconds:
+            self.flush()
 
     def flush(self) -> None:
-        """Try to write lines that the file system has refused; TrainingFailed if a later attempt has begun."""
+        """Try to write the lines that wait; TrainingFailed if a later attempt has begun."""
         if not self._pending:
             return
+        self._flushed = time.monotonic()
         size = None
         try:
             self.attempt.check()

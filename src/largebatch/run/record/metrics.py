@@ -186,9 +186,10 @@ class StepMetrics:
         if (bad_step := min(bad_steps)) < math.inf:
             rank = bad_steps.index(bad_step)
             raise _not_finite(f"the loss is {bad_losses[rank]} at step {bad_step:.0f} on rank {rank}")
-        for each, (_, norm) in pending.items():
-            if norm is not None and not math.isfinite(norm):
-                raise _not_finite(f"the gradient's norm is {float(norm)} at step {each}")
+        norms = {each: norm for each, (_, norm) in pending.items() if norm is not None}
+        for each, norm in zip(norms, torch.stack([*norms.values()]).tolist() if norms else [], strict=True):
+            if not math.isfinite(norm):
+                raise _not_finite(f"the gradient's norm is {norm} at step {each}")
         return numbers
 
 

@@ -37,6 +37,9 @@ from largebatch.system.failures import Kind
 from largebatch.system.installed import installed_versions
 from largebatch.words import printable
 
+MAX_SECONDS_UNWRITTEN = {"metrics": 1.0, "noise_scale": 1.0}
+"""How long lines of these files, which steps add, wait for others that are written with them."""
+
 
 class Recorder:
     """The attempt's metrics, its files in the run folder besides checkpoints, its trackers and what it prints.
@@ -81,7 +84,10 @@ class Recorder:
             "evaluations": folder.evaluations_file,
             "history": folder.history_file,
         }
-        self._journals = {name: Journal(file, self.attempt, self.say) for name, file in files.items()}
+        self._journals = {
+            name: Journal(file, self.attempt, self.say, MAX_SECONDS_UNWRITTEN.get(name, 0.0))
+            for name, file in files.items()
+        }
         ending.begin(self.attempt.endings_dir, self._progress, self._ended)
         self._last_logged: dict[str, Any] = {}
         measured = []
@@ -149,7 +155,7 @@ class Recorder:
         self._add("history", {"event": name, "step": self.step, **about, "time": time.time()})
 
     def flush(self) -> None:
-        """Try to write lines that the file system has refused."""
+        """Write lines that wait for later ones, or that the file system has refused."""
         for journal in self._journals.values():
             journal.flush()
 
@@ -194,6 +200,7 @@ class Recorder:
         event = ending.kind if ending.kind in (Kind.FINISHED, Kind.STOPPED) else "failed"
         # The lines of a later attempt are its own.
         with suppress(TrainingFailed):
+            self.flush()
             self.event(event, message=ending.message, kind=ending.kind, reason=ending.reason)
 
     def stopped(self, reason: StopReason, message: str) -> None:

@@ -21,6 +21,7 @@ from largebatch.system.variables import whole_number_or_none
 SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 REASONS: tuple[StopReason | None, ...] = (None, *StopReason)
 """Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none."""
+SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class StopRequests:
@@ -44,6 +45,7 @@ class StopRequests:
         end = whole_number_or_none("LARGEBATCH_JOB_END_TIME")
         self._stop_at = math.inf if end is None else end - margin_seconds
         self._reason = 0
+        self._looked = -math.inf
         self._handlers: dict[signal.Signals, Any] = {}
         self._votes: deque[Callable[[], int]] = deque()
 
@@ -63,13 +65,17 @@ class StopRequests:
         self._reason = max(self._reason, REASONS.index(reason))
 
     def requested(self) -> int:
-        """The number of the reason to stop, or 0."""
-        for reason, file in self._stop_files.items():
-            # No file is seen while the file system fails. Next time it may answer again.
-            with suppress(OSError):
-                if file.is_file():
-                    self._ask(reason)
-        if time.time() >= self._stop_at:
+        """The number of the reason to stop, or 0; looks for stop files at most once a second."""
+        now = time.time()
+        # The clock may be set back.
+        if abs(now - self._looked) >= SECONDS_BETWEEN_LOOKS:
+            self._looked = now
+            for reason, file in self._stop_files.items():
+                # No file is seen while the file system fails. Next time it may answer again.
+                with suppress(OSError):
+                    if file.is_file():
+                        self._ask(reason)
+        if now >= self._stop_at:
             self._ask(StopReason.TIME_LIMIT)
         return self._reason
 
