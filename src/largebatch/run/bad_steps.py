@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -48,9 +49,9 @@ class BadSteps:
     def max_norm(self) -> float | None:
         """The largest norm of a gradient that is applied; None means any, even one that is not finite."""
         if self._spike is not None and len(self._norms) == self._spike.window:
-            mean = math.fsum(self._norms) / self._spike.window
-            squares = math.fsum((norm - mean) ** 2 for norm in self._norms)
-            return mean + self._spike.sigmas * math.sqrt(squares / (self._spike.window - 1))
+            mean = fmean(self._norms)
+            deviation = math.hypot(*(norm - mean for norm in self._norms)) / math.sqrt(self._spike.window - 1)
+            return mean + self._spike.sigmas * deviation
         return None if self._spike is None and self._plan.faults.on_non_finite == "stop" else math.inf
 
     def accept(self, grad_norm: torch.Tensor | None) -> None:
