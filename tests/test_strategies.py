@@ -162,37 +162,21 @@ def assert_same(result: dict, expected: dict, steps: int = STEPS, tolerance: flo
 # what could treat it differently. The full product is `bench/agreement.py`.
 SAMPLE = [
     ("sgd", "ddp", 2),
-    ("sgd", "fsdp", 2),
-    ("sgd", "hsdp", 4),
-    ("sgd", "zero1", 2),
-    ("adamw", "fsdp", 2, 4),
     ("adamw", "zero2", 1, 8),
-    ("adamw", "zero3", 2, 8),
-    ("lars", "fsdp", 4, 16),
-    ("lars", "zero2", 2),
+    ("lars", "zero1", 2),
     ("lamb", "hsdp", 4, 2),
-    ("lamb", "zero1", 4, 8),
     ("lamb", "zero3", 4, 4),
-    ("unequal samples", "ddp", 4, 4),
-    ("unequal samples", "zero2", 2),
     ("ragged batches", "single", 1, 3),
     ("ragged batches", "ddp", 3, 8),
     ("ragged batches", "fsdp", 3, 8),
-    ("ragged batches", "hsdp", 4, 4),
-    ("ragged batches", "zero1", 3, 8),
+    ("ragged batches", "zero2", 3, 8),
     ("ragged batches", "zero3", 3, 8),
-    ("growing batch", "single", 1, 16),
     ("growing batch", "fsdp", 2),
     ("growing batch", "zero3", 2),
-    ("mixup", "zero2", 2),
     ("mixup", "ddp", 4, 2),
-    ("mixup", "fsdp", 2),
-    ("large model", "single", 1, 8),
     ("large model", "fsdp", 2),
-    ("large model", "zero3", 2),
     ("large model", "zero3_offload", 2),
     ("masked", "zero1", 2),
-    ("mixture", "single", 1, 4),
     ("mixture", "ddp", 4, 4),
 ]
 
@@ -232,16 +216,18 @@ def test_the_scenarios_are_what_they_are_called():
 def test_evaluation_counts_each_sample_once(tmp_path):
     """360 digits in micro-batches of 16 leave a last one of 8, and an odd number of them; BatchNorm's running
     statistics must be the same, however many micro-batches each process had."""
-    alone = run_job(recorded, DIGITS, tmp_path / "alone", strategy="single", world_size=1)[0]["evaluations"]
-    for strategy in ("ddp", "zero3"):
-        shared = run_job(recorded, DIGITS, tmp_path / strategy, strategy=strategy)[0]["evaluations"]
-        assert [line["step"] for line in shared] == [STEPS]
-        assert shared[0]["loss"] == pytest.approx(alone[0]["loss"], rel=TOLERANCE)
-        assert shared[0]["accuracy"] == pytest.approx(alone[0]["accuracy"], abs=1e-12)
+    last = "--train.stop_after_steps=2"
+    (expected,), *others = (
+        run_job(recorded, DIGITS, tmp_path / strategy, last, strategy=strategy)[0]["evaluations"]
+        for strategy in ("single", "ddp", "zero3")
+    )
+    for (shared,) in others:
+        assert shared["loss"] == pytest.approx(expected["loss"], rel=TOLERANCE)
+        assert shared["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-12)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_bf16_keeps_weights_and_their_reduction_in_fp32(strategy, tmp_path):
     """Matrix products round to 8 bits, so losses agree to some 1e-3 only; the start checks weights and reduction."""
     words = (*SMALL_GPT, "--precision=bf16", "--evaluation.max_samples=8")
@@ -254,14 +240,3 @@ def test_bf16_keeps_weights_and_their_reduction_in_fp32(strategy, tmp_path):
         mine["loss"] != pytest.approx(theirs["loss"], rel=1e-6)
         for mine, theirs in zip(result["metrics"], reference("adamw")["metrics"], strict=True)
     )
-
-
-@pytest.mark.slow
-def test_dropout_is_the_same_wherever_a_micro_batch_is_computed(tmp_path):
-    words = (*SMALL_GPT, "--model.dropout=0.2", "--batch.micro_batch_size=4", "--evaluation.max_samples=8")
-    alone = run_job(recorded, PYDOC, tmp_path / "alone", *words, strategy="single", world_size=1)[0]
-    for strategy, world_size in (("fsdp", 2), ("zero2", 4)):
-        run_dir = tmp_path / strategy
-        shared = run_job(recorded, PYDOC, run_dir, *words, strategy=strategy, world_size=world_size)[0]
-        assert_same(shared, alone)
-    assert alone["metrics"][0]["loss"] != pytest.approx(reference("adamw")["metrics"][0]["loss"], rel=1e-6)
