@@ -26,14 +26,6 @@ jobs.preload_tasks(
 # Whether the test that runs is marked as slow; set by conftest.py.
 allowed = True
 
-# Stages of ZeRO with settings that lay out its state otherwise than the shipped ones.
-OTHER_ZERO_LAYOUTS = [
-    (2, {"round_robin_gradients": True}),
-    (2, {"offload_optimizer": {"device": "cpu"}}),
-    (3, {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}),
-    (3, {"sub_group_size": 500, "stage3_param_persistence_threshold": 0}),
-]
-
 
 def run_job(
     function: Callable[..., Any],

@@ -1,4 +1,7 @@
-"""LARS and LAMB: against other implementations, the papers' formulas, and one process under every strategy."""
+"""LARS and LAMB: against other implementations and the papers' formulas.
+
+`tests/test_strategies.py` and `tests/run/test_resume.py` hold every strategy against one process.
+"""
 
 import numpy as np
 import pytest
@@ -6,15 +9,10 @@ import pytorch_optimizer
 import torch
 from torch import nn
 
-from jobs import OTHER_ZERO_LAYOUTS, run_job, write_zero_config
 from largebatch.optim import lamb
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
-from largebatch.optim.layerwise import LayerPart
-from largebatch.optim.whole_layers import LayerProcesses
-from paths import PYDOC
 from plain_optimizers import PlainLamb
-from test_strategies import LAMB, SMALL_GPT, assert_last_weights_agree, recorded
 
 STEPS = 30
 SHAPES = ((5, 7), (3, 2, 2), (4, 4), (6,))
@@ -92,66 +90,3 @@ def test_lamb_takes_large_groups_in_chunks(monkeypatch):
     monkeypatch.setattr(lamb, "CHUNK", 30)
     chunked = trained(lambda *parameters: Lamb(groups(*parameters, 0.03), lr=0.0))
     assert all(map(np.array_equal, chunked, together))
-
-
-@pytest.mark.parametrize("make_optimizer", [Lars, Lamb])
-def test_parts_in_flat_buffers_are_stepped_as_whole_layers_are(make_optimizer):
-    """One buffer has three layers with padding between them, and a part without elements; another has padding only."""
-    shapes = ((3, 500), (7,), (40, 60))
-    gap = 3
-    starts = [gap, 2 * gap + 1500, 3 * gap + 1507]
-    torch.manual_seed(0)
-    whole = [nn.Parameter(torch.randn(shape)) for shape in shapes]
-    flat = nn.Parameter(torch.zeros(starts[2] + 2400 + gap))
-    padding = nn.Parameter(torch.zeros(5))
-    parts = [LayerPart(str(number), 0, start, whole[number].numel()) for number, start in enumerate(starts)]
-
-    def layers_in(tensor):
-        return [tensor[part.offset : part.offset + part.length] for part in parts]
-
-    def fill(tensor, layers):
-        for place, layer in zip(layers_in(tensor), layers, strict=True):
-            place.copy_(layer.flatten())
-
-    with torch.no_grad():
-        fill(flat, whole)
-    optimizer = make_optimizer(whole, lr=0.1, weight_decay=0.1)
-    sharded = make_optimizer([{"params": [flat]}, {"params": [padding]}], lr=0.1, weight_decay=0.1)
-    sums = []
-    located = {flat: [*parts, LayerPart("elsewhere", 10, flat.numel(), 0)], padding: []}
-    layers = dict(zip(("0", "1", "2"), shapes, strict=True)) | {"elsewhere": (20,)}
-    processes = LayerProcesses(0, [], lambda squares: sums.append(squares) or squares, None)
-    sharded.set_layer_parts(located, layers, processes)
-    for step in range(3):
-        for parameter in whole:
-            parameter.grad = torch.randn(parameter.shape)
-        flat.grad = torch.zeros_like(flat)
-        padding.grad = torch.zeros_like(padding)
-        fill(flat.grad, [parameter.grad for parameter in whole])
-        given = flat.grad.clone()
-        optimizer.step()
-        sharded.step()
-        assert torch.equal(flat.grad, given)
-        assert len(sums) == 2 * (step + 1)
-    for mine, parameter in zip(layers_in(flat.detach()), whole, strict=True):
-        assert torch.equal(mine, parameter.detach().flatten())
-    assert flat.detach()[-gap:].eq(0).all()
-    assert padding in sharded.state
-
-
-WORDS = (*SMALL_GPT, LAMB, "--batch.global_batch_size=24", "--batch.micro_batch_size=8")
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("alone") / "run"
-    return run_job(recorded, PYDOC, run_dir, *WORDS, strategy="single")[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "settings"), OTHER_ZERO_LAYOUTS)
-def test_layers_are_found_in_other_layouts_of_deepspeed(stage, settings, alone, tmp_path):
-    write_zero_config(tmp_path, stage, settings)
-    place = {"strategy": f"zero{stage}", "world_size": 3, "accelerate_configs": tmp_path}
-    shared = run_job(recorded, PYDOC, tmp_path / "shared", *WORDS, **place)[0]
-    assert_last_weights_agree(shared, alone, 1e-5)

@@ -19,6 +19,8 @@ from resuming import Interruption, assert_bit_for_bit, stop_and_resume
 from stepping import prepared
 from test_strategies import STEPS, assert_same, recorded
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "--data.image_size=8",
     "--model.hidden_sizes=[16, 32]",
@@ -114,73 +116,55 @@ def reference(words: tuple[str, ...], steps: int, slot_size: int | None = None) 
 # --- every division of a global batch -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
-def test_steps_in_fp32(strategy, tmp_path):
+def test_steps_in_fp32(tmp_path):
     """DeepSpeed has no fp64; DDP and FSDP2 follow in it."""
-    result = run_job(recorded, SIMCLR, tmp_path / "run", *SMALL, strategy=strategy)[0]
+    result = run_job(recorded, SIMCLR, tmp_path / "run", *SMALL, strategy="zero3")[0]
     assert_same(result, reference(SMALL, STEPS))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "world_size", "micro_batch_size"),
-    [("single", 1, 8), ("ddp", 4, 4), ("fsdp", 2, 4), ("hsdp", 4, 4)],
-)
+@pytest.mark.parametrize(("strategy", "world_size", "micro_batch_size"), [("ddp", 4, 4), ("fsdp", 2, 4)])
 def test_factorisations_are_exact(strategy, world_size, micro_batch_size, tmp_path):
     words = (*SMALL, FP64, FEW, f"--batch.micro_batch_size={micro_batch_size}")
     result = run_job(recorded, SIMCLR, tmp_path / "run", *words, strategy=strategy, world_size=world_size)[0]
     assert_same(result, reference((*SMALL, FP64), 4), 4, tolerance=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 4)])
-def test_a_smaller_last_batch(strategy, world_size, tmp_path):
-    result = run_job(recorded, SIMCLR, tmp_path / "run", *RAGGED, strategy=strategy, world_size=world_size)[0]
+def test_a_smaller_last_batch(tmp_path):
+    result = run_job(recorded, SIMCLR, tmp_path / "run", *RAGGED, world_size=4)[0]
     assert_same(result, reference(RAGGED, 4), 4, tolerance=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("fsdp", 2)])
-def test_dropout_is_the_same_in_both_passes(strategy, world_size, tmp_path):
-    words = (*SMALL, FP64, FEW)
-    place = {"strategy": strategy, "world_size": world_size}
-    result = run_job(recorded_with_dropout, SIMCLR, tmp_path / "run", *words, **place)[0]
+def test_dropout_is_the_same_in_both_passes(tmp_path):
+    result = run_job(recorded_with_dropout, SIMCLR, tmp_path / "run", *SMALL, FP64, FEW, strategy="fsdp")[0]
     expected = reference((*SMALL, FP64), 4, slot_size=8)
     assert_same(result, expected, 4, tolerance=1e-12)
     assert expected["metrics"][0]["loss"] != pytest.approx(reference((*SMALL, FP64), 4)["metrics"][0]["loss"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
-def test_batch_norm_counts_each_micro_batch_once(strategy, world_size, tmp_path):
+def test_batch_norm_counts_each_micro_batch_once(tmp_path):
     """Weights and running statistics, with statistics of the whole global batch."""
-    words = (*BATCH_NORM, f"--batch.micro_batch_size={16 // world_size}")
-    if world_size == 1:
-        words = (*words, "--model.sync_batch_norm=false")
-    result = run_job(recorded, SIMCLR, tmp_path / "run", *words, strategy=strategy, world_size=world_size)[0]
+    result = run_job(recorded, SIMCLR, tmp_path / "run", *BATCH_NORM, strategy="fsdp")[0]
     expected = reference(BATCH_NORM, 4)
     assert any("running_mean" in name for name in expected["weights"][0])
     assert_same(result, expected, 4, tolerance=1e-11)
 
 
-@pytest.mark.slow
 def test_stopped_and_resumed_bit_for_bit(tmp_path):
-    words = (*SMALL, "--logging.every=1", "--logging.trackers=[]", "--train.stop_after_steps=12")
-    stop_and_resume(tmp_path, words, Interruption("signal", 1, 5), strategy="zero3", recipe=SIMCLR)
+    """Views are random, and of their epoch."""
+    words = (*SMALL, "--batch.global_batch_size=512", "--batch.micro_batch_size=64", "--train.stop_after_steps=12")
+    words += ("--logging.every=1", "--logging.trackers=[]")
+    stop_and_resume(tmp_path, words, Interruption("signal", 0, 5), strategy="single", recipe=SIMCLR)
     assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 3), ("zero3", 2)])
-def test_neighbors_vote(strategy, world_size, tmp_path):
+def test_neighbors_vote(tmp_path):
     """What was logged is what the saved weights give in plain numpy: bank and evaluation set divide unevenly."""
     words = (*SMALL, "--train.stop_after_steps=2", "--neighbors.bank_samples=50", "--batch.micro_batch_size=4")
     words = (*words, "--batch.global_batch_size=24", "--evaluation.max_samples=46")
-    train_in_job(SIMCLR, tmp_path / "run", *words, strategy=strategy, world_size=world_size)
+    train_in_job(SIMCLR, tmp_path / "run", *words, strategy="zero3", world_size=3)
     (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
     (expected,) = run_job(accuracy_of, tmp_path / "run/model/model.safetensors", words, strategy="single")
     assert logged["knn_accuracy"] == pytest.approx(expected, abs=1e-12)
@@ -258,7 +242,6 @@ def loop_with(mistake: str, run_dir) -> str:
     return "no error"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
@@ -307,8 +290,7 @@ def train_with_nan(run_dir, bad_step: int, where: str, words) -> None:
 NAN_WORDS = (*SMALL, "--train.stop_after_steps=6", "--logging.every=5", "--logging.trackers=[]")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "where"), [("ddp", "features"), ("fsdp", "loss"), ("zero2", "features")])
+@pytest.mark.parametrize(("strategy", "where"), [("fsdp", "loss"), ("zero2", "features")])
 def test_a_step_that_is_not_finite_is_skipped_by_all(strategy, where, tmp_path):
     words = (*NAN_WORDS, "--faults.on_non_finite=skip")
     run_job(train_with_nan, tmp_path / "run", 3, where, words, strategy=strategy)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 # Steps 2 to 5 fill the window.
 SPIKE = '--faults.spike={"window": 4}'
-WORDS = ("--train.stop_after_steps=14", '--checkpoint.every={"steps": 4}', '--evaluation.every={"steps": 7}')
+WORDS = ("--train.stop_after_steps=10", '--checkpoint.every={"steps": 4}', '--evaluation.every={"steps": 7}')
 TINY_DIGITS = ("--logging.every=1", "--logging.trackers=[]", "--data.image_size=16")
 
 
@@ -47,25 +47,20 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
 @pytest.mark.parametrize(
     ("policy", "recipe", "strategy", "where"),
     [
-        ("skip", PYDOC, "single", "loss"),
-        ("skip", PYDOC, "fsdp", "gradient"),
+        ("skip", PYDOC, "ddp", "gradient"),
         ("skip", DIGITS, "zero1", "loss"),
-        ("roll_back", PYDOC, "ddp", "gradient"),
-        ("roll_back", PYDOC, "zero3", "loss alone"),
-        ("skip", PYDOC, "single", "spike"),
+        ("roll_back", PYDOC, "fsdp", "loss alone"),
         ("skip", PYDOC, "fsdp", "spike"),
         ("skip", PYDOC, "zero1", "spike"),
-        ("roll_back", PYDOC, "ddp", "spike"),
         ("roll_back", PYDOC, "zero3_offload", "spike"),
     ],
 )
 def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_path):
     words = (*(TINY_GPT if recipe == PYDOC else TINY_DIGITS), *WORDS, f"--faults.on_non_finite={policy}")
     words += (SPIKE,) if where == "spike" else ()
-    rank = 0 if strategy == "single" else 1
     # "roll_back" goes back to the checkpoint after step 4.
     left_out = {6} if policy == "skip" else {5, 6}
-    run_job(train_poisoned, tmp_path / "poisoned", recipe, words, {6}, rank, where, strategy=strategy)
+    run_job(train_poisoned, tmp_path / "poisoned", recipe, words, {6}, 1, where, strategy=strategy)
     run_job(train_without, tmp_path / "without", recipe, words, left_out, strategy=strategy)
     assert_same_weights(tmp_path / "poisoned/model", tmp_path / "without/model")
     losses = [{line["step"]: line["loss"] for line in exact_log(tmp_path / name)} for name in ("poisoned", "without")]
@@ -78,7 +73,7 @@ def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_pat
     if where == "spike":
         assert "standard deviations of the last 4 steps, at step 6" in event["reason"]
     elif where != "gradient":
-        assert f"on rank {rank} at step 6" in event["reason"]
+        assert "on rank 1 at step 6" in event["reason"]
     assert read_object(tmp_path / "poisoned/summary.json")["bad_steps"] == 1
 
 
