@@ -141,7 +141,7 @@ def assert_last_weights_agree(found: dict, expected: dict, tolerance: float) -> 
 @cache
 def reference(name: str) -> dict:
     recipe, overrides, (train_plainly, *arguments) = RECIPES[name]
-    (result,) = run_job(train_plainly, recipe, overrides, STEPS, *arguments, strategy="single", world_size=1)
+    (result,) = run_job(train_plainly, recipe, overrides, STEPS, *arguments, strategy="single")
     return result
 
 
@@ -156,6 +156,21 @@ def assert_same(result: dict, expected: dict, steps: int = STEPS, tolerance: flo
         for name, tensor in expected["weights"][moment].items():
             difference = np.linalg.norm(result["weights"][moment][name] - tensor) / max(np.linalg.norm(tensor), 1e-8)
             assert difference <= tolerance, (name, difference)
+
+
+def differences(mine: dict, theirs: dict) -> list[str]:
+    """What is not equal to the last bit in two results of `recorded`."""
+    found = [
+        key
+        for key in ("loss", "grad_norm")
+        if [each[key] for each in mine["metrics"]] != [each[key] for each in theirs["metrics"]]
+    ]
+    if mine["evaluations"] != theirs["evaluations"]:
+        found.append("evaluations")
+    for weights, others in zip(mine["weights"], theirs["weights"], strict=True):
+        assert weights.keys() == others.keys()
+        found += [name for name in weights if not np.array_equal(weights[name], others[name])]
+    return found
 
 
 # Recipe, strategy, number of processes and, where it is not the recipe's own, micro-batch size: each recipe meets

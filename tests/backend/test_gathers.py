@@ -5,7 +5,6 @@ from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,9 +15,8 @@ from largebatch.backend.gathers import GatheredWeight, weights_in_bf16
 from largebatch.config import load_config
 from largebatch.config.sections import Compute
 from largebatch.errors import BackendMismatch
-from largebatch.model.token_losses import linear_token_losses
-from paths import ADDITION, DIGITS, LLAMA, PYDOC, SIMCLR
-from test_strategies import LAMB, LARS, recorded
+from paths import ADDITION, DIGITS, LLAMA, PYDOC
+from test_strategies import LAMB, LARS, differences, recorded
 
 # Sizes that do not divide over the processes.
 SMALL = ("--model.num_layers=2", "--model.hidden_size=34", "--model.num_heads=2", "--data.block_size=16")
@@ -32,7 +30,6 @@ RECIPES = {
     "GPT-2, recomputed, LAMB": (PYDOC, (*SMALL, RECOMPUTED, LAMB, ACCUMULATED), ("hsdp", 4)),
     "Llama, compiled": (LLAMA, (*SMALL_LLAMA, COMPILED), ("fsdp", 2)),
     "ResNet, LARS": (DIGITS, (LARS, "--learning_rate.base_lr=0.5"), ("fsdp", 2)),
-    "SimCLR": (SIMCLR, (), ("fsdp", 2)),
     "Qwen, LoRA, recomputed": (ADDITION, ('--model.lora={"rank": 4, "alpha": 8}', RECOMPUTED), ("fsdp", 2)),
 }
 
@@ -75,21 +72,6 @@ def trained_both_ways(folder, recipe, words, strategy, world_size, compiler="ind
     ]
 
 
-def differences(mine, theirs):
-    """What is not equal to the last bit in two results of `recorded`."""
-    found = [
-        key
-        for key in ("loss", "grad_norm")
-        if [each[key] for each in mine["metrics"]] != [each[key] for each in theirs["metrics"]]
-    ]
-    if mine["evaluations"] != theirs["evaluations"]:
-        found.append("evaluations")
-    for weights, others in zip(mine["weights"], theirs["weights"], strict=True):
-        assert weights.keys() == others.keys()
-        found += [name for name in weights if not np.array_equal(weights[name], others[name])]
-    return found
-
-
 UNTIED = ["Llama, compiled", "Qwen, LoRA, recomputed"]
 
 
@@ -105,23 +87,6 @@ def test_the_bits_are_those_of_gathers_in_fp32(name, tmp_path):
     assert ("lm_head.weight" in in_bf16) == (name in UNTIED)
     assert not none
     assert not differences(half, full)
-
-
-def test_token_losses_of_a_gathered_weight_are_those_of_a_weight_in_fp32():
-    """Also where the gradient of each loss differs, so that chunks are computed again."""
-    generator = torch.Generator().manual_seed(0)
-    inputs, weight = (torch.randn(shape, 8, generator=generator) for shape in (6, 11))
-    numbers = weight.bfloat16()
-    targets = torch.arange(6)
-    results = []
-    for given in (nn.Parameter(GatheredWeight(numbers, "head.weight")), nn.Parameter(numbers.float())):
-        with torch.autocast("cpu", torch.bfloat16):
-            losses = linear_token_losses(inputs, given, None, targets)
-        losses.sum().backward(retain_graph=True)
-        (losses * torch.arange(6)).sum().backward()
-        results.append((losses, given.grad))
-    assert all(map(torch.equal, *results))
-    assert results[0][1].dtype == torch.float32
 
 
 def test_a_weight_that_a_layer_computes_is_gathered_in_fp32():
