@@ -81,7 +81,7 @@ def test_deepspeed(tmp_path):
     assert "step 1/" not in report
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_an_optimizer_that_wrapping_changes(strategy, tmp_path):
     report = failure_of(train_with, "optimizer", tmp_path / "run", strategy=strategy)
     found = report[report.index("hyperparameters per group") :]
@@ -92,10 +92,9 @@ def test_an_optimizer_that_wrapping_changes(strategy, tmp_path):
     assert "exit code 2" in report
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
-def test_a_parameter_that_the_strategy_cannot_cut_up(strategy, tmp_path):
-    report = failure_of(train_with, "single number", tmp_path, strategy=strategy)
-    assert f"temperature is a single number, of shape (), which {strategy} cannot shard" in report
+def test_a_parameter_that_the_strategy_cannot_cut_up(tmp_path):
+    report = failure_of(train_with, "single number", tmp_path, strategy="fsdp")
+    assert "temperature is a single number, of shape (), which fsdp cannot shard" in report
     assert "Traceback" not in report
 
 
@@ -104,7 +103,6 @@ def test_ddp_holds_single_numbers_whole(tmp_path):
     assert "got no gradient, such as temperature" in failure_of(train_with, "single number", tmp_path)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_master_weights(strategy, tmp_path):
-    report = failure_of(train_with, "half-precision weights", tmp_path / "run", strategy=strategy)
+def test_master_weights(tmp_path):
+    report = failure_of(train_with, "half-precision weights", tmp_path / "run", strategy="fsdp")
     assert "master weights: the plan says {'torch.float32'}" in report

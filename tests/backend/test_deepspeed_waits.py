@@ -34,7 +34,6 @@ def waits_of_a_run(run_dir):
     return [after - before for before, after in zip(counts[WATCHED_FROM - 1 :], counts[WATCHED_FROM:], strict=False)]
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
-def test_no_step_waits_for_the_device(strategy, tmp_path):
-    for waits in run_job(waits_of_a_run, tmp_path / "run", strategy=strategy):
+def test_no_step_waits_for_the_device(tmp_path):
+    for waits in run_job(waits_of_a_run, tmp_path / "run", strategy="zero3"):
         assert waits == [0] * (NUM_STEPS - WATCHED_FROM)

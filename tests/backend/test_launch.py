@@ -58,8 +58,6 @@ def test_states_that_are_offloaded_are_on_the_host():
         # With it, dropout masks of the recomputation and BatchNorm's statistics were seen to differ.
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "set compute.activation_checkpointing in the recipe"),
         ({"FSDP_OFFLOAD_PARAMS": "True"}, "fsdp_offload_params"),
-        ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "fsdp_cpu_ram_efficient_loading"),
-        ({"FSDP_IGNORED_MODULES": ".*head"}, "fsdp_ignored_modules"),
         (
             {"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP"},
             "fsdp_auto_wrap_policy: SIZE_BASED_WRAP; remove it; the model's",

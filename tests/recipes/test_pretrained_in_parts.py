@@ -96,8 +96,7 @@ def weights_of_a_run(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
     [
         ("gpt2", "ddp", 2, (LORA,)),
         ("qwen2", "fsdp", 2, (LORA,)),
-        ("mistral", "hsdp", 4, ("--batch.micro_batch_size=3",)),
-        ("gemma", "zero3", 2, (LORA,)),
+        ("mistral", "zero3", 2, ()),
     ],
 )
 def test_processes_read_what_from_pretrained_reads(name, strategy, world_size, more, tmp_path):
@@ -184,15 +183,14 @@ def losses(run_dir: Path, *words: str) -> list[float]:
 
 @pytest.mark.slow
 def test_frozen_weights_in_bf16_change_no_loss(tmp_path):
-    """Those of files in bf16, which autocast would cast to the same numbers; on all strategies that take them."""
+    """Those of files in bf16, which autocast would cast to the same numbers."""
     folder = saved(tmp_path / "model", "qwen2")
     short = ("--train.stop_after_steps=4", "--logging.every=1", "--evaluation.every=null", "--data.num_eval_samples=40")
     words = words_for(folder, LORA, "--precision=bf16", "--batch.micro_batch_size=3", *short)
-    expected = run_job(losses, tmp_path / "fp32", *words, world_size=2)[0]
-    for strategy, world_size in (("ddp", 2), ("fsdp", 2), ("hsdp", 4)):
-        place = {"strategy": strategy, "world_size": world_size}
-        found = run_job(losses, tmp_path / strategy, *words, "--model.frozen_dtype=bf16", **place)[0]
-        assert found == (expected if world_size == 2 else pytest.approx(expected, rel=1e-4))
+    expected = run_job(losses, tmp_path / "fp32", *words)[0]
+    for strategy in ("ddp", "fsdp"):
+        found = run_job(losses, tmp_path / strategy, *words, "--model.frozen_dtype=bf16", strategy=strategy)[0]
+        assert found == expected
     state = load_file(tmp_path / "fsdp/checkpoints/step_00000004/rank_00000.safetensors")
     kinds = {name: tensor.dtype for name, tensor in state.items() if name.endswith("q_proj.base_layer.weight")}
     assert set(kinds.values()) == {torch.bfloat16}
