@@ -62,7 +62,7 @@ def pretrained(recipe, tmp_path_factory) -> Path:
 def alone(recipe, pretrained, tmp_path_factory) -> tuple[Path, tuple[str, ...], list[dict]]:
     run_dir = tmp_path_factory.mktemp("alone") / "run"
     words = (f"--model.pretrained={pretrained}", f"--optimizer={CLIPPED}", f"--optimizer.groups={GROUPS}")
-    return run_dir, words, run_recipe(recipe, run_dir, *words, strategy="single", world_size=1)
+    return run_dir, words, run_recipe(recipe, run_dir, *words, strategy="single")
 
 
 def test_one_process_against_plain_torch(recipe, pretrained, alone):
@@ -114,10 +114,9 @@ def assert_same(mine, theirs):
     assert (mine / "generated.txt").read_text() == (theirs / "generated.txt").read_text()
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
-def test_a_sharded_strategy(strategy, recipe, alone, tmp_path):
+def test_a_sharded_strategy(recipe, alone, tmp_path):
     run_dir, words, _ = alone
-    run_recipe(recipe, tmp_path / "run", *words, strategy=strategy)
+    run_recipe(recipe, tmp_path / "run", *words, strategy="zero3")
     assert_same(tmp_path / "run", run_dir)
 
 

@@ -227,7 +227,7 @@ def trained(tmp_path_factory):
     """The folder of a run of `gpt_pydoc`, made before there are any stand-ins."""
     run_dir = tmp_path_factory.mktemp("trained") / "gpt_pydoc"
     start = partial(train, PYDOC, *TINY_GPT, "--train.stop_after_steps=2", run_dir=run_dir)
-    run_job(start, strategy="single", world_size=1)
+    run_job(start, strategy="single")
     return run_dir
 
 

@@ -1,7 +1,5 @@
 """Inputs with their channels last: the same function, in the layout that convolutions keep."""
 
-import pickle
-
 import torch
 from torch import nn
 
@@ -36,11 +34,3 @@ def test_inputs_by_place_and_by_name():
     torch.testing.assert_close(outputs, expected)
     assert model.are_last[2:] == [True] * 4
     assert same is labels
-
-
-def test_a_copy_through_pickle_does_the_same():
-    model = Observed()
-    channels_last_inputs(model)
-    copy = pickle.loads(pickle.dumps(model))
-    copy(torch.randn(2, 8, 5, 7))
-    assert copy.are_last == [True, True]

@@ -56,19 +56,16 @@ def assert_reads(found, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("zero2", 2)])
-def test_one_file(strategy, world_size, tmp_path):
+def test_one_file(tmp_path):
     folder = saved(tmp_path / "model")
-    results = run_job(prepared, tmp_path / "run", *words_for(folder), strategy=strategy, world_size=world_size)
-    assert_reads(results[0], folder)
+    assert_reads(run_job(prepared, tmp_path / "run", *words_for(folder), strategy="zero2")[0], folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "tie"), [("fsdp", True), ("zero3", False)])
-def test_several_files_and_their_index_in_bfloat16(strategy, tie, tmp_path):
-    folder = saved(tmp_path / "model", tie, torch.bfloat16, max_shard_size="10KB")
+def test_several_files_and_their_index_in_bfloat16(tmp_path):
+    folder = saved(tmp_path / "model", tie=True, dtype=torch.bfloat16, max_shard_size="10KB")
     assert len(list(folder.glob("*.safetensors"))) > 2
-    results = run_job(prepared, tmp_path / "run", *words_for(folder, tie), strategy=strategy, world_size=3)
+    results = run_job(prepared, tmp_path / "run", *words_for(folder, tie=True), strategy="fsdp", world_size=3)
     assert_reads(results[0], folder)
 
 
@@ -79,7 +76,7 @@ def test_what_an_earlier_run_has_left(tmp_path):
     weights = load_file(folder / "model.safetensors")
     (folder / "config.json").unlink()
     save_file({name: tensor.half() for name, tensor in weights.items()}, folder / "model.safetensors")
-    results = run_job(prepared, tmp_path / "run", *words_for(folder), strategy="single", world_size=1)
+    results = run_job(prepared, tmp_path / "run", *words_for(folder), strategy="single")
     for name, tensor in weights.items():
         np.testing.assert_array_equal(results[0][name], tensor.half().float().numpy())
 
@@ -93,9 +90,7 @@ def prepared_with_draws_that_cannot_be_repeated(run_dir, *words):
 def test_how_a_model_is_initialized_does_not_matter_if_it_is_read(tmp_path):
     folder = saved(tmp_path / "model")
     words = words_for(folder)
-    (found,) = run_job(
-        prepared_with_draws_that_cannot_be_repeated, tmp_path / "run", *words, strategy="single", world_size=1
-    )
+    (found,) = run_job(prepared_with_draws_that_cannot_be_repeated, tmp_path / "run", *words, strategy="single")
     assert_reads(found, folder)
 
 
@@ -117,10 +112,6 @@ PLANTED = {
         lambda tensors, _: tensors.pop(NORM),
         rf"weights of a different model:\n  - it has no {NORM}$",
     ),
-    "unexpected": (
-        lambda tensors, _: tensors.update(model_extra=torch.ones(2)),
-        r"different model:\n  - the model has no model_extra$",
-    ),
     "shape": (
         lambda tensors, _: tensors.update({NORM: torch.ones(10, 2)}),
         rf"  - {NORM} is of shape \(10, 2\), but the model's is of shape \(20,\)$",
@@ -132,10 +123,6 @@ PLANTED = {
     "heads": (
         lambda _, config: config.update(num_attention_heads=10),
         "has num_attention_heads 10, but this model has 5",
-    ),
-    "another type": (
-        lambda _, config: config.update(model_type="mistral"),
-        "of type mistral, but this one is of type llama",
     ),
     "heads that do not divide": (
         lambda _, config: config.update(num_attention_heads=3),

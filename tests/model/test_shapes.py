@@ -15,11 +15,6 @@ class DrawsPaths(nn.Linear):
         self.rates = torch.linspace(0, 0.5, 3).tolist()
 
 
-def test_all_is_on_the_meta_device():
-    model = build_shapes(lambda: nn.BatchNorm1d(3))
-    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-
-
 def test_a_model_that_looks_at_numbers():
     model = build_shapes(DrawsPaths)
     assert model.rates == [0.0, 0.25, 0.5]

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from largebatch.errors import UserError
 from largebatch.plan import resolve
 from largebatch.run.record.folder import OwnFolder
 from largebatch.storage.layout import read_object
-from largebatch.storage.source_code import keep_source
 from largebatch.system.failures import kind_of
 from paths import DIGITS, PYDOC
 from tasks import SMALL
@@ -66,18 +64,6 @@ def test_the_source_has_the_recipe_that_was_elsewhere(tmp_path):
     config = load_config(recipe, task=task)
     OwnFolder(tmp_path / "run").begin(config, resolve(config, 2), False, {"recipe": str(recipe)})
     assert load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json").seed == 9
-
-
-def test_the_commit_of_the_source(tmp_path):
-    task = tasks.copy("causal_lm", tmp_path)
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "--quiet"], ["add", "causal_lm"], ["commit", "--quiet", "--message=x"]):
-        subprocess.run([*git, *words], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    for changed in (False, True):
-        keep_source(tmp_path / f"{changed}", task)
-        assert read_object(tmp_path / f"{changed}/git.json") == {"commit": commit, "changed": changed}
-        (task / "model.py").write_text("")
 
 
 def test_earlier_runs_are_moved_aside(tmp_path):

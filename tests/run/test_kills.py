@@ -16,6 +16,5 @@ WORDS = (
 KILLS = 4
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
-def test_kills(strategy, tmp_path):
-    assert kill_many_times(tmp_path, WORDS, strategy, KILLS, seed=len(strategy)) >= 1
+def test_kills(tmp_path):
+    assert kill_many_times(tmp_path, WORDS, "zero2", KILLS, seed=5) >= 1

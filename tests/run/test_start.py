@@ -33,6 +33,8 @@ from resuming import (
 )
 from saving import mark
 
+pytestmark = pytest.mark.slow
+
 WORDS = (*TINY_GPT, *CHAIN_BATCH, '--train.duration={"steps": 12}', "--learning_rate.warmup=null")
 
 
@@ -62,7 +64,6 @@ def run_dir(half_done, tmp_path):
     return shutil.copytree(half_done, tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_what_changes_the_training_is_refused_with_the_differences(run_dir):
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     changes = {
@@ -85,7 +86,6 @@ def test_what_changes_the_training_is_refused_with_the_differences(run_dir):
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.slow
 def test_synchronized_batch_norm_needs_the_same_samples_together(tmp_path):
     """However they are divided: 16 of one process are 8 of each of two."""
     words = ("--model.sync_batch_norm=true", "--logging.trackers=[]", "--train.stop_after_steps=4")
@@ -102,7 +102,6 @@ def test_synchronized_batch_norm_needs_the_same_samples_together(tmp_path):
     assert logged_steps(tmp_path / "run")[-1] == 4
 
 
-@pytest.mark.slow
 def test_an_allowed_change_is_made_and_written_down(run_dir):
     options = ("--optimizer.clip_norm=0.5", "--learning_rate.base_lr=0.001")
     report = resume(run_dir, *options, "--allow-change", "optimizer.clip_norm")
@@ -120,14 +119,12 @@ def test_an_allowed_change_is_made_and_written_down(run_dir):
     assert started["versions"]["torch"] == torch.__version__
 
 
-@pytest.mark.slow
 def test_a_task_of_another_name_is_another_recipe(run_dir, tmp_path):
     other = tasks.copy("causal_lm", tmp_path).rename(tmp_path / "other_lm") / PYDOC.name
     assert 'task: "causal_lm" in the checkpoint, "other_lm" now' in resume(run_dir, recipe=other)
     assert resume(run_dir, "--allow-change", "task", recipe=other) is None
 
 
-@pytest.mark.slow
 def test_what_does_not_change_the_training_may_change(run_dir, whole):
     options = (
         "--logging.every=3",
@@ -150,20 +147,17 @@ def train_where_one_sees_the_folder_late(run_dir):
     train(PYDOC, *WORDS, run_dir=run_dir)
 
 
-@pytest.mark.slow
 def test_the_main_process_decides_what_is_in_the_folder(run_dir):
     run_job(train_where_one_sees_the_folder_late, run_dir)
     assert logged_steps(run_dir) == list(range(1, 13))
 
 
-@pytest.mark.slow
 def test_none_begins_anew_and_moves_the_earlier_run_aside(run_dir):
     assert resume(run_dir, "--resume", "none", "--seed=7", "--train.stop_after_steps=2") is None
     assert logged_steps(run_dir) == [1, 2]
     assert len(read_json_lines(run_dir.with_name("run.1") / "metrics.jsonl")) == 4
 
 
-@pytest.mark.slow
 def test_a_run_of_an_older_format_is_refused(run_dir):
     """Not field by field, though its config has others, too."""
     (manifest,) = run_dir.glob("checkpoints/*/manifest.json")
@@ -177,7 +171,6 @@ def test_a_run_of_an_older_format_is_refused(run_dir):
     assert resume(run_dir, "--resume", "none", "--train.stop_after_steps=2") is None
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(whole, tmp_path):
     run_dir = shutil.copytree(whole, tmp_path / "run")
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
@@ -195,13 +188,11 @@ def test_how_features_are_judged_may_change():
     assert list(differences(before, changed)) == ["loss.temperature"]
 
 
-@pytest.mark.slow
 def test_an_earlier_stop_is_refused(run_dir):
     report = resume(run_dir, "--train.stop_after_steps=3")
     assert "the checkpoint is of step 4, but the run would end after step 3 (of 12)" in report
 
 
-@pytest.mark.slow
 def test_another_batch_size_says_what_becomes_of_the_samples(run_dir):
     change = ("--batch.global_batch_size=24", "--allow-change", "batch.global_batch_size")
     assert resume(run_dir, *change) is None
@@ -209,7 +200,6 @@ def test_another_batch_size_says_what_becomes_of_the_samples(run_dir):
     assert why in events(run_dir, "started")[-1]["changes"]
 
 
-@pytest.mark.slow
 def test_damage_to_all_checkpoints_is_refused(run_dir):
     (file,) = run_dir.glob("checkpoints/step_00000004/rank_*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
@@ -218,17 +208,6 @@ def test_damage_to_all_checkpoints_is_refused(run_dir):
     assert "has checkpoints, but none of them can be used" in report
     assert "step_00000004: rank_00000.safetensors has" in report
     assert (run_dir / "metrics.jsonl").read_bytes() == before
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_was_set_aside_can_be_gone_back_to(run_dir):
-    assert resume(run_dir, "--train.stop_after_steps=8") is None
-    step_4 = f"{run_dir}/checkpoints/step_00000004"
-    assert resume(run_dir, "--resume", step_4, "--train.stop_after_steps=5") is None
-    (aside,) = run_dir.glob("checkpoints/set_aside_*/step_00000008")
-    assert resume(run_dir, "--resume", str(aside)) is None
-    assert logged_steps(run_dir)[-4:] == [9, 10, 11, 12]
-    assert not run_dir.with_name("run.1").exists()
 
 
 def leave_the_loop(run_dir):
@@ -244,7 +223,6 @@ def leave_the_loop(run_dir):
     train(PYDOC, *WORDS, run_dir=run_dir)
 
 
-@pytest.mark.slow
 def test_a_loop_that_is_left_early_has_a_checkpoint_of_its_end(tmp_path):
     run_job(leave_the_loop, tmp_path / "run")
     run = RunFolder(tmp_path / "run")
@@ -258,7 +236,6 @@ def output_of_training(run_dir, *words):
     return output.getvalue()
 
 
-@pytest.mark.slow
 def test_a_longer_stop_goes_on(run_dir, whole):
     early = "--train.stop_after_steps=6"
     assert resume(run_dir, early) is None
@@ -268,7 +245,6 @@ def test_a_longer_stop_goes_on(run_dir, whole):
     assert_same_weights(run_dir / "model", whole / "model")
 
 
-@pytest.mark.slow
 def test_a_path_begins_another_run_or_goes_back(run_dir, whole, tmp_path):
     checkpoint = run_dir / "checkpoints/step_00000004"
     assert resume(run_dir) is None
@@ -283,7 +259,6 @@ def test_a_path_begins_another_run_or_goes_back(run_dir, whole, tmp_path):
         assert_same_weights(path / "model", whole / "model")
 
 
-@pytest.mark.slow
 def test_paths_that_are_no_checkpoint(run_dir):
     for path, why in (("/nowhere", "there is no such folder"), (run_dir, "there is no complete.json in it")):
         report = resume(run_dir, "--resume", str(path))
@@ -293,7 +268,6 @@ def test_paths_that_are_no_checkpoint(run_dir):
     assert "Traceback" not in report
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_and_named(run_dir, whole):
     assert resume(run_dir, "--train.stop_after_steps=8") is None
     (file,) = run_dir.glob("checkpoints/step_00000008/rank_*.safetensors")
@@ -307,7 +281,6 @@ def test_a_damaged_checkpoint_is_skipped_and_named(run_dir, whole):
     assert "its checksum differs" in started["checkpoints_not_used"][0]
 
 
-@pytest.mark.slow
 def test_a_model_of_another_shape_is_named(run_dir):
     change = ("--model.num_heads=4", "--model.hidden_size=32")
     report = resume(run_dir, *change, "--allow-change", "model")
@@ -332,7 +305,6 @@ def start_late(run_dir):
     train(PYDOC, *WORDS, run_dir=run_dir)
 
 
-@pytest.mark.slow
 def test_of_two_starts_in_a_new_folder_one_is_refused(tmp_path):
     run_dir = tmp_path / "run"
     with ThreadPoolExecutor() as pool:
@@ -361,7 +333,6 @@ def train_while_another_starts(run_dir):
     train(PYDOC, *WORDS, run_dir=run_dir)
 
 
-@pytest.mark.slow
 def test_a_second_run_in_the_folder_is_refused(tmp_path):
     run_dir = tmp_path / "run"
     with ThreadPoolExecutor() as pool:
@@ -393,7 +364,6 @@ def train_and_be_overtaken(run_dir):
     train(PYDOC, *WORDS, '--checkpoint.every={"steps": 1}', run_dir=run_dir)
 
 
-@pytest.mark.slow
 def test_an_attempt_that_was_overtaken_publishes_nothing(tmp_path):
     report = failure_of(train_and_be_overtaken, tmp_path / "run")
     assert "has taken over" in report

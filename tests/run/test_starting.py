@@ -16,6 +16,8 @@ from largebatch.run.command_line import RunOptions, user_errors
 from largebatch.system.endings import OwnEnding, read_endings
 from paths import PYDOC
 
+pytestmark = pytest.mark.slow
+
 
 def start(run_dir: Path, *overrides: str) -> Run:
     return Run(load_config(PYDOC, overrides), RunOptions(run_dir / "run", recipe=PYDOC))
@@ -45,7 +47,6 @@ def load_in_turns(folder: Path) -> list[float]:
     return times
 
 
-@pytest.mark.slow
 def test_the_first_process_prepares_before_the_others_open_the_data(tmp_path):
     first, *others = run_job(load_in_turns, tmp_path, world_size=4)
     assert all(began >= first[1] for began, _ in others)
@@ -68,7 +69,6 @@ def load_and_stop(folder: Path, how: str) -> None:
         run.load(open_sources)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "name", "reason"),
     [
@@ -100,7 +100,6 @@ def load_what_cannot_be_used(folder: Path) -> None:
         start(folder).load(open_sources)
 
 
-@pytest.mark.slow
 def test_data_that_cannot_be_used_is_told_once_and_nobody_waits(tmp_path):
     report = failure_of(load_what_cannot_be_used, tmp_path)
     assert "error: on rank 0: data.path: not this one" in report
@@ -120,7 +119,6 @@ def hang_while_another_loads(folder: Path) -> None:
         run.load(lambda _: time.sleep(600))
 
 
-@pytest.mark.slow
 def test_a_start_that_hangs_ends_with_its_stack(tmp_path):
     report = failure_of(hang_while_another_loads, tmp_path)
     assert "the process ended without a result" in report
@@ -128,7 +126,6 @@ def test_a_start_that_hangs_ends_with_its_stack(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_an_old_stop_file_is_not_for_this_start(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/stop").touch()

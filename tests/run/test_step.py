@@ -146,17 +146,16 @@ def test_mistakes_of_a_loop(mistake, words, tmp_path):
     assert words in report
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "hsdp", "zero1", "zero3"])
+@pytest.mark.parametrize("strategy", ["hsdp", "zero3"])
 def test_a_parameter_without_gradient_is_refused_alike(strategy, tmp_path):
     """Left alone, some strategies would skip it, some decay it, and one fail in the second step."""
     for report in run_job(loop_with, "unused parameter", tmp_path / "run", strategy=strategy):
         assert "1 trainable parameters got no gradient, such as extra.weight" in report
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_processes_that_start_from_different_weights(strategy, tmp_path):
+def test_processes_that_start_from_different_weights(tmp_path):
     """DDP and ZeRO would take rank 0's, FSDP2 a piece of each."""
-    for report in run_job(loop_with, "other weights", tmp_path / "run", strategy=strategy):
+    for report in run_job(loop_with, "other weights", tmp_path / "run"):
         assert "the starting weights differ from rank 0's on rank 1;" in report
 
 
@@ -181,20 +180,19 @@ def modes_of(run_dir) -> list[tuple[bool, bool]]:
     return modes
 
 
-@pytest.mark.parametrize("strategy", ["single", "fsdp", "zero2"])
-def test_training_mode_holds_from_the_first_step_and_through_evaluation(strategy, tmp_path):
-    results = run_job(modes_of, tmp_path / "run", strategy=strategy, world_size=1 if strategy == "single" else 2)
-    assert results[0] == [(True, False), (True, False)]
+def test_training_mode_holds_from_the_first_step_and_through_evaluation(tmp_path):
+    assert run_job(modes_of, tmp_path / "run", strategy="zero2")[0] == [(True, False), (True, False)]
 
 
 @pytest.mark.parametrize(
     ("strategy", "mistake"),
     [
-        *(("ddp", mistake) for mistake in ("own clipping", "own zero_grad", "zero_grad of the model")),
+        ("ddp", "own clipping"),
+        ("ddp", "zero_grad of the model"),
         ("fsdp", "own zero_grad"),
         ("zero1", "own clipping"),
-        *((strategy, "own step") for strategy in ("ddp", "fsdp", "zero3")),
-        ("ddp", "own scheduler"),
+        ("fsdp", "own step"),
+        ("zero3", "own step"),
         ("zero1", "own scheduler"),
     ],
 )
