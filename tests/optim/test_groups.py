@@ -25,7 +25,7 @@ from largebatch.optim import build_optimizer, planned_groups
 from largebatch.optim.groups import decay_summary
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
-from largebatch.plan import explain, resolve
+from largebatch.plan import resolve
 from paths import DIGITS, PYDOC
 
 
@@ -230,10 +230,3 @@ def test_frozen_for_good_is_not_for_patterns():
     model.head.requires_grad_(False)
     with pytest.raises(ConfigError, match=re.escape('"head.*" matches no trainable parameter')):
         groups_of(model, groups=[HEAD])
-
-
-def test_the_plan_explains_groups():
-    words = [f"--optimizer.groups={json.dumps([HEAD, REST])}"]
-    text = explain(resolve(load_config(DIGITS, words), world_size=2), "digits")
-    assert "head.*: 3 x the learning rate\n" in text
-    assert "*: 0.5 x the learning rate\n" in text

@@ -1,6 +1,5 @@
 """Tensor files are those of `safetensors`, read by its own code; nothing else is read, and nothing executed."""
 
-import json
 import pickle
 
 import pytest
@@ -23,12 +22,6 @@ def saved(folder, tensors):
     return folder / FILE
 
 
-def header_of(path):
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    return json.loads(content[8 : 8 + size]), content[8 + size :]
-
-
 @pytest.mark.parametrize("dtype", DTYPE_NAMES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)], ids=str)
 def test_every_dtype_is_read_by_safetensors_and_by_us(dtype, shape, tmp_path):
@@ -37,16 +30,6 @@ def test_every_dtype_is_read_by_safetensors_and_by_us(dtype, shape, tmp_path):
     assert_same(safetensors.torch.load_file(path)["tensor"], tensor)
     assert_same(TensorFiles(tmp_path).read(FILE, "tensor"), tensor)
     assert TensorFiles(tmp_path).find(FILE, "tensor").dtype == dtype
-
-
-@pytest.mark.parametrize("length", range(1, 18))
-def test_the_header_ends_at_a_multiple_of_eight_bytes(length, tmp_path):
-    path = saved(tmp_path, {"x" * length: torch.tensor([7], dtype=torch.uint8)})
-    content = path.read_bytes()
-    assert int.from_bytes(content[:8], "little") % 8 == 0
-    assert header_of(path)[1] == b"\7"
-    with safetensors.safe_open(path, "np") as file:
-        assert file.metadata() == {"format": "pt"}
 
 
 def test_what_is_not_contiguous_or_needs_a_gradient_is_written_in_row_major_order(tmp_path):

@@ -16,7 +16,7 @@ from largebatch.estimate.step_time import Fabric, Hardware, step_time
 from largebatch.estimate.table import table
 from largebatch.model.parts import convolves
 from largebatch.plan import resolve
-from largebatch.system.hardware import GIB, GPUS, find_gpu, kept_back
+from largebatch.system.hardware import GIB, find_gpu
 from largebatch.tools.plan import GPU_OF_NAME, network
 from paths import DIGITS, LLAMA, PYDOC, ROOT, VIT_DIGITS
 
@@ -46,13 +46,9 @@ def test_what_is_no_network():
     ("name", "device", "precision", "peak"),
     [
         ("a100", "NVIDIA A100-SXM4-80GB", "bf16", 312.0),
-        ("a100-40gb", "NVIDIA A100-PCIE-40GB", "fp32", 19.5),
         ("h100", "NVIDIA H100 80GB HBM3", "bf16", 989.0),
-        ("h100-pcie", "NVIDIA H100 PCIe", "bf16", 756.0),
         ("h100-nvl", "NVIDIA H100 NVL", "bf16", 835.0),
-        ("h200", "NVIDIA H200", "bf16", 989.0),
         ("h200-nvl", "NVIDIA H200 NVL", "fp32", 60.0),
-        ("b200", "NVIDIA B200", "bf16", 2250.0),
         ("l40s", "NVIDIA L40S", "fp64", None),
     ],
 )
@@ -65,27 +61,13 @@ def test_a_gpu_by_the_name_of_its_data_sheet_and_by_torchs(name, device, precisi
     "device",
     [
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
-        "NVIDIA GB200",
         "NVIDIA GH200 480GB",
-        "NVIDIA GeForce RTX 4090",
         "the CPU",
         "Tesla V100-SXM2-32GB",
     ],
 )
 def test_a_gpu_without_a_data_sheet(device):
     assert find_gpu(device) is None
-
-
-def test_a_gpu_has_less_memory_than_its_name_says_in_gib():
-    for gpu in GPUS:
-        digits = "".join(letter for letter in gpu.name.partition("-")[2] if letter.isdigit())
-        assert not digits or 0.97 * int(digits) < gpu.memory_gib < int(digits)
-
-
-@pytest.mark.parametrize(("memory", "kept"), [(16, 4), (50, 4), (80, 6.4)])
-def test_8_percent_and_at_least_4_gib_are_kept_back(memory, kept):
-    assert kept_back(memory * GIB) == int(kept * 2**30)
 
 
 def counted(recipe, *words):
@@ -112,12 +94,6 @@ def test_operations_that_are_done_again():
     assert forward_again == forward
     # The blocks' forward pass, which is most of the whole, and not the output layer's.
     assert 0.3 * forward < backward_again - backward < forward
-
-
-def test_operations_of_convolutions():
-    """The first layer needs no gradient of the images, so that the backward pass has nearly twice the forward's."""
-    _, _, (forward, backward) = counted(DIGITS)
-    assert 1.5 * forward < backward < 2 * forward
 
 
 def test_published_throughputs_of_convolutions():
@@ -177,14 +153,6 @@ def test_bytes_within_and_between_nodes_by_hand():
     assert (ddp["sent_bytes_per_step"], ddp["sent_between_nodes_bytes_per_step"]) == (sent, sent // 8)
     (row,) = (" ".join(line.split()) for line in table(compared(), RECIPE).splitlines() if line.startswith("  ddp"))
     assert "yes 5.09 0.73 " in row
-
-
-def test_every_assumption_is_printed():
-    text = " ".join(table(compared(), RECIPE).split())
-    assert "0.3 to 0.5 of the data sheet's 989 TFLOP/s (MFU), 450 GB/s within nodes of 8 and 50 GB/s per GPU" in text
-    assert "0.4 to 1 of the shorter of computation and communication not hidden" in text
-    assert "Networks of convolutions take at least 17 to 19 passes over their activations" in text
-    assert max(map(len, table(compared(), RECIPE).splitlines())) <= 110
 
 
 def test_the_whole_run_by_hand():

@@ -17,9 +17,8 @@ from largebatch.tools.verify.differences import read_run
 from paths import RECIPES, ROOT, STRATEGIES
 from played import write_commands
 
-# One of each task and architecture; the others differ from them in numbers.
-TRAINED = ("bert_large_64k_128", "gpt2_124m", "llama_8b", "resnet50_imagenet_8k", "sft_qwen_gsm8k")
-TRAINED += ("simclr_resnet50_4k", "vit_s16_imagenet")
+# One of each task; the others differ from them in numbers.
+TRAINED = ("bert_large_64k_128", "llama_8b", "sft_qwen_gsm8k", "simclr_resnet50_4k", "vit_s16_imagenet")
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +105,7 @@ def test_a_large_recipe_trains_when_it_is_made_small(name, tmp_path):
     config = load_config(recipe)
     overrides = [*debug_model_overrides(config), *tiny_data_overrides(config), *SMALL_VOCABULARY.get(name, ())]
     overrides += ["--train.stop_after_steps=2", "--evaluation.max_samples=8", "--logging.every=1"]
-    run_job(train_copy, recipe, overrides, tmp_path / "run", strategy="single", world_size=1)
+    run_job(train_copy, recipe, overrides, tmp_path / "run", strategy="single")
     assert [line["step"] for line in read_run(tmp_path / "run").metrics] == [1, 2]
 
 
@@ -134,7 +133,7 @@ def test_the_smallest_task(monkeypatch, capsys):
 def test_the_smallest_task_learns(tmp_path):
     assert main(["new", "job", "--task", "tides"]) == 0
     recipe = tmp_path / "job/recipes/tides/tides.json"
-    run_job(train_copy, recipe, (), tmp_path / "run", world_size=1, strategy="single")
+    run_job(train_copy, recipe, (), tmp_path / "run", strategy="single")
     losses = [line["loss"] for line in read_run(tmp_path / "run").evaluations]
     # The values' variance is 4 (1 - sin(6) / 6) / 2, which is 2.1.
     assert losses[0] < 1 > 100 * losses[-1]
@@ -145,9 +144,7 @@ def test_the_smallest_task_learns(tmp_path):
     [
         ("x", "--recipe=gpt2_124", "argument --recipe: invalid choice: 'gpt2_124' (choose from 'bert_"),
         ("x", "--recipe=../recipes/causal_lm/gpt_pydoc", "argument --recipe: invalid choice: "),
-        ("x", "--recipe=", "argument --recipe: invalid choice: ''"),
         ("x", "--task=../Tide tables", "--task ../Tide tables: write lowercase letters"),
-        ("x", "--task=", "--task : write "),
         ("x", "--task=accelerate_configs", "--task accelerate_configs: write "),
         (
             "full",

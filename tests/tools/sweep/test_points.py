@@ -40,8 +40,6 @@ def test_all_combinations_with_each_seed():
         ("1,2.5", [1, 2.5]),
         ('["sqrt", "linear"]', ["sqrt", "linear"]),
         ("sqrt,linear", ["sqrt,linear"]),
-        ("true,false", ["true,false"]),
-        ('{"steps": 3, "x": [1, 2]}', [{"steps": 3, "x": [1, 2]}]),
         ('[{"steps": 3}, null]', [{"steps": 3}, None]),
         ("[8, 16]", [8, 16]),
         ("[[8, 16]]", [[8, 16]]),
@@ -60,8 +58,6 @@ def test_values(text, values):
     ("words", "seeds", "count"),
     [
         ([], 1001, "1,001"),
-        ([], 10**15, "1,000,000,000,000,000"),
-        ([f"--x.{name}={','.join(map(str, range(20)))}" for name in "abcde"], 1, "3,200,000"),
         (["--seed=1,2"], 501, "1,002"),
     ],
 )
@@ -137,13 +133,6 @@ def test_a_folder_gets_more_points_but_no_other_sweep(tmp_path):
     (tmp_path / "other/file").touch()
     with pytest.raises(UserError, match="other holds files that are not a sweep's; choose another folder"):
         more.continued(tmp_path / "other")
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"recipe": 3}'])
-def test_a_damaged_file(text, tmp_path):
-    (tmp_path / "sweep.json").write_text(text)
-    with pytest.raises(UserError, match=r"sweep\.json is not a sweep's, or cannot be read"):
-        sweep(*RATES).continued(tmp_path)
 
 
 def test_a_wrong_point_is_told_before_any_starts(tmp_path, capsys):

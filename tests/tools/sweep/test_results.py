@@ -153,14 +153,3 @@ def test_the_report_has_the_table(tmp_path, capsys):
     assert f" 1.1 ± 0.1 (3)  best{END} " in text
     assert main(["report", str(folder / "base_lr=0.1_seed=0"), "--target", "1"]) == 2
     assert "--target needs the folder of a sweep" in capsys.readouterr().err
-
-
-def test_values_that_names_of_folders_do_not_say(tmp_path):
-    words = ['--learning_rate.warmup=[null, {"duration": {"epochs": 1}}]', *SETTINGS]
-    sweep = Sweep(str(DIGITS), {}, grid(words, 1))
-    for point in sweep.points:
-        write_run(tmp_path / point.name, tuple(point.overrides))
-    (tmp_path / "sweep.json").write_text(json.dumps(asdict(sweep)))
-    *_, first, second = Results.read(tmp_path).table().splitlines()
-    assert first.startswith("  warmup=null ")
-    assert second.startswith('  warmup={"duration": {"epochs": 1}} ')
