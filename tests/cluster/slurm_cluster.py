@@ -176,14 +176,6 @@ class Cluster:
         """Cut a host's network; it stays alive."""
         self.command("ip", "link", "set", name, "down")
 
-    def join_again(self, name: str) -> None:
-        """Restore a host's network."""
-        self.command("ip", "link", "set", name, "up")
-
-    def kill_slurmd(self, name: str) -> None:
-        """End a host's daemon by SIGKILL; the processes of its jobs stay."""
-        self.on_host(name, "bash", "-c", f"kill -KILL $(</run/slurmd.{name}.pid)")
-
     def _output(self, command: list[str], environment: Mapping[str, str]) -> str:
         result = subprocess.run(command, env=self.environment | dict(environment), capture_output=True, text=True)
         assert result.returncode == 0, f"{command}: {result.stderr}{result.stdout}"
