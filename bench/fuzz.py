@@ -11,45 +11,24 @@ what a check has found. Case number n of a target depends on the seed and n alon
 """
 
 import argparse
+import importlib
 import json
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzzing import (
-    advice,
-    chats,
-    checkpoints,
-    model_folders,
-    overrides,
-    recipes,
-    run_folders,
-    sweeps,
-    tars,
-    variables,
-)
 from fuzzing.cases import HELD, Case, Outcome, Sound, run_case
 from largebatch.__main__ import COMMANDS, build_parser
 from record import RESULTS, take_facts, write_verdicts
 
-TARGETS: dict[str, Callable[[Random, Sound, Path], Case]] = {
-    module.__name__.removeprefix("fuzzing."): module.case
-    for module in (
-        recipes,
-        overrides,
-        variables,
-        run_folders,
-        checkpoints,
-        advice,
-        sweeps,
-        chats,
-        tars,
-        model_folders,
-    )
-}
+TARGETS = (
+    *("recipes", "overrides", "variables", "run_folders", "checkpoints"),
+    *("advice", "sweeps", "chats", "tars", "model_folders"),
+)
 
 
 def warm_up(folder: Path) -> Sound:
@@ -70,12 +49,14 @@ def warm_up(folder: Path) -> Sound:
 
 def fuzz(target: str, numbers: Sequence[int], seed: int, sound: Sound) -> list[tuple[int, Case, Outcome]]:
     """Run cases of a target; each is made from the seed, the target and its number."""
+    make = importlib.import_module(f"fuzzing.{target}").case
     outcomes = []
     for number in numbers:
         # Resolved: on some systems the folder is a link.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name).resolve()
-            case = TARGETS[target](Random(f"{seed} {target} {number}"), sound, folder)
+            shutil.copytree(sound.project, folder, dirs_exist_ok=True)
+            case = make(Random(f"{seed} {target} {number}"), sound, folder)
             outcomes.append((number, case, run_case(case)))
     return outcomes
 
@@ -87,6 +68,7 @@ def row_of(target: str, outcomes: Sequence[tuple[int, Case, Outcome]]) -> dict[s
     return {
         "target": target,
         "cases": len(outcomes),
+        "accepted": sum(outcome.is_accepted for _, _, outcome in outcomes),
         "longest CPU seconds": round(longest, 1),
         "not held": {f"{target}:{number}": outcome.verdict for number, outcome in bad},
         "verdict": HELD if not bad else "not held",

@@ -61,6 +61,7 @@ class Outcome:
     """How a case ended."""
 
     verdict: str
+    is_accepted: bool  # whether the command ended with exit code 0
     cpu_seconds: float
     output: str
 
@@ -83,10 +84,11 @@ def run_case(case: Case) -> Outcome:
             file.seek(0)
             texts.append(file.read(2**24).decode(errors="replace"))
     cpu_seconds = usage.ru_utime + usage.ru_stime
-    verdict = f"no end in {WALL_SECONDS:g} s" if not ready else judge(os.waitstatus_to_exitcode(status), *texts)
+    code = os.waitstatus_to_exitcode(status)
+    verdict = judge(code, *texts) if ready else f"no end in {WALL_SECONDS:g} s"
     if ready and cpu_seconds > CPU_SECONDS:
         verdict = f"over {CPU_SECONDS:g} s"
-    return Outcome(verdict, cpu_seconds, "".join(texts))
+    return Outcome(verdict, code == 0, cpu_seconds, "".join(texts))
 
 
 def judge(code: int, out: str, err: str) -> str:

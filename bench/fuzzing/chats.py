@@ -1,7 +1,6 @@
 """Conversations: rows that `prepare` reads for fine-tuning, and the template that writes them."""
 
 import json
-import shutil
 from pathlib import Path
 from random import Random
 
@@ -12,9 +11,8 @@ from fuzzing.mutations import as_text, change_bytes, cut, insert, mutate
 TOKENIZERS = ("chatml", "llama3", "mistral")
 
 
-def case(random: Random, sound: Sound, folder: Path) -> Case:
+def case(random: Random, _: Sound, folder: Path) -> Case:
     """Mutated conversations, or a damaged template."""
-    shutil.copytree(sound.project / "recipes", folder / "recipes")
     tokenizer = folder / "tokenizer"
     chat_tokenizer(template(random.choice(TOKENIZERS), marked=random.random() < 0.5)).save_pretrained(tokenizer)
     rows = [random.choice(conversations()) for _ in range(4)]

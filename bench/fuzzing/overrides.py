@@ -35,7 +35,6 @@ def command_lines(sound: Sound, folder: Path) -> list[list[str]]:
 
 def case(random: Random, sound: Sound, folder: Path) -> Case:
     """The words of a command, some of them replaced, left out, repeated or added."""
-    shutil.copytree(sound.project, folder, dirs_exist_ok=True)
     shutil.copytree(random.choice((sound.run, sound.checkpoints)), folder / "run")
     words = random.choice(command_lines(sound, folder))
     for _ in range(random.randint(1, 3)):

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import tarfile
 from pathlib import Path
 from random import Random
@@ -28,9 +27,8 @@ def write(random: Random, file: Path) -> None:
                 tar.addfile(member, io.BytesIO(content))
 
 
-def case(random: Random, sound: Sound, folder: Path) -> Case:
+def case(random: Random, _: Sound, folder: Path) -> Case:
     """Two tars, of which one may be damaged."""
-    shutil.copytree(sound.project / "recipes", folder / "recipes")
     files = [folder / "train.tar", folder / "eval.tar"]
     for file in files:
         write(random, file)

@@ -62,7 +62,6 @@ def launched(words: Sequence[str]) -> None:
 
 def case(random: Random, sound: Sound, folder: Path) -> Case:
     """Values that no launcher gives."""
-    shutil.copytree(sound.project, folder, dirs_exist_ok=True)
     shutil.copytree(random.choice((sound.run, sound.checkpoints)), folder / "run")
     given = {name: value for name, value in VARIABLES.items() if random.random() < 0.6}
     for name in random.sample(sorted(VARIABLES), random.randint(1, 3)):

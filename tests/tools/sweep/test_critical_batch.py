@@ -205,7 +205,9 @@ def test_a_history_that_names_no_recipe(recipe, tmp_path, capsys):
         ({"plan": 5}, (), "--at 128: its manifest.json is not readable: plan"),
         ({"step": "many"}, (), "--at 128: its manifest.json is not readable: step"),
         ({"config": {}}, (), "--at 128: the config in its manifest.json has no batch"),
-        ({"config": {"batch": 5}}, (), "batch"),
+        # Not of the recipe, which is sound.
+        ({"config": {"batch": 5}}, (), "step_00000128/manifest.json:\n  - batch: "),
+        (None, (), "--at 128: there is no complete.json in it"),
         ({}, ("--window", "9" * 400), "is not a positive whole number"),
         ({}, ("--window", "9" * 15), "--window: only 1,088 samples are left"),
         (
@@ -222,8 +224,10 @@ def test_damaged_checkpoints_and_impossible_numbers(damage, words, message, tmp_
     checkpoint = FakeRun(tmp_path).save(STEP)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["config"] = as_json(load_config(QUADRATIC))
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest | damage))
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | (damage or {})))
     mark(checkpoint)
+    if damage is None:
+        (checkpoint / "complete.json").unlink()
     try:
         place = ["--folder", str(tmp_path / "branches"), f"--recipe={QUADRATIC}"]
         code = main(["critical-batch", str(tmp_path), f"--at={STEP}", *place, *words])

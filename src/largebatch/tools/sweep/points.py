@@ -136,7 +136,10 @@ def _branch_off(checkpoint: Path, run_dir: Path) -> None:
             shutil.copy(file, new.path)
         new.path.rename(run_dir)
     except OSError as error:
-        raise UserError(f"{run_dir}: {error}; choose a --folder on the file system of {checkpoint}") from None
+        raise UserError(
+            f"{run_dir} cannot be made from {checkpoint}: {error}; write a --folder on its file system, and let its run "
+            "have its plan.json and config.json"
+        ) from None
 
 
 def grid(words: Sequence[str], seeds: int, seed: int = 0) -> list[Point]:
