@@ -21,7 +21,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzzing.cases import HELD, Case, Outcome, Sound, run_case
+from fuzzing import SOUND
+from fuzzing.cases import HELD, Case, Outcome, make_sound, run_case
 from largebatch.__main__ import COMMANDS, build_parser
 from record import RESULTS, take_facts, write_verdicts
 
@@ -31,7 +32,7 @@ TARGETS = (
 )
 
 
-def warm_up(folder: Path) -> Sound:
+def warm_up() -> None:
     """Import what the commands import, and make what cases are made from."""
     import datasets  # noqa: F401
     import plotly.io  # noqa: F401
@@ -44,10 +45,10 @@ def warm_up(folder: Path) -> Sound:
 
     for command in COMMANDS:
         build_parser(command)
-    return Sound.make(folder)
+    make_sound()
 
 
-def fuzz(target: str, numbers: Sequence[int], seed: int, sound: Sound) -> list[tuple[int, Case, Outcome]]:
+def fuzz(target: str, numbers: Sequence[int], seed: int) -> list[tuple[int, Case, Outcome]]:
     """Run cases of a target; each is made from the seed, the target and its number."""
     make = importlib.import_module(f"fuzzing.{target}").case
     outcomes = []
@@ -55,8 +56,8 @@ def fuzz(target: str, numbers: Sequence[int], seed: int, sound: Sound) -> list[t
         # Resolved: on some systems the folder is a link.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name).resolve()
-            shutil.copytree(sound.project, folder, dirs_exist_ok=True)
-            case = make(Random(f"{seed} {target} {number}"), sound, folder)
+            shutil.copytree(SOUND, folder, dirs_exist_ok=True)
+            case = make(Random(f"{seed} {target} {number}"), folder)
             outcomes.append((number, case, run_case(case)))
     return outcomes
 
@@ -86,17 +87,16 @@ def main() -> None:
     options = parser.parse_args()
     facts = take_facts(("pydantic", "torch", "plotly"))
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        sound = warm_up(Path(folder).resolve())
-        if options.only:
-            target, _, number = options.only.partition(":")
-            ((_, case, outcome),) = fuzz(target, [int(number)], options.seed, sound)
-            print(case.words, case.environment, outcome.output, outcome.verdict, outcome.cpu_seconds, sep="\n")
-            return
-        for target in options.targets.split(","):
-            started = time.monotonic()
-            rows.append(row_of(target, fuzz(target, range(options.cases), options.seed, sound)))
-            print(json.dumps(rows[-1], indent=1), f"{time.monotonic() - started:.0f} s", flush=True)
+    warm_up()
+    if options.only:
+        target, _, number = options.only.partition(":")
+        ((_, case, outcome),) = fuzz(target, [int(number)], options.seed)
+        print(case.words, case.environment, outcome.output, outcome.verdict, outcome.cpu_seconds, sep="\n")
+        return
+    for target in options.targets.split(","):
+        started = time.monotonic()
+        rows.append(row_of(target, fuzz(target, range(options.cases), options.seed)))
+        print(json.dumps(rows[-1], indent=1), f"{time.monotonic() - started:.0f} s", flush=True)
     write_verdicts(rows, HELD, facts | {"seed": options.seed}, options.output)
 
 

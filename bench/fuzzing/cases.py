@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ending_files import write_ending
+from fuzzing import SOUND
 from largebatch.__main__ import main as largebatch
 from record import ROOT
 from run_folders import HISTORY, write_run
@@ -26,24 +28,15 @@ MEMORY_BYTES = 2 * 2**30
 HELD = "held"
 
 
-@dataclass(frozen=True)
-class Sound:
-    """What cases are made from: a copy of the project, a run, and a run with two checkpoints."""
-
-    project: Path
-    run: Path
-    checkpoints: Path
-
-    @classmethod
-    def make(cls, folder: Path) -> "Sound":
-        sound = cls(folder / "project", folder / "run", folder / "checkpoints")
-        for name in ("recipes", "slurm", "ds_configs", "launch"):
-            shutil.copytree(ROOT / name, sound.project / name)
-        write_run(sound.run, history=HISTORY)
-        run = FakeRun(sound.checkpoints)
-        for step in (7, 9):
-            run.save(step)
-        return sound
+def make_sound() -> None:
+    """Make `SOUND`."""
+    for name in ("recipes", "slurm", "ds_configs", "launch"):
+        shutil.copytree(ROOT / name, SOUND / name)
+    write_run(SOUND / "run", history=HISTORY)
+    run = FakeRun(SOUND / "run")
+    for step in (7, 9):
+        run.save(step)
+    write_ending(run.attempt.endings_dir, "finished")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from random import Random
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tasks
-from fuzzing.cases import Case, Sound
+from fuzzing.cases import Case
 from fuzzing.mutations import damage
 from largebatch.config import load_config
 from largebatch.optim import build_optimizer
@@ -27,7 +27,7 @@ def start(words: Sequence[str]) -> None:
         run.prepare(model, build_optimizer(model, run.plan))
 
 
-def case(random: Random, _: Sound, folder: Path) -> Case:
+def case(random: Random, folder: Path) -> Case:
     """A damaged folder of a model."""
     config = LlamaConfig(
         vocab_size=257, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2

@@ -3,11 +3,11 @@
 from pathlib import Path
 from random import Random
 
-from fuzzing.cases import Case, Sound
+from fuzzing.cases import Case
 from fuzzing.mutations import change_bytes, change_json, cut, insert, replace_by_kind
 
 
-def case(random: Random, _: Sound, folder: Path) -> Case:
+def case(random: Random, folder: Path) -> Case:
     """A mutated recipe beside its `config.py`."""
     file = random.choice(sorted((folder / "recipes").glob("*/*_*.json")))
     kinds = (change_bytes, cut, insert, replace_by_kind)

@@ -8,7 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzzing.cases import Case, Sound
+from fuzzing import SOUND
+from fuzzing.cases import Case
 from fuzzing.mutations import TEXTS, change_json, damage
 from largebatch.__main__ import main as largebatch
 from largebatch.config import as_json, load_config
@@ -22,28 +23,27 @@ TARGET = ["--target", "0.5"]
 READERS = (SWEEP, ["report", "sweep", *TARGET], ["advise", "--fit", "sweep", "--batches", "32,64", *TARGET])
 
 
-def without_training(run: Path, words: Sequence[str]) -> int:
+def without_training(words: Sequence[str]) -> int:
     """The command, for which a finished run stands in for each point's."""
 
     def finish(_: Any, points: Sequence[start.Point], folder: Path, *__: Any) -> None:
         for point in points:
-            shutil.copytree(run, folder / point.name, dirs_exist_ok=True)
+            shutil.copytree(SOUND / "run", folder / point.name, dirs_exist_ok=True)
 
     start._train_here = finish
     return largebatch(words)
 
 
-def read_damaged(run: Path, seed: int, words: Sequence[str]) -> int:
+def read_damaged(seed: int, words: Sequence[str]) -> int:
     """A command on a sweep's folder after some damage."""
-    without_training(run, SWEEP)
+    without_training(SWEEP)
     damage(Random(seed), Path("sweep"))
-    return without_training(run, words)
+    return without_training(words)
 
 
-def case(random: Random, sound: Sound, folder: Path) -> Case:
+def case(random: Random, folder: Path) -> Case:
     """A command with unusual words, or on a damaged folder."""
-    shutil.copytree(sound.run, folder / "run")
-    run = shutil.copytree(sound.checkpoints, folder / "run", dirs_exist_ok=True)
+    run = folder / "run"
     manifest = run / "checkpoints/step_00000009/manifest.json"
     about = json.loads(manifest.read_text()) | {"config": as_json(load_config(folder / RECIPE))}
     manifest.write_text(json.dumps(about))
@@ -52,10 +52,10 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
     mark(manifest.parent)
     kind = random.randrange(4)
     if kind == 0:
-        return Case(random.choice(READERS), folder, partial(read_damaged, sound.run, random.randrange(2**32)))
+        return Case(random.choice(READERS), folder, partial(read_damaged, random.randrange(2**32)))
     words = list(BRANCH if kind == 1 else random.choice((SWEEP, BRANCH)))
     if kind == 1:
         damage(random, run)
     else:
         words[random.randrange(1, len(words))] = random.choice(TEXTS)
-    return Case(words, folder, partial(without_training, sound.run))
+    return Case(words, folder, without_training)

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 from PIL import Image
 
-from fuzzing.cases import Case, Sound
+from fuzzing.cases import Case
 from fuzzing.mutations import TEXTS, change_bytes, cut, insert, replace_by_kind
 
 
@@ -27,7 +27,7 @@ def write(random: Random, file: Path) -> None:
                 tar.addfile(member, io.BytesIO(content))
 
 
-def case(random: Random, _: Sound, folder: Path) -> Case:
+def case(random: Random, folder: Path) -> Case:
     """Two tars, of which one may be damaged."""
     files = [folder / "train.tar", folder / "eval.tar"]
     for file in files:
