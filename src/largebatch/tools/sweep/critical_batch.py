@@ -63,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
     checkpoints = {entry.step: entry for entry in run.checkpoints()}
     if options.at not in checkpoints:
         known = ", ".join(map(str, sorted(checkpoints))) or "none"
-        raise UserError(f"--at {options.at}: {run_dir} has checkpoints of the steps {known}; checkpoint.keep_every keeps more")
+        raise UserError(
+            f"--at {options.at}: {run_dir} has checkpoints of the steps {known}; checkpoint.keep_every keeps more"
+        )
     options.config = recipe
     task = task_of(recipe)
     entry = checkpoints[options.at]

@@ -137,8 +137,8 @@ def _branch_off(checkpoint: Path, run_dir: Path) -> None:
         new.path.rename(run_dir)
     except OSError as error:
         raise UserError(
-            f"{run_dir} cannot be made from {checkpoint}: {error}; write a --folder on its file system, and let its run "
-            "have its plan.json and config.json"
+            f"{run_dir} cannot be made from {checkpoint}: {error}; its run must have a plan.json and a config.json, "
+            "and --folder be on the same file system"
         ) from None
 
 
