@@ -22,7 +22,7 @@ MODEL = '--model={"architecture": "auto", "path": "model"}'
 def start(words: Sequence[str]) -> None:
     """A run, until it has read its weights."""
     with user_errors(OwnEnding()):
-        run = Run(load_config(Path(RECIPE), words), RunOptions(Path("run")))
+        run = Run(load_config(Path(RECIPE), words), RunOptions(Path("new")))
         model = run.build(tasks.module("sft", "model").build_model)
         run.prepare(model, build_optimizer(model, run.plan))
 

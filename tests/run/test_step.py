@@ -80,6 +80,7 @@ MISTAKES = {
     "zero_grad of the model": {"before_update": lambda model, _: model.zero_grad()},
     "own step": {"before_update": lambda _, optimizer: optimizer.step()},
     "own scheduler": {"after_update": step_a_scheduler},
+    "evaluation mode": {"before_update": lambda model, _: model.eval()},
     "replaced weights": {"before_update": replace_weights},
     "no update": {"update": lambda _run, _step: None},
     "two updates": {"update": two_updates},
@@ -203,12 +204,15 @@ def test_training_mode_holds_from_the_first_step_and_through_evaluation(strategy
         ("ddp", "own scheduler"),
         ("zero1", "own scheduler"),
         ("zero3", "replaced weights"),
+        ("fsdp", "evaluation mode"),
+        ("zero1", "evaluation mode"),
     ],
 )
 def test_what_update_does_is_not_done_beside_it(strategy, mistake, tmp_path):
     """Some strategies would train something else, and others the same."""
     said = {
         "own step": "the optimizer was stepped after step.backward; run.update clips, steps",
+        "evaluation mode": "step.backward got a loss of a model in evaluation mode",
         "replaced weights": "zero3 cannot gather",
         "own scheduler": "is 0, but run.update has set 5e-05; it follows the recipe's learning_rate",
     }
