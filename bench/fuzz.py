@@ -11,48 +11,28 @@ what a check has found. Case number n of a target depends on the seed and n alon
 """
 
 import argparse
+import importlib
 import json
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzzing import (
-    advice,
-    chats,
-    checkpoints,
-    model_folders,
-    overrides,
-    recipes,
-    run_folders,
-    sweeps,
-    tars,
-    variables,
-)
-from fuzzing.cases import HELD, Case, Outcome, Sound, run_case
+from fuzzing import SOUND
+from fuzzing.cases import HELD, Case, Outcome, make_sound, run_case
 from largebatch.__main__ import COMMANDS, build_parser
 from record import RESULTS, take_facts, write_verdicts
 
-TARGETS: dict[str, Callable[[Random, Sound, Path], Case]] = {
-    module.__name__.removeprefix("fuzzing."): module.case
-    for module in (
-        recipes,
-        overrides,
-        variables,
-        run_folders,
-        checkpoints,
-        advice,
-        sweeps,
-        chats,
-        tars,
-        model_folders,
-    )
-}
+TARGETS = (
+    *("recipes", "overrides", "variables", "run_folders", "checkpoints"),
+    *("advice", "sweeps", "chats", "tars", "model_folders"),
+)
 
 
-def warm_up(folder: Path) -> Sound:
+def warm_up() -> None:
     """Import what the commands import, and make what cases are made from."""
     import datasets  # noqa: F401
     import plotly.io  # noqa: F401
@@ -65,17 +45,19 @@ def warm_up(folder: Path) -> Sound:
 
     for command in COMMANDS:
         build_parser(command)
-    return Sound.make(folder)
+    make_sound()
 
 
-def fuzz(target: str, numbers: Sequence[int], seed: int, sound: Sound) -> list[tuple[int, Case, Outcome]]:
+def fuzz(target: str, numbers: Sequence[int], seed: int) -> list[tuple[int, Case, Outcome]]:
     """Run cases of a target; each is made from the seed, the target and its number."""
+    make = importlib.import_module(f"fuzzing.{target}").case
     outcomes = []
     for number in numbers:
         # Resolved: on some systems the folder is a link.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name).resolve()
-            case = TARGETS[target](Random(f"{seed} {target} {number}"), sound, folder)
+            shutil.copytree(SOUND, folder, dirs_exist_ok=True)
+            case = make(Random(f"{seed} {target} {number}"), folder)
             outcomes.append((number, case, run_case(case)))
     return outcomes
 
@@ -87,6 +69,7 @@ def row_of(target: str, outcomes: Sequence[tuple[int, Case, Outcome]]) -> dict[s
     return {
         "target": target,
         "cases": len(outcomes),
+        "accepted": sum(outcome.is_accepted for _, _, outcome in outcomes),
         "longest CPU seconds": round(longest, 1),
         "not held": {f"{target}:{number}": outcome.verdict for number, outcome in bad},
         "verdict": HELD if not bad else "not held",
@@ -104,17 +87,16 @@ def main() -> None:
     options = parser.parse_args()
     facts = take_facts(("pydantic", "torch", "plotly"))
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        sound = warm_up(Path(folder).resolve())
-        if options.only:
-            target, _, number = options.only.partition(":")
-            ((_, case, outcome),) = fuzz(target, [int(number)], options.seed, sound)
-            print(case.words, case.environment, outcome.output, outcome.verdict, outcome.cpu_seconds, sep="\n")
-            return
-        for target in options.targets.split(","):
-            started = time.monotonic()
-            rows.append(row_of(target, fuzz(target, range(options.cases), options.seed, sound)))
-            print(json.dumps(rows[-1], indent=1), f"{time.monotonic() - started:.0f} s", flush=True)
+    warm_up()
+    if options.only:
+        target, _, number = options.only.partition(":")
+        ((_, case, outcome),) = fuzz(target, [int(number)], options.seed)
+        print(case.words, case.environment, outcome.output, outcome.verdict, outcome.cpu_seconds, sep="\n")
+        return
+    for target in options.targets.split(","):
+        started = time.monotonic()
+        rows.append(row_of(target, fuzz(target, range(options.cases), options.seed)))
+        print(json.dumps(rows[-1], indent=1), f"{time.monotonic() - started:.0f} s", flush=True)
     write_verdicts(rows, HELD, facts | {"seed": options.seed}, options.output)
 
 

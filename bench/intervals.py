@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/intervals.py
 
-Takes some 2 minutes.
+Takes some 5 minutes.
 """
 
 import argparse
@@ -14,7 +14,8 @@ from largebatch.batch.noise_scale import measure, noise_scale
 from largebatch.tools.sweep.verdicts import Cell, is_clearly_lower
 from record import Figure, Record, add_output_options, take_facts, write_record
 
-DRAWS = 2_000
+DRAWS = 2_000  # of intervals
+SWEEPS = 20_000
 RATIOS = (0.5, 5, 16, 50)
 MEASUREMENTS = (2, 3, 5, 20, 100)
 SEEDS = (2, 3, 5, 8)
@@ -22,7 +23,7 @@ DIMENSIONS = 500
 PARTS = 8
 ABOUT = f"""**Noise scale.** Of {DRAWS:,} intervals of 95 % confidence, the share that is reported, and the share of
 these that holds the true noise scale. Gradients are normal in {DIMENSIONS} dimensions, in {PARTS} micro-batches.
-**Sweep.** Of {DRAWS:,} sweeps in which all rates reach the same loss, the share that says that the rule does not hold.
+**Sweep.** Of {SWEEPS:,} sweeps in which all rates reach the same loss, the share that says that the rule does not hold.
 Losses are normal; "unequal": the standard deviation doubles from each rate to the next."""
 
 
@@ -50,13 +51,13 @@ def false_verdicts(random: np.random.Generator, num_rates: int, seeds: int, is_e
     """Of sweeps over so many rates."""
     spreads = np.ones(num_rates) if is_equal else 2.0 ** np.arange(num_rates)
     wrong = 0
-    for _ in range(DRAWS):
+    for _ in range(SWEEPS):
         cells = [Cell(tuple(random.normal(0, spread, seeds).tolist())) for spread in spreads]
         predicted = cells[random.integers(num_rates)]
         best = min(cells, key=lambda cell: cell.mean)
         wrong += best is not predicted and is_clearly_lower(best, predicted, num_rates - 1)
     case = f"{num_rates} rates, {seeds} seeds, {'equal' if is_equal else 'unequal'} spreads"
-    return Figure(f"{case}: false verdicts", "%", [100 * wrong / DRAWS], None, 6)
+    return Figure(f"{case}: false verdicts", "%", [100 * wrong / SWEEPS], None, 5.5)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -77,7 +78,7 @@ def main(words: Sequence[str] | None = None) -> None:
         program="intervals",
         title="Intervals and verdicts",
         about=ABOUT,
-        settings={"draws": DRAWS},
+        settings={"draws": DRAWS, "sweeps": SWEEPS},
         facts=facts,
         comparisons=[],
         figures=figures,

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 from record import ROOT
 
@@ -13,5 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # What cases prepare is not kept.
 _home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 os.environ["HF_HOME"] = _home.name
+SOUND = Path(_home.name, "sound")
+"""What cases are made from: a copy of the project, with a finished run that has two checkpoints."""
 # A run folder and a checkpoint as the tests write them, without training.
 sys.path.insert(0, str(ROOT / "tests"))

@@ -1,31 +1,32 @@
 """Critical batches: what `advise` reads of a run, of `critical-batch`, and of a table of points."""
 
 import json
-import shutil
 from pathlib import Path
 from random import Random
 
-from fuzzing.cases import Case, Sound
+from fuzzing.cases import Case
 from fuzzing.mutations import TEXTS, change_bytes, change_json, cut, insert, replace_by_kind
 
 NOISE = {"samples": 500.0, "low": 400.0, "high": 700.0, "measurements": 50}
-BRANCHED = {"samples": 512, "beyond": 1024, "metric": "loss", "tolerance": 0.01}
+MEASURED = {
+    "summary.json": {"noise_scale": NOISE},
+    "critical_batch.json": {"samples": 512, "beyond": 1024, "metric": "loss", "tolerance": 0.01},
+}
 POINTS = [["batch", "samples", "spread", "seeds", "every"]] + [
     [str(2**power), str(20_000 + 30 * 2**power), "500", "3", "640"] for power in range(5, 12)
 ]
 
 
-def case(random: Random, sound: Sound, folder: Path) -> Case:
+def case(random: Random, folder: Path) -> Case:
     """A damaged measurement or table, or words that are out of the ordinary."""
-    run = shutil.copytree(sound.run, folder / "run")
-    (run / "summary.json").write_text(json.dumps({"noise_scale": NOISE}))
-    if random.random() < 0.4:
-        (run / "critical_batch.json").write_text(json.dumps(BRANCHED))
     points = folder / "points.csv"
+    name = random.choice(list(MEASURED))
+    measured = folder / "run" / name
+    measured.write_text(json.dumps(MEASURED[name]))
     rows = [list(row) for row in POINTS]
-    words = random.choice((["--measured", str(run)], ["--measured", str(run)], ["--fit", str(points)]))
-    words += ["--batches", "64,256,1024"]
-    kind = random.randrange(3)
+    file, source = random.choice(((points, points), (measured, measured.parent)))
+    words = ["--fit" if file is points else "--measured", str(source), "--batches", "64,256,1024"]
+    kind = random.randrange(4)
     if kind == 0:
         words[random.randrange(1, len(words))] = random.choice(TEXTS)
     elif kind == 1:
@@ -34,7 +35,6 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
             row[random.randrange(len(row))] = random.choice(TEXTS).encode(errors="replace").decode()
         rows *= random.choice((1, 1, 1, 1000))
     points.write_text("\n".join(",".join(row) for row in rows) + "\n")
-    if kind == 2:
-        file = random.choice([points, *run.glob("*.json")])
+    if kind > 1:
         random.choice((change_json, change_json, change_json, change_bytes, cut, insert, replace_by_kind))(random, file)
     return Case(["advise", *words], folder)

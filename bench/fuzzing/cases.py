@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ending_files import write_ending
+from fuzzing import SOUND
 from largebatch.__main__ import main as largebatch
 from record import ROOT
 from run_folders import HISTORY, write_run
@@ -26,24 +28,15 @@ MEMORY_BYTES = 2 * 2**30
 HELD = "held"
 
 
-@dataclass(frozen=True)
-class Sound:
-    """What cases are made from: a copy of the project, a run, and a run with two checkpoints."""
-
-    project: Path
-    run: Path
-    checkpoints: Path
-
-    @classmethod
-    def make(cls, folder: Path) -> "Sound":
-        sound = cls(folder / "project", folder / "run", folder / "checkpoints")
-        for name in ("recipes", "slurm", "ds_configs", "launch"):
-            shutil.copytree(ROOT / name, sound.project / name)
-        write_run(sound.run, history=HISTORY)
-        run = FakeRun(sound.checkpoints)
-        for step in (7, 9):
-            run.save(step)
-        return sound
+def make_sound() -> None:
+    """Make `SOUND`."""
+    for name in ("recipes", "slurm", "ds_configs", "launch"):
+        shutil.copytree(ROOT / name, SOUND / name)
+    write_run(SOUND / "run", history=HISTORY)
+    run = FakeRun(SOUND / "run")
+    for step in (7, 9):
+        run.save(step)
+    write_ending(run.attempt.endings_dir, "finished")
 
 
 @dataclass(frozen=True)
@@ -61,6 +54,7 @@ class Outcome:
     """How a case ended."""
 
     verdict: str
+    is_accepted: bool  # whether the command ended with exit code 0
     cpu_seconds: float
     output: str
 
@@ -83,10 +77,11 @@ def run_case(case: Case) -> Outcome:
             file.seek(0)
             texts.append(file.read(2**24).decode(errors="replace"))
     cpu_seconds = usage.ru_utime + usage.ru_stime
-    verdict = f"no end in {WALL_SECONDS:g} s" if not ready else judge(os.waitstatus_to_exitcode(status), *texts)
+    code = os.waitstatus_to_exitcode(status)
+    verdict = judge(code, *texts) if ready else f"no end in {WALL_SECONDS:g} s"
     if ready and cpu_seconds > CPU_SECONDS:
         verdict = f"over {CPU_SECONDS:g} s"
-    return Outcome(verdict, cpu_seconds, "".join(texts))
+    return Outcome(verdict, code == 0, cpu_seconds, "".join(texts))
 
 
 def judge(code: int, out: str, err: str) -> str:

@@ -1,20 +1,18 @@
 """Conversations: rows that `prepare` reads for fine-tuning, and the template that writes them."""
 
 import json
-import shutil
 from pathlib import Path
 from random import Random
 
 from chat_templates import chat_tokenizer, conversations, template
-from fuzzing.cases import Case, Sound
+from fuzzing.cases import Case
 from fuzzing.mutations import as_text, change_bytes, cut, insert, mutate
 
 TOKENIZERS = ("chatml", "llama3", "mistral")
 
 
-def case(random: Random, sound: Sound, folder: Path) -> Case:
+def case(random: Random, folder: Path) -> Case:
     """Mutated conversations, or a damaged template."""
-    shutil.copytree(sound.project / "recipes", folder / "recipes")
     tokenizer = folder / "tokenizer"
     chat_tokenizer(template(random.choice(TOKENIZERS), marked=random.random() < 0.5)).save_pretrained(tokenizer)
     rows = [random.choice(conversations()) for _ in range(4)]

@@ -128,6 +128,13 @@ def replace_by_kind(random: Random, file: Path) -> None:
 
 def change_json(random: Random, file: Path) -> None:
     """Mutate the value of a JSON file or, in one of JSON lines, of some lines; the bytes of any other file."""
+    if file.suffix == ".safetensors":
+        # The length of its header, the header, and the tensors.
+        content = file.read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = as_text(mutate(random, json.loads(content[8:end])))
+        file.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
+        return
     if file.suffix not in (".json", ".jsonl"):
         change_bytes(random, file)
         return

@@ -1,19 +1,15 @@
 """Recipes: a shipped one, mutated, for `plan` and `lint`."""
 
-import shutil
 from pathlib import Path
 from random import Random
 
-from fuzzing.cases import Case, Sound
+from fuzzing.cases import Case
 from fuzzing.mutations import change_bytes, change_json, cut, insert, replace_by_kind
 
 
-def case(random: Random, sound: Sound, folder: Path) -> Case:
+def case(random: Random, folder: Path) -> Case:
     """A mutated recipe beside its `config.py`."""
-    recipe = random.choice(sorted((sound.project / "recipes").glob("*/*_*.json")))
-    task = shutil.copytree(recipe.parent, folder / "recipes" / recipe.parent.name)
-    shutil.copytree(sound.project / "recipes/accelerate_configs", folder / "recipes/accelerate_configs")
-    file = task / recipe.name
+    file = random.choice(sorted((folder / "recipes").glob("*/*_*.json")))
     kinds = (change_bytes, cut, insert, replace_by_kind)
     random.choice(kinds if random.random() < 0.15 else (change_json,))(random, file)
     size = str(random.choice((1, 2, 8, 96, 1000)))

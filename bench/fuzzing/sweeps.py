@@ -3,10 +3,13 @@
 import json
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from fuzzing.cases import Case, Sound
+from fuzzing import SOUND
+from fuzzing.cases import Case
 from fuzzing.mutations import TEXTS, change_json, damage
 from largebatch.__main__ import main as largebatch
 from largebatch.config import as_json, load_config
@@ -14,28 +17,33 @@ from largebatch.tools.sweep import start
 from saving import mark
 
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
-SWEEP = ["sweep", RECIPE, "--learning_rate.base_lr=1e-3,2e-3", "--seeds", "2", "--folder", "sweep"]
+SWEEP = ["sweep", RECIPE, "--batch.global_batch_size=32,64", "--seeds", "2", "--folder", "sweep"]
 BRANCH = ["critical-batch", "run", f"--recipe={RECIPE}", "--at", "9", "--batches", "1,2", "--window", "640"]
+TARGET = ["--target", "0.5"]
+READERS = (SWEEP, ["report", "sweep", *TARGET], ["advise", "--fit", "sweep", "--batches", "32,64", *TARGET])
 
 
 def without_training(words: Sequence[str]) -> int:
-    """The command, which trains no point."""
-    start._train_here = lambda *_: 0
+    """The command, for which a finished run stands in for each point's."""
+
+    def finish(_: Any, points: Sequence[start.Point], folder: Path, *__: Any) -> None:
+        for point in points:
+            shutil.copytree(SOUND / "run", folder / point.name, dirs_exist_ok=True)
+
+    start._train_here = finish
     return largebatch(words)
 
 
-def sweep_twice(words: Sequence[str]) -> int:
-    """A sweep, the damage that the second word describes by its seed, and another command on what is left."""
-    seed, *command = words
+def read_damaged(seed: int, words: Sequence[str]) -> int:
+    """A command on a sweep's folder after some damage."""
     without_training(SWEEP)
     damage(Random(seed), Path("sweep"))
-    return without_training(command)
+    return without_training(words)
 
 
-def case(random: Random, sound: Sound, folder: Path) -> Case:
+def case(random: Random, folder: Path) -> Case:
     """A command with unusual words, or on a damaged folder."""
-    shutil.copytree(sound.project, folder, dirs_exist_ok=True)
-    run = shutil.copytree(sound.checkpoints, folder / "run")
+    run = folder / "run"
     manifest = run / "checkpoints/step_00000009/manifest.json"
     about = json.loads(manifest.read_text()) | {"config": as_json(load_config(folder / RECIPE))}
     manifest.write_text(json.dumps(about))
@@ -44,7 +52,7 @@ def case(random: Random, sound: Sound, folder: Path) -> Case:
     mark(manifest.parent)
     kind = random.randrange(4)
     if kind == 0:
-        return Case([str(random.random()), *random.choice((SWEEP, ["report", "sweep"]))], folder, sweep_twice)
+        return Case(random.choice(READERS), folder, partial(read_damaged, random.randrange(2**32)))
     words = list(BRANCH if kind == 1 else random.choice((SWEEP, BRANCH)))
     if kind == 1:
         damage(random, run)

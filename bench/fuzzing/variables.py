@@ -1,11 +1,10 @@
 """Variables: the environment of a job's processes, its batch script and its pre-flight."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from fuzzing.cases import Case, Sound
+from fuzzing.cases import Case
 from fuzzing.mutations import TEXTS
 from largebatch.backend.launch import read_launch
 from largebatch.run.command_line import user_errors
@@ -60,10 +59,8 @@ def launched(words: Sequence[str]) -> None:
             raise
 
 
-def case(random: Random, sound: Sound, folder: Path) -> Case:
+def case(random: Random, folder: Path) -> Case:
     """Values that no launcher gives."""
-    shutil.copytree(sound.project, folder, dirs_exist_ok=True)
-    shutil.copytree(random.choice((sound.run, sound.checkpoints)), folder / "run")
     given = {name: value for name, value in VARIABLES.items() if random.random() < 0.6}
     for name in random.sample(sorted(VARIABLES), random.randint(1, 3)):
         given[name] = random.choice(TEXTS).replace("\0", "")

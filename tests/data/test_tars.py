@@ -197,11 +197,11 @@ def test_damage_is_no_end_and_no_label(shards):
     file.write_bytes(whole[:start])
     refused(f"it has neither a header nor the mark of its end at byte {start:,}")
     file.write_bytes(whole + (shards / "train-1.tar").read_bytes())
-    refused(r"it goes on after its end at byte [\d,]+, as tars do that were joined; write them apart")
+    refused(r"it goes on after its end at byte [\d,]+: it is damaged, or joined of several")
     with file.open("wb") as longer:
         longer.write(whole)
         longer.truncate(2**25)
-    refused(r"it goes on after its end at byte [\d,]+, as tars do that were joined; write them apart")
+    refused(r"it goes on after its end at byte [\d,]+: it is damaged, or joined of several")
     planted(file, 2, 124, size_field(-512))
     refused("the header of 'n0/000.png' is damaged, of a sparse file, or of one cut off")
     planted(file, 2, 124, size_field(2**62))

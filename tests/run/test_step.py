@@ -55,6 +55,11 @@ def step_a_scheduler(_model, optimizer):
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step).step()
 
 
+def replace_weights(model, _optimizer):
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    torch.func.functional_call(model, weights, (), {"input_ids": torch.zeros(1, 16, dtype=torch.int64)})
+
+
 # What each has in place of a part of `CORRECT`.
 MISTAKES = {
     "none": {},
@@ -75,6 +80,8 @@ MISTAKES = {
     "zero_grad of the model": {"before_update": lambda model, _: model.zero_grad()},
     "own step": {"before_update": lambda _, optimizer: optimizer.step()},
     "own scheduler": {"after_update": step_a_scheduler},
+    "evaluation mode": {"before_update": lambda model, _: model.eval()},
+    "replaced weights": {"before_update": replace_weights},
     "no update": {"update": lambda _run, _step: None},
     "two updates": {"update": two_updates},
 }
@@ -194,12 +201,17 @@ def test_training_mode_holds_from_the_first_step_and_through_evaluation(tmp_path
         ("fsdp", "own step"),
         ("zero3", "own step"),
         ("zero1", "own scheduler"),
+        ("zero3", "replaced weights"),
+        ("fsdp", "evaluation mode"),
+        ("zero1", "evaluation mode"),
     ],
 )
 def test_what_update_does_is_not_done_beside_it(strategy, mistake, tmp_path):
     """Some strategies would train something else, and others the same."""
     said = {
         "own step": "the optimizer was stepped after step.backward; run.update clips, steps",
+        "evaluation mode": "step.backward got a loss of a model in evaluation mode",
+        "replaced weights": "zero3 cannot gather",
         "own scheduler": "is 0, but run.update has set 5e-05; it follows the recipe's learning_rate",
     }
     for report in run_job(loop_with, mistake, tmp_path / "run", strategy=strategy):

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import deepspeed
 import torch
-from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
+from deepspeed.runtime.zero.partition_parameters import is_zero_param
 from torch import nn
 
 from largebatch.backend.torch_internals import hide_from_modes
+from largebatch.errors import UserError
 from largebatch.optim.layerwise import LayerPart
 
 
@@ -24,7 +26,23 @@ def switch_off_shared_memory() -> None:
 
 def hide_gathers_from_modes() -> None:
     """Have ZeRO-3 gather and free weights outside of the modes that watch operations."""
-    hide_from_modes(PartitionedParameterCoordinator, "fetch_sub_module", "release_sub_module")
+    hide_from_modes(coordinator.PartitionedParameterCoordinator, "fetch_sub_module", "release_sub_module")
+
+
+def refuse_replaced_weights() -> None:
+    """Have ZeRO-3 raise UserError when a module is called with other tensors in place of its weights."""
+    parameters_of = coordinator.iter_params
+
+    def own_parameters(module: nn.Module, recurse: bool = False) -> Iterator[nn.Parameter]:
+        for parameter in parameters_of(module, recurse):
+            if not is_zero_param(parameter):
+                raise UserError(
+                    "a module was called with other tensors in place of its weights, such as by "
+                    "torch.func.functional_call, which zero3 cannot gather; train under another strategy"
+                )
+            yield parameter
+
+    coordinator.iter_params = own_parameters
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Refuses what a training script does to weights and gradients beside `run.update`, which does it all."""
+"""Refuses what a training script does to weights, gradients and the model's mode, which are the run's."""
 
 from torch import nn
 from torch.optim import Optimizer
@@ -9,10 +9,14 @@ REFUSAL = (
     "{} after step.backward; run.update clips, steps and clears gradients: remove optimizer.step(), "
     "optimizer.zero_grad() and clipping (see optimizer.clip_norm) from train.py"
 )
+IN_EVALUATION_MODE = (
+    "step.backward got a loss of a model in evaluation mode, without dropout: remove model.eval() from train.py "
+    "(run.evaluate changes the mode and restores it), or call eval() only on the layers that must not train"
+)
 
 
 class Untouched:
-    """Whether weights and gradients are as the run has left them.
+    """Whether weights and gradients are as the run has left them, and the model is in training mode.
 
     It compares the numbers of changes that torch counts in each tensor, which takes microseconds. Clipping FSDP2's
     gradients, a list of DTensors, is not counted; one process and DDP show it. A script does not reach gradients that
@@ -24,6 +28,7 @@ class Untouched:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer):
+        self._model = model
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._noted: list[int] | None = None
         optimizer.register_step_pre_hook(self._refuse_step)
@@ -34,6 +39,8 @@ class Untouched:
 
     def check(self) -> None:
         """Raise UserError if something has changed since."""
+        if not self._model.training:
+            raise UserError(IN_EVALUATION_MODE)
         if self._noted is not None and self._noted != self._versions():
             raise UserError(REFUSAL.format("gradients or weights were changed"))
 

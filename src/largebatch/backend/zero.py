@@ -25,6 +25,7 @@ from largebatch.backend.deepspeed_internals import (
     part_of_weight,
     partition_weights,
     publish_masters,
+    refuse_replaced_weights,
     steps_up_to,
     switch_off_shared_memory,
 )
@@ -59,6 +60,7 @@ class ZeroBackend(Backend):
             group.backend = "gloo"
         if self.plan.compute.activation_checkpointing == "selective":
             hide_gathers_from_modes()
+        refuse_replaced_weights()
         assert self.launch.deepspeed_config is not None
         plugin = DeepSpeedPlugin(
             hf_ds_config=fill_from_plan(self.launch.deepspeed_config, self.plan),

@@ -145,4 +145,6 @@ def _check_end(file: Path, end: int) -> None:
         # More than the end of any record is not read: a file of holes may have any size.
         rest = opened.read(MAX_PADDING + 1)
         if rest.strip(tarfile.NUL) or len(rest) > MAX_PADDING:
-            raise ValueError(f"it goes on after its end at byte {end:,}, as tars do that were joined; write them apart")
+            raise ValueError(
+                f"it goes on after its end at byte {end:,}: it is damaged, or joined of several tars; write them apart"
+            )

@@ -69,7 +69,7 @@ def test_a_noisy_quadratic(tmp_path, monkeypatch, capsys):
     assert main([*command, "--window", "1089"]) == 2
     assert "--window: only 1,088 samples are left after step 128, not 1,120" in capsys.readouterr().err
     assert main([*command, "--at", "5"]) == 2
-    assert "--at 5: checkpoints are of the steps 128, 256; checkpoint.keep_every keeps more" in capsys.readouterr().err
+    assert f"--at 5: {run_dir} has checkpoints of the steps 128, 256; checkpoint.keep" in capsys.readouterr().err
     assert not folder.exists()
     command += ["--window", "500"]
 
@@ -197,6 +197,9 @@ def test_what_is_no_run(capsys):
     [
         ({"plan": 5}, (), "--at 128: its manifest.json is not readable: plan"),
         ({"config": {}}, (), "--at 128: the config in its manifest.json has no batch"),
+        # Not of the recipe, which is sound.
+         ({"config": {"batch": 5}}, (), "step_00000128/manifest.json:\n  - batch: "),
+        (None, (), "--at 128: there is no complete.json in it"),
         ({}, ("--window", "9" * 15), "--window: only 1,088 samples are left"),
         ({}, ("--batches", ",".join(map(str, range(1, 102)))), "the list has 101 numbers; write at most 100"),
         ({}, ("--seeds", "100000"), "the sweep would have 400,000 points, at most 1,000"),
@@ -207,8 +210,10 @@ def test_damaged_checkpoints_and_impossible_numbers(damage, words, message, tmp_
     checkpoint = FakeRun(tmp_path).save(STEP)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["config"] = as_json(load_config(QUADRATIC))
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest | damage))
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | (damage or {})))
     mark(checkpoint)
+    if damage is None:
+        (checkpoint / "complete.json").unlink()
     try:
         place = ["--folder", str(tmp_path / "branches"), f"--recipe={QUADRATIC}"]
         code = main(["critical-batch", str(tmp_path), f"--at={STEP}", *place, *words])

@@ -41,6 +41,8 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     )
     gradients = ALL_OF_IT - {"loss", "first_loss"}
     assert "a hook changes that of each" in cause(lambda each: each.micro_batch_size == 4, beyond=gradients)
+    later = {"loss", "grad_norm", "parameters"}
+    assert "the first samples do not show" in cause(lambda each: each.micro_batch_size == 4, beyond=later)
     for none in (lambda _: True, lambda _: False, lambda each: each.strategy == "ddp"):
         assert cause(none) is None
     assert cause(lambda each: each.world_size == 2, verification.UNSEEDED) is None

@@ -78,7 +78,7 @@ def read_points(file: Path) -> Array:
     Raises:
         UserError: The file cannot be read, or a line of it is wrong.
     """
-    remedy = "write a header batch,samples,spread,seeds and lines of two or more batch sizes; spreads may be 0"
+    remedy = "give a file with the header batch,samples,spread,seeds and lines of two or more sizes; spreads may be 0"
     try:
         text = read_bytes(file, follow_links=True).decode("utf-8-sig").lower()
     except (OSError, ValueError) as error:

@@ -132,7 +132,7 @@ def split_words(options: argparse.Namespace, fields: Collection[str]) -> tuple[l
         elif OPTION.fullmatch(word):
             sbatch_options.append(word)
         else:
-            known = ", ".join(sorted(fields))
+            known = ", ".join(sorted(fields)) or "those of the run"
             raise UserError(
                 f"{word}: neither a field of the recipe nor an option of sbatch; write --section.field VALUE, or "
                 f"--name=value in one word for an option of sbatch; sections are {known}"

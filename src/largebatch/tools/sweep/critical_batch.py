@@ -9,7 +9,7 @@ from typing import Any
 
 from largebatch.batch import Length, Timeline
 from largebatch.config import RecipeConfig, load_config, override_words, task_of
-from largebatch.errors import UserError
+from largebatch.errors import ConfigError, UserError
 from largebatch.plan import RunPlan, resolve
 from largebatch.storage.layout import MANIFEST, CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
@@ -60,22 +60,30 @@ def run(options: argparse.Namespace) -> int:
     run_dir: Path = options.run_dir.absolute()
     run = RunFolder(run_dir)
     recipe = options.recipe or _recorded_recipe(run)
-    checkpoints = {entry.step: entry.path for entry in run.checkpoints() if entry.problem is None}
+    checkpoints = {entry.step: entry for entry in run.checkpoints()}
     if options.at not in checkpoints:
         known = ", ".join(map(str, sorted(checkpoints))) or "none"
-        raise UserError(f"--at {options.at}: checkpoints are of the steps {known}; checkpoint.keep_every keeps more")
+        raise UserError(
+            f"--at {options.at}: {run_dir} has checkpoints of the steps {known}; checkpoint.keep_every keeps more"
+        )
     options.config = recipe
     task = task_of(recipe)
+    entry = checkpoints[options.at]
     try:
-        recorded = read_manifest(checkpoints[options.at]).config
+        if entry.problem is not None:
+            raise CheckpointError(entry.problem)
+        recorded = read_manifest(entry.path).config
     except CheckpointError as error:
         raise UserError(f"--at {options.at}: {error}; choose another checkpoint") from error
     recorded.pop("task", None)
     if "batch" not in recorded:
         raise UserError(f"--at {options.at}: the config in its {MANIFEST} has no batch; choose another checkpoint")
-    plan = resolve(load_config(recipe, override_words(recorded), task=task), 1)
+    try:
+        plan = resolve(load_config(recipe, override_words(recorded), task=task), 1)
+    except ConfigError as error:
+        raise ConfigError(error.problems, f"the config of {entry.path / MANIFEST}") from error
     points = _branch_points(options, task, recorded, plan)
-    checkpoint = str(checkpoints[options.at].absolute())
+    checkpoint = str(entry.path.absolute())
     sweep = Sweep(str(recipe), recorded, points, options.metric, options.higher_is_better, checkpoint)
     folder = options.folder or run_dir.with_name(f"{run_dir.name}.critical_batch_at_{options.at}")
     code = start(sweep, folder, task, options, split_words(options, ())[1])

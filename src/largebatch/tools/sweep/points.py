@@ -136,7 +136,10 @@ def _branch_off(checkpoint: Path, run_dir: Path) -> None:
             shutil.copy(file, new.path)
         new.path.rename(run_dir)
     except OSError as error:
-        raise UserError(f"{run_dir}: {error}; choose a --folder on the file system of {checkpoint}") from None
+        raise UserError(
+            f"{run_dir} cannot be made from {checkpoint}: {error}; its run must have a plan.json and a config.json, "
+            "and --folder be on the same file system"
+        ) from None
 
 
 def grid(words: Sequence[str], seeds: int, seed: int = 0) -> list[Point]:

@@ -47,7 +47,7 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
         "several processes": (
             "several processes differ where one does not, from the first loss on: data or noise depends on the process "
             "(draw both in `fetch`, from `derive_seed(seed, name, epoch, index)`, not in train.py; dropout from "
-            "torch's default generator), or the loss is divided by something that does"
+            "torch's default generator, which only the run may seed), or the loss is divided by something that does"
         ),
     },
     "first_grad_norm": {
@@ -71,6 +71,11 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "later": {
+        "other micro-batch": (
+            "only other micro-batch sizes differ, and only after the first step: something depends on the micro-batch "
+            "that the first samples do not show (the source's `weight`, padding without a mask), or that is kept from "
+            "step to step (a buffer that `forward` updates)"
+        ),
         "otherwise": (
             "the first step and its update agree, later ones do not: something that is kept from step to step (a "
             "buffer that `forward` updates, a cache of the source, an average in train.py) depends on the process or "

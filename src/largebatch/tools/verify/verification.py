@@ -260,7 +260,7 @@ class Verification:
             raise UserError(
                 f"no progress for {self._hang_seconds(combination):.0f} s; rank after rank waits in "
                 f"{_where_they_wait(run_dir, task)}: processes must make the same calls, so neither a layer nor a call "
-                "of `run` may depend on a process's own data"
+                "of `run` may depend on a process's rank or data"
             ) from None
         return read_run(run_dir)
 
