@@ -99,17 +99,20 @@ def test_the_last_micro_batch_reduces_behind_its_own_backward_pass_only():
 def test_low_and_high_by_hand():
     """300 operations at 0.5 and 0.3 of 10 per second are 60 and 100 s; 7 s of gathering."""
     gather = Collective("gather", 8, 1, "forward", Group(8))
-    found = step_time([gather], (100, 200), 1, Hardware(10, BYTES))
+    found = step_time([gather], (100, 200), 1, Hardware(10, 10, BYTES))
     low, high = EXPOSED_SHARE
     assert MFU == (0.3, 0.5)
     assert found == pytest.approx({"least": 60 + 7 * low, "most": 100 + 7 * high})
+    # 60 operations of the update at 0.5 and 0.3 of 40 per second; the exchange and the passes do not hide them.
+    updated = step_time([gather], (100, 200), 1, Hardware(10, 40, BYTES), products=60)
+    assert updated == pytest.approx({"least": found["least"] + 3, "most": found["most"] + 5})
 
 
 @pytest.mark.parametrize(("kept", "least", "most"), [(0, 60, 100), (5, 85, 100), (6, 102, 114)])
 def test_convolutions_wait_for_memory(kept, least, most):
     """60 and 100 s of operations; 17 and 19 passes over what is kept, at a byte per second."""
     assert CONVOLUTION_PASSES == (19, 17)
-    hardware = Hardware(10, BYTES, memory_bandwidth=1)
+    hardware = Hardware(10, 10, BYTES, memory_bandwidth=1)
     found = step_time([], (100, 200), 2, hardware, kept)
     assert found == pytest.approx({"least": 2 * least, "most": 2 * most})
     # The forward pass takes a third of it, and 70 s of gathering.
@@ -117,4 +120,4 @@ def test_convolutions_wait_for_memory(kept, least, most):
     hidden = (1 - EXPOSED_SHARE[0]) * min(least / 3, 70)
     assert found == pytest.approx({"least": least + 70 - hidden, "most": most + 70})
     # Of other models, nothing is known.
-    assert step_time([], (100, 200), 1, Hardware(10, BYTES), kept)["least"] == pytest.approx(60)
+    assert step_time([], (100, 200), 1, Hardware(10, 10, BYTES), kept)["least"] == pytest.approx(60)

@@ -6,15 +6,17 @@ from math import prod
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 from jobs import run_job, train_in_job
 from largebatch.config import load_config
-from largebatch.config.optimizers.muon import COEFFICIENTS
+from largebatch.config.optimizers.muon import COEFFICIENTS, muon_products
 from largebatch.errors import ConfigError
+from largebatch.estimate.comparison import Workload, compare_strategies
 from largebatch.estimate.memory import model_states
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
-from largebatch.estimate.step_time import Fabric, collective_seconds
+from largebatch.estimate.step_time import Fabric, Hardware, collective_seconds
 from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.optim import planned_groups
 from largebatch.optim.muon import Muon, orthogonalized
@@ -310,7 +312,7 @@ MODEL = ModelShape(
     frozenset(),
     0,
     element_bytes=4,
-    group_options=({"layerwise": True}, {"layerwise": False}),
+    group_options=({"layerwise": True, "inputs_first": False, "matrices": 1}, {"layerwise": False}),
     exchanged_groups=frozenset({0}),
 )
 MATRICES = 16 * 32 + 64 * 32  # elements
@@ -334,6 +336,32 @@ def test_the_plan_has_what_is_exchanged():
     assert (within.group.size, within.sent) == (2, 2 * 4 * MATRICES // 2 // 2)
     fabric = Fabric(2, node_bandwidth=1e6, net_bandwidth=1e4, call_latency=1, node_latency=0, net_latency=10)
     assert collective_seconds(sharded, fabric) == pytest.approx(1 + 10 + MATRICES / 2 / 1e4)
+
+
+def test_the_plan_has_the_matrix_products_of_the_busiest_process():
+    """Five times 4 m^2 n + 2 m^3: 204,800 for the small layer, 1,638,400 for the large one."""
+    config = load_config(PYDOC, [MUON])
+    hardware = Hardware(1e12, 2e12, Fabric(8, 1e30, 1e30, 0, 0, 0))
+    strategies = [Strategy("ddp"), Strategy("hsdp", shard_size=1)]
+    compared = compare_strategies("x", config, Workload(MODEL, flops=(1, 1)), strategies, [1, 2], 2**40, hardware)
+    found = [list(column["strategies"].values()) for column in compared["world_sizes"]]
+    assert [[each["update_flops"] for each in options] for options in found] == [
+        [1_843_200, 1_843_200],
+        [1_638_400, 1_843_200],
+    ]
+    # At half of the peak in bf16.
+    assert found[1][0]["step_seconds"]["least"] == pytest.approx(1_638_400 / 1e12, rel=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"matrices": 3}, {"inputs_first": True, "matrices": 3}])
+def test_matrix_products_are_those_that_are_computed(options):
+    group = {"layerwise": True, "inputs_first": False, "matrices": 1} | options
+    parameter = nn.Parameter(torch.ones(6, 3, 2) if options == {} else torch.ones(6, 12))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = Muon([{"params": [parameter], **group}], lr=0.1)
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step()
+    assert counter.get_total_flops() == muon_products({"iterations": 5} | group, tuple(parameter.shape))
 
 
 def test_the_plan_has_the_copies_of_layers():

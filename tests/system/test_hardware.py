@@ -110,7 +110,7 @@ def test_published_throughputs_of_convolutions():
         (900e9, 125e12, 1156),
         (GPU_OF_NAME["a100"].memory_gb_per_s * 1e9, 312e12, 2470),
     ):
-        hardware = Hardware(peak, Fabric(8, 1, 1), memory_bandwidth)
+        hardware = Hardware(peak, peak, Fabric(8, 1, 1), memory_bandwidth)
         seconds = step_time([], flops, 1, hardware, kept)
         low, high = (config.batch.micro_batch_size / seconds[end] for end in ("most", "least"))
         assert 0.99 * low < published < 1.01 * high < 1.15 * low
@@ -124,7 +124,7 @@ def test_networks_of_convolutions(recipe, expected):
 
 
 def compared(gpu_memory=80 * GIB, net=50e9, flops=FLOPS, strategies=BOTH):
-    hardware = Hardware(989e12, Fabric(8, 450e9, net))
+    hardware = Hardware(989e12, 989e12, Fabric(8, 450e9, net))
     return compare_strategies("recipe", RECIPE, Workload(MODEL, GIB, flops), strategies, [32], gpu_memory, hardware)
 
 

@@ -29,12 +29,12 @@ from largebatch.backend.state import (
     set_scalars,
 )
 from largebatch.backend.untouched import Untouched
-from largebatch.config.optimizers import EMA
+from largebatch.config.optimizers import EMA, Shape
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
 from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer, local_part
 from largebatch.optim.states import split_state
-from largebatch.optim.whole_layers import LayerProcesses, LayerRange, Shape
+from largebatch.optim.whole_layers import LayerProcesses, LayerRange
 from largebatch.plan import RunPlan
 from largebatch.plan.strategies import Policy, names_of
 from largebatch.storage.layout import WEIGHT, ParameterInfo

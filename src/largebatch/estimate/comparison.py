@@ -10,6 +10,7 @@ from largebatch.estimate.memory import model_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, Strategy
 from largebatch.estimate.step_time import Hardware, step_time
 from largebatch.estimate.traffic import traffic_of_a_step
+from largebatch.estimate.update import most_products
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.strategies import SHARDS, find_strategy
 from largebatch.system.hardware import GIB, kept_back
@@ -118,10 +119,12 @@ def _cost(
         "fits": total <= gpu_memory - kept_back(gpu_memory),
         "sent_bytes_per_step": sum(each.sent for each in traffic),
         "sent_between_nodes_bytes_per_step": between,
+        "update_flops": most_products(plan, model, strategy.shards_of(plan.world_size)),
     }
     seconds = None
     if hardware and flops:
-        seconds = step_time(traffic, flops, micro_batches, hardware, workload.activations or 0)
+        kept = workload.activations or 0
+        seconds = step_time(traffic, flops, micro_batches, hardware, kept, cost["update_flops"])
     return cost | {"step_seconds": seconds}
 
 

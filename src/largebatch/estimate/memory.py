@@ -194,8 +194,7 @@ def exchanged(model: ModelShape, strategy: Strategy, world_size: int) -> int:
         return 0
     layers = max(groups, key=elements_of)
     is_whole = find_strategy(strategy.name).steps == "whole parameters"
-    processes = world_size if is_whole else strategy.shards_of(world_size)
-    own = max(elements_of(layers) // processes, max(layer.elements for layer in layers))
+    own = max(elements_of(layers) // strategy.shards_of(world_size), max(layer.elements for layer in layers))
     # What is sent and received, or the layers that a process owns, their results, and four copies of them meanwhile.
     return max((2 * elements_of(layers) if is_whole else 2 * own) + own, 6 * own)
 

@@ -125,7 +125,7 @@ class Strategy:
     reduces_each: bool = False  # whether FSDP2 reduces gradients with each micro-batch, not only with the last
 
     def shards_of(self, world_size: int) -> int:
-        """The number of processes that hold a part each of one copy of the model."""
+        """The number of processes that hold a part each of one copy of the model; all, if each holds a whole one."""
         return self.shard_size or world_size
 
 

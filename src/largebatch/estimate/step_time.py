@@ -8,7 +8,9 @@ A forward or backward pass takes as long as the longer of computation and commun
 shorter that is not hidden behind it. That share is the model's only fitted constant; bench/results/scale/README.md
 compares the model with published figures.
 
-Not modeled: slow processes, congestion, waiting for data, the optimizer's update, checkpoints.
+Of the optimizer's update, only matrix products are counted (Muon's), which nothing hides.
+
+Not modeled: slow processes, congestion, waiting for data, the rest of the optimizer's update, checkpoints.
 """
 
 import math
@@ -51,12 +53,18 @@ class Hardware:
     """GPUs of one kind."""
 
     peak: float  # floating-point operations per second of a GPU in the precision of training, by its data sheet
+    bf16_peak: float  # the same in bf16
     fabric: Fabric
     memory_bandwidth: float | None = None  # bytes per second of its memory if the model is one of convolutions
 
 
 def step_time(
-    traffic: Sequence[Collective], flops: tuple[int, int], micro_batches: int, hardware: Hardware, kept: int = 0
+    traffic: Sequence[Collective],
+    flops: tuple[int, int],
+    micro_batches: int,
+    hardware: Hardware,
+    kept: int = 0,
+    products: int = 0,
 ) -> dict[str, float]:
     """The least and the most seconds of a step, under the assumptions `MFU`, `CONVOLUTION_PASSES` and `EXPOSED_SHARE`.
 
@@ -66,6 +74,7 @@ def step_time(
         micro_batches: Number of micro-batches per process in the step.
         hardware: The GPUs and what connects them.
         kept: Bytes of activations that are kept for a micro-batch, for networks of convolutions.
+        products: Floating-point operations of the update's matrix products, in bf16.
     """
     found = []
     for mfu, passes, share in zip(MFU, CONVOLUTION_PASSES, EXPOSED_SHARE[::-1], strict=True):
@@ -73,7 +82,8 @@ def step_time(
         if hardware.memory_bandwidth is not None:
             seconds = max(seconds, passes * kept / hardware.memory_bandwidth)
         computing = [seconds * each / sum(flops) for each in flops]
-        found.append(step_seconds(traffic, computing, micro_batches, hardware.fabric, share))
+        updating = products / (mfu * hardware.bf16_peak)
+        found.append(updating + step_seconds(traffic, computing, micro_batches, hardware.fabric, share))
     most, least = found
     return {"least": least, "most": most}
 

@@ -51,8 +51,9 @@ def assumptions(comparison: Json) -> str:
         f"The time of a step is an estimate: {flops:.3g} operations per micro-batch at {mfu} of the data sheet's "
         f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
         f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and {exposed} of "
-        "the shorter of computation and communication not hidden behind the longer. Networks of convolutions take at "
-        f"least {passes} passes over their activations in the GPU's memory."
+        "the shorter of computation and communication not hidden behind the longer. Of the optimizer's update, only "
+        "matrix products (Muon's) are counted, at the peak of bf16. Networks of convolutions take at least "
+        f"{passes} passes over their activations in the GPU's memory."
     )
 
 

@@ -121,11 +121,10 @@ def traffic_of_a_step(
 
 def exchanged(case: TrafficCase) -> Collectives:
     """Layers are put together by the optimizer, and taken apart again."""
-    is_whole = find_strategy(case.strategy.name).steps == "whole parameters"
-    holders = Group(case.world_size if is_whole else case.strategy.shards_of(case.world_size))
+    holders = Group(case.strategy.shards_of(case.world_size))
     size = case.model.exchanged * case.model.element_bytes
     calls = len(case.model.exchanged_groups)
-    if is_whole:
+    if find_strategy(case.strategy.name).steps == "whole parameters":
         return (Collective("exchange", size, calls, "update", holders),)
     return (Collective("exchange", size // holders.size, calls, "update", holders, times=2),)
 

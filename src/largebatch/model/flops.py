@@ -3,7 +3,7 @@
 The convention is that of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B). A token takes 6 N + 12 L d T
 floating-point operations, forward and backward: 6 for each of the N parameters that it is multiplied by, and 12 L d T
 for the attention of L layers of width d to T tokens, including those that a causal mask hides. Recomputed activations
-count once.
+count once. Operations of the optimizer, such as Muon's matrix products, do not count, so they lower the MFU.
 
 N is all parameters except embeddings that are only looked up: learned positions, token types, and an input vocabulary
 that the output layer does not share. For GPT-2 it is nanoGPT's number. (A ViT's positions, which are not a layer of

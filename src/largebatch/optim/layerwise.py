@@ -9,7 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from largebatch.optim.whole_layers import LayerProcesses, Shape, WholeLayers
+from largebatch.config.optimizers import Shape
+from largebatch.optim.whole_layers import LayerProcesses, WholeLayers
 
 TrustRatio = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps the norms of the layers' weights and of their gradients or updates, each of shape (layers,), to their ratios."""

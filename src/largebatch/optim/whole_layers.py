@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-Shape = tuple[int, ...]
+from largebatch.config.optimizers import Shape
+from largebatch.plan.layer_owners import layer_owners
 
 
 class LayerRange(NamedTuple):
@@ -50,7 +51,7 @@ class WholeLayers:
         self._exchange = processes.exchange
         mine = processes.rank
         everyone = range(len(processes.ranges))
-        owners = _owners(shapes, len(everyone))
+        owners = layer_owners(shapes, len(everyone))
 
         def held(holder: int, owner: int) -> list[LayerRange]:
             """What a process holds of this owner's layers."""
@@ -96,14 +97,3 @@ class WholeLayers:
         received = self._exchange(sent, [sum(each) for each in lengths], empty)
         for ranges, vector, sizes in zip(expected, received, lengths, strict=True):
             yield from zip(ranges, torch.split_with_sizes(vector, sizes), strict=True)
-
-
-def _owners(shapes: Mapping[str, Shape], count: int) -> dict[str, int]:
-    """A process for each layer: the largest layer first, to the one that has the least work."""
-    work = {name: prod(shape) * min(shape[0], prod(shape[1:])) for name, shape in shapes.items()}
-    load = [0] * count
-    owners = {}
-    for name in sorted(shapes, key=lambda name: -work[name]):
-        owners[name] = load.index(min(load))
-        load[owners[name]] += work[name]
-    return owners

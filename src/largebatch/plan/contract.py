@@ -52,6 +52,7 @@ class RunPlan:
     sync_batch_norm: bool  # whether `micro_batch_size` x `world_size` is, instead
     coupled_loss: bool  # whether the loss of a sample depends on all other samples of its global batch
     optimizer_explanation: str  # a line about the optimizer, which may be empty
+    decay_explanation: str  # how weight decay is computed; empty if it is as tuned
 
     # What is decided.
     world_size: int  # data-parallel processes: observed, never configured
@@ -231,7 +232,7 @@ def resolve(
     max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))
     k = sizes[0] / rate.reference_batch_size
     optimizer = {name: getattr(config.optimizer, name) for name in OptimizerSection.model_fields}
-    optimizer["weight_decay"] = config.optimizer.weight_decay_for(
+    optimizer["weight_decay"], decay_explanation = config.optimizer.weight_decay_for(
         k, max_peak_lr / rate.base_lr, rate.horizon_of(timeline, total_steps)
     )
     return RunPlan(
@@ -253,6 +254,7 @@ def resolve(
         sync_batch_norm=config.model.synchronizes_batch_norm,
         coupled_loss=config.couples_the_batch,
         optimizer_explanation=entry.explanation,
+        decay_explanation=decay_explanation,
         world_size=world_size,
         micro_batch_size=micro_batch_size,
         max_global_batch_size=max(sizes),

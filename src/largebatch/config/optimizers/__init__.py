@@ -74,6 +74,8 @@ class OptimizerEntry:
             matrices": it must see each parameter in its own shape; refused on strategies that cut parameters up.
         group_of: A function of a parameter's role. It returns the options of the parameter's group besides weight decay
             and rates, such as {"layerwise": True}; parameters with different options are in different groups.
+        products: A function as `states`, of an optimizer that needs whole layers. It returns the floating-point
+            operations of the matrix products that a step of the layer takes, which are computed in bf16 on GPUs.
         explanation: A line that the plan adds to the optimizer's name and options.
         constants: Further constructor options, which affect speed but not results.
     """
@@ -84,6 +86,7 @@ class OptimizerEntry:
     tolerance: Tolerance
     needs: Literal["elements", "norms of layers", "whole layers", "whole matrices"] = "elements"
     group_of: Callable[[ParameterRole], GroupOptions] = lambda _: {}
+    products: Callable[[Options, Shape], int] = lambda *_: 0
     explanation: str = ""
     constants: Options = field(default_factory=dict)
 

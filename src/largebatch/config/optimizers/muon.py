@@ -1,6 +1,7 @@
 """Muon; `optim/muon.py` computes it."""
 
 from collections.abc import Mapping
+from math import prod
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat
@@ -96,6 +97,20 @@ def muon_group(role: ParameterRole) -> GroupOptions:
     return {"layerwise": True, "inputs_first": role.inputs_first, "matrices": parts}
 
 
+def muon_products(options: Options, shape: Shape) -> int:
+    """Operations of the Newton-Schulz iterations on a weight.
+
+    For a matrix X of m rows and n >= m columns, X X^T takes 2 m^2 n, its square 2 m^3, and their product with X again
+    2 m^2 n.
+    """
+    count = options["matrices"]
+    sides = [shape[0], prod(shape[1:])]
+    # The outputs' side is divided.
+    sides[int(options["inputs_first"])] //= count
+    m, n = sorted(sides)
+    return int(options["iterations"] * count * (4 * m * m * n + 2 * m**3))
+
+
 MUON = OptimizerEntry(
     Muon,
     "largebatch.optim.muon:Muon",
@@ -104,6 +119,7 @@ MUON = OptimizerEntry(
     tolerance=Tolerance(fp64=1e-10, fp32=1e-4, bf16=1e-3),
     needs="whole layers",
     group_of=muon_group,
+    products=muon_products,
     explanation="matrices are made orthogonal, each on one process; embeddings, the output layer and all others are "
     "stepped by AdamW",
 )

@@ -151,7 +151,8 @@ def _comparison(options: argparse.Namespace, config: RecipeConfig) -> Json:
         gpu = GPU_OF_NAME[options.gpu]
         peak = gpu.bf16_tflops if config.precision == "bf16" else gpu.fp32_tflops
         fabric = Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, options.network)
-        hardware = Hardware(peak * 1e12, fabric, gpu.memory_gb_per_s * 1e9 if convolves(model) else None)
+        memory_bandwidth = gpu.memory_gb_per_s * 1e9 if convolves(model) else None
+        hardware = Hardware(peak * 1e12, gpu.bf16_tflops * 1e12, fabric, memory_bandwidth)
         memory = round(gpu.memory_gib * GIB)
     return compare_strategies(
         options.config.stem,
