@@ -69,8 +69,10 @@ class Config(RecipeConfig):
 
     @check
     def _whole_pairs(self) -> Iterator[str]:
-        if self.loss.mixup_alpha is not None and self.batch.micro_batch_size % 2:
+        size = self.batch.micro_batch_size
+        may_be = self.batch.finds_micro_batch_size
+        if self.loss.mixup_alpha is not None and (may_be or size % 2):
             yield (
-                f"batch.micro_batch_size: {self.batch.micro_batch_size} is odd, but loss.mixup_alpha mixes samples in "
-                "pairs, which micro-batches must not split; write an even number"
+                f"batch.micro_batch_size: {size} {'may be' if may_be else 'is'} odd, but loss.mixup_alpha mixes "
+                "samples in pairs, which micro-batches must not split; write an even number"
             )

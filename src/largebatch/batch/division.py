@@ -18,7 +18,7 @@ def gradient_accumulation_steps(global_batch_size: int, micro_batch_size: int, w
     if global_batch_size % per_micro_step == 0:
         return global_batch_size // per_micro_step
     remedy = nearest_multiples(global_batch_size, per_micro_step)
-    micro_batch_sizes = _valid_micro_batch_sizes(global_batch_size, micro_batch_size, world_size)
+    micro_batch_sizes = valid_micro_batch_sizes(global_batch_size, micro_batch_size, world_size)
     if micro_batch_sizes:
         remedy += f"; or keep it and set batch.micro_batch_size to {' or '.join(map(str, micro_batch_sizes))}"
     raise ConfigError(
@@ -38,7 +38,7 @@ def micro_steps(num_samples: int, micro_batch_size: int, world_size: int) -> int
     return -(-num_samples // (micro_batch_size * world_size))
 
 
-def _valid_micro_batch_sizes(global_batch_size: int, micro_batch_size: int, world_size: int) -> list[int]:
+def valid_micro_batch_sizes(global_batch_size: int, micro_batch_size: int, world_size: int) -> list[int]:
     """The nearest micro-batch sizes below and above the given one with which the global batch divides."""
     if global_batch_size % world_size:
         return []

@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
 
@@ -107,6 +107,10 @@ class RecipeConfig(Section):
         """The entry of the recipe's optimizer."""
         return next(entry for entry in self.optimizers if entry.section is type(self.optimizer))
 
+    def with_micro_batch_size(self, size: int) -> Self:
+        """The config with a number in place of "auto"."""
+        return self.model_copy(update={"batch": self.batch.model_copy(update={"micro_batch_size": size})})
+
     # --- what a task may override ---------------------------------------------------------------------------------
 
     @property
@@ -142,6 +146,13 @@ class RecipeConfig(Section):
     @check
     def _whole_micro_batches(self) -> Iterator[str]:
         micro = self.batch.micro_batch_size
+        if self.batch.finds_micro_batch_size:
+            if self.model.uses_batch_norm:
+                yield (
+                    'batch.micro_batch_size: "auto" would choose the loss of a model with BatchNorm, which normalizes '
+                    "over the micro-batch; write a number"
+                )
+            return
         for _, size in self.batch.sizes:
             if size % micro:
                 nearest = nearest_multiples(size, micro)

@@ -1,7 +1,7 @@
 """The sections that every recipe's JSON has, besides `learning_rate`: a typed model each, with a sentence per field."""
 
 import math
-from typing import Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -128,14 +128,25 @@ GlobalBatchSize = Annotated[
 ]
 
 
+if TYPE_CHECKING:
+    # What a task meets: a run and the tools replace "auto" first.
+    MicroBatchSize = int
+else:
+    MicroBatchSize = Annotated[
+        Annotated[Size, Tag("integer")] | Annotated[Literal["auto"], Tag("string")],
+        Discriminator(lambda value: "string" if isinstance(value, str) else "integer"),
+    ]
+
+
 class Batch(Section):
     """The batch: two inputs, from which the gradient accumulation steps follow for any number of processes."""
 
     global_batch_size: GlobalBatchSize
     """Samples per optimizer step over all processes: a number, a list such as [{"from": {"steps": 0}, "size": 64},
     {"from": {"epochs": 5}, "size": 256}], or a linear ramp."""
-    micro_batch_size: Size
-    """Samples per process per forward pass. With BatchNorm it is part of the loss function (Goyal et al. 2017, 2.3)."""
+    micro_batch_size: MicroBatchSize
+    """Samples per process per forward pass; "auto": a size that fits into memory, which starts of the run find. With
+    BatchNorm it is part of the loss function (Goyal et al. 2017, 2.3)."""
     drop_last: bool = True
     """Whether to drop the samples at the end of an epoch that do not fill a global batch (different ones in each
     epoch). If not, they form a smaller global batch, whose loss is the mean over its own samples."""
@@ -146,6 +157,11 @@ class Batch(Section):
             given = self.global_batch_size[0].from_.length
             raise ValueError(f'global_batch_size[0].from: {given}, but training starts at 0; write {{"steps": 0}}')
         return self
+
+    @property
+    def finds_micro_batch_size(self) -> bool:
+        """Whether the micro-batch size is "auto"."""
+        return not isinstance(self.micro_batch_size, int)
 
     @property
     def sizes(self) -> list[tuple[Length, int]]:

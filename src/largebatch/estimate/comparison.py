@@ -79,6 +79,7 @@ def compare_strategies(
     return {
         "recipe": title,
         "parameters": workload.model.elements,
+        "micro_batch_size": config.batch.micro_batch_size,
         "estimated_activation_bytes": workload.activations,
         "not_estimated": workload.not_estimated,
         "micro_batch_flops": workload.flops and sum(workload.flops),

@@ -26,9 +26,10 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     """The comparison of a recipe as text."""
     activations = comparison["estimated_activation_bytes"]
     kept = f"unknown ({comparison['not_estimated']})" if activations is None else f"{_size(activations)} GiB"
+    estimated = ' (estimated for "auto")' if config.batch.finds_micro_batch_size else ""
     lines = wrapped(
         f"{comparison['recipe']}: {comparison['parameters']:,} parameters, {config.optimizer.name}, micro-batches of "
-        f"{config.batch.micro_batch_size:,}, activations {kept}"
+        f"{comparison['micro_batch_size']:,}{estimated}, activations {kept}"
     )
     for column in comparison["world_sizes"]:
         lines += ["", *wrapped(_title(column)), *wrapped(_whole_run(column, config))]

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from largebatch.batch import GlobalBatch, Length, Timeline, gradient_accumulation_steps, micro_steps
+from largebatch.batch.division import valid_micro_batch_sizes
 from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
@@ -71,6 +72,7 @@ class RunPlan:
     # What the optimizer's section says of parameters by patterns of their names, for each of its fields.
     name_patterns: dict[str, dict[str, Any]] = field(default_factory=dict)
     obstacle_to_compiling: str | None = None  # why the model cannot be compiled; None if nothing is known
+    finds_micro_batch_size: bool = False  # whether a start after one that was out of memory takes a smaller one
     expected: Expected | None = None  # a published figure of these settings
     commits: dict[str, str] = field(default_factory=dict)  # those of a run's repositories; see `config.commits`
 
@@ -208,7 +210,8 @@ def resolve(
     Args:
         config: A validated recipe of any task.
         world_size: Data-parallel processes of the job.
-        micro_batch_size: Samples per process per forward pass; None means the recipe's own.
+        micro_batch_size: Samples per process per forward pass; None means the recipe's own. If that is "auto", the plan
+            has the largest size up to this one; None allows any.
         completed_steps: Steps that these processes need not take, because a checkpoint has them.
 
     Raises:
@@ -219,11 +222,14 @@ def resolve(
     rate = config.learning_rate
     entry = config.optimizer_entry
     timeline = config.timeline
-    micro_batch_size = micro_batch_size or config.batch.micro_batch_size
     sizes = [phase.global_batch_size for phase in timeline.phases]
     total_steps = timeline.steps_in(config.train.duration.length)
     ends = [*(phase.first_step for phase in timeline.phases[1:]), total_steps + 1]
     to_come = [size for size, end in zip(sizes, ends, strict=True) if end > completed_steps]
+    if config.batch.finds_micro_batch_size:
+        size = math.gcd(*to_come)
+        micro_batch_size, *_ = valid_micro_batch_sizes(size, (micro_batch_size or size) + 1, world_size) or [1]
+    micro_batch_size = micro_batch_size or config.batch.micro_batch_size
     accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in to_come)
     obstacle = _obstacle_to_compiling(config, world_size, accumulation)
     if obstacle and config.compute.compile not in ("auto", "off"):
@@ -269,6 +275,7 @@ def resolve(
         optimizer_options=config.optimizer.options_for(k),
         name_patterns=config.optimizer.name_patterns,
         obstacle_to_compiling=obstacle,
+        finds_micro_batch_size=config.batch.finds_micro_batch_size,
         expected=config.expected,
         optimizer_entry=entry,
     )

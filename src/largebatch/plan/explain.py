@@ -11,6 +11,7 @@ from largebatch.plan.expected import describe_figure
 from largebatch.words import counted
 
 MAX_LINES = 6
+AUTO = '"auto": the largest, or at most half of one that was out of memory; `plan --gpu-memory` estimates it'
 
 
 def explain(plan: RunPlan, title: str, notes: Iterable[str] = ()) -> str:
@@ -24,6 +25,7 @@ def explain(plan: RunPlan, title: str, notes: Iterable[str] = ()) -> str:
     lines = [f"{title}: {plan.task} on {counted(plan.world_size, 'process', 'processes')}"]
     bodies = {
         "Batch": _batch(plan),
+        "Micro-batch": [AUTO] if plan.finds_micro_batch_size else [],
         "Loss": _loss(plan),
         "Steps": _steps(plan),
         "Learning rate": _learning_rate(plan),

@@ -38,6 +38,7 @@ from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.checkpoint.then import Then
 from largebatch.run.evaluate import Evaluator, PerSample
 from largebatch.run.feed import training_feed
+from largebatch.run.micro_batch_size import rehearse_longest
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
 from largebatch.run.step import Step, check_gradients
@@ -114,6 +115,8 @@ class Loop:
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
         with self.watchdog, closing(feed), self.stopwatch.counting(True):
             for index, step_feed in enumerate(feed, first):
+                if index == first + 1 and self.plan.finds_micro_batch_size:
+                    rehearse_longest(self.config, self.backend)
                 # An all-reduce on the host that nobody waits for: by when `update` reads its result, it has long ended.
                 self.stop.vote()
                 # The recipe's turn: forward and backward passes, `update`, and an evaluation if one is due.

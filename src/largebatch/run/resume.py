@@ -82,7 +82,8 @@ def find_start(
                     "repair them and start again; --resume none starts over and moves the earlier run aside"
                 )
         # The same recipe starts over in the same folder, which keeps its history; a finished run is moved aside.
-        return Start(in_place=not finished and not differences(folder.config(), config), skipped=skipped)
+        changed = differences(folder.config(), config).keys() - {"batch.micro_batch_size"}
+        return Start(in_place=not finished and not changed, skipped=skipped)
     path = usable[0].resolve()
     manifest = usable[1]
     try:

@@ -23,7 +23,7 @@ from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_size
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
-from largebatch.errors import UserError, file_errors
+from largebatch.errors import StorageError, UserError, file_errors
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.building import SeededWeights, build_without_weights, perturb_weights
@@ -39,6 +39,7 @@ from largebatch.run.checkpoint.model_files import model_files
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import PerSample, RowsPerSample
 from largebatch.run.loop import Loop
+from largebatch.run.micro_batch_size import largest_to_try
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.record.task_metrics import Logged
@@ -72,8 +73,10 @@ class Run(Generic[Config]):
         end_with_the_launcher()
         self.folder = OwnFolder(options.run_dir)
         launch = read_launch(config=config)
+        size, notes = largest_to_try(self.folder, config, launch)
         # As far as is known before the processes agree on a checkpoint.
-        self.plan = resolve(config, launch.world_size, completed_steps=self._completed_steps(options.resume))
+        self.plan = resolve(config, launch.world_size, size, self._completed_steps(options.resume))
+        self._given = config.with_micro_batch_size(self.plan.micro_batch_size)
         self.folder.check_usable()
         check_trackers(self.plan.logging.trackers)
         try_optimizer(self.plan)
@@ -85,13 +88,15 @@ class Run(Generic[Config]):
         self._ending = options.ending
         self._starting = Starting(self.backend, self._stop, self.plan.faults.hang_seconds, self._ending)
         self._agree_on_the_plan()
-        self._print(explain(self.plan, self.folder.path.name))
+        self._print(explain(self.plan, self.folder.path.name, notes))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
         self._print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}{groups}")
 
         self.backend.from_main_process(self.folder.hold)
         self._recipe = None if options.recipe is None else str(options.recipe)
-        self._start = find_start(options.resume, options.allow_change, self.folder, config, self.plan, self.backend)
+        self._start = find_start(
+            options.resume, options.allow_change, self.folder, self._given, self.plan, self.backend
+        )
         if self._start.is_finished:
             step = self._start.step
             total = self.plan.total_steps
@@ -102,9 +107,9 @@ class Run(Generic[Config]):
             )
             self.backend.end()
             raise SystemExit(0)
-        self.plan = resolve(config, launch.world_size, completed_steps=self._start.step)
+        self.plan = resolve(config, launch.world_size, self.plan.micro_batch_size, self._start.step)
         self.plan = self.backend.plan = replace(self.plan, commits=self._find_commits())
-        self.config = at_commits(config, self.plan.commits)
+        self.config = at_commits(self._given, self.plan.commits)
         self._starting_weights: StartingWeights | None = None
         self._pretrained_folder: Path | None = None
         self._perturb_weights = options.perturb_weights
@@ -411,11 +416,15 @@ class Run(Generic[Config]):
         gathered = self.backend.gather_objects(mine)
         ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
         if ranks:
-            raise UserError(
-                f"the config differs from rank 0's on rank {', '.join(ranks)}; launch all ranks with the same recipe, "
-                "overrides, Accelerate config and DeepSpeed config",
-                everywhere=True,
-            )
+            what = f"the config differs from rank 0's on rank {', '.join(ranks)}"
+            remedy = "launch all ranks with the same recipe, overrides, Accelerate config and DeepSpeed config"
+            if self.plan.finds_micro_batch_size:
+                raise StorageError(
+                    f'{what}; with micro_batch_size "auto", some may see late how an earlier start has ended: the same '
+                    f"command tries again; otherwise, {remedy}",
+                    everywhere=True,
+                )
+            raise UserError(f"{what}; {remedy}", everywhere=True)
 
     def _find_commits(self) -> dict[str, str]:
         """The commits of the repositories that the config names: those of the checkpoint, or as they are now."""

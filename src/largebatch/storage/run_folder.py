@@ -131,6 +131,11 @@ class RunFolder:
         """The records of all starts, in their order."""
         return read_attempts(self.attempts_dir)
 
+    def out_of_memory(self, attempt: Line) -> Ending | None:
+        """The ending of a process that was out of memory, if the attempt with this record had one."""
+        endings = read_endings(self.attempts_dir / attempt_name(attempt))
+        return decisive(ending for ending in endings if ending.kind == Kind.OUT_OF_MEMORY)
+
     def ending(self) -> Ending | None:
         """How the latest attempt has ended; None if there is none, it is still running, or it was killed."""
         try:

@@ -76,7 +76,12 @@ class Recorder:
         self._first_step = start.step
         self._backend = backend
         self._plan = backend.plan
-        about = {"recipe": recipe, "strategy": backend.launch.strategy, "world_size": backend.world_size}
+        about = {
+            "recipe": recipe,
+            "strategy": backend.launch.strategy,
+            "world_size": backend.world_size,
+            "micro_batch_size": self._plan.micro_batch_size,
+        }
         self.attempt = self._begin_attempt(config, start, about)
         files = {
             "metrics": folder.metrics_file,

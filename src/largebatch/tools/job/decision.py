@@ -9,8 +9,8 @@ from largebatch.system.failures import Kind
 
 SIGNALED = (143, 138, 130)  # exit codes of a process that SIGTERM, SIGUSR1 or SIGINT ended
 OUT_OF_MEMORY = (
-    "write a smaller batch.micro_batch_size, set compute.activation_checkpointing, or choose a strategy that shards "
-    "more (`largebatch plan RECIPE --world-sizes N --gpu-memory GIB` compares them)"
+    'write a smaller batch.micro_batch_size or "auto", set compute.activation_checkpointing, or choose a strategy that '
+    "shards more (`largebatch plan RECIPE --world-sizes N --gpu-memory GIB` compares them)"
 )
 # The exit codes of a job.
 FINISHED = 0

@@ -48,11 +48,14 @@ class JobStarts:
         """The folder of this start."""
         self.checkpoint_step = self.run.checkpoint_step()
         """The step of the latest complete checkpoint; 0 if there is none."""
+        too_large = {each.micro_batch_size for each in map(self.run.out_of_memory, self.run.attempts()) if each}
+        self.progress = f"{self.checkpoint_step}_{len(too_large)}"
+        """This step, and how many micro-batch sizes are known not to fit."""
 
     def begin(self) -> None:
-        """Note the checkpoint at which this start begins."""
+        """Note the progress at which this start begins."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        append(self.job_dir / "starts", f"{self.checkpoint_step}\n")
+        append(self.job_dir / "starts", f"{self.progress}\n")
 
     def evidence(self, exit_code: int, asked_to_stop: str) -> Evidence:
         """What this start, which has ended, has left in the run folder."""
@@ -91,11 +94,11 @@ class JobStarts:
 
     def reason_to_give_up(self) -> str | None:
         """Why there should be no further start, if the allowed number began at the latest checkpoint."""
-        steps: list[str] = []
+        progress: list[str] = []
         with suppress(OSError):
-            # Bytes that are not text count as a step at which no start began.
-            steps = read_bytes(self.job_dir / "starts").decode(errors="replace").split()
-        if (starts := steps.count(str(self.checkpoint_step))) <= self.max_restarts:
+            # Bytes that are not text count as progress that no start has made.
+            progress = read_bytes(self.job_dir / "starts").decode(errors="replace").split()
+        if (starts := progress.count(self.progress)) <= self.max_restarts:
             return None
         return (
             f"giving up after {counted(starts, 'start')} without progress past step {self.checkpoint_step} "

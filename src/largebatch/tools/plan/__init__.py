@@ -92,10 +92,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def first_plan(
-    config: RecipeConfig, world_sizes: Sequence[int], micro_batch_sizes: Sequence[int | None] = (None,)
-) -> RunPlan:
-    """The first plan of these numbers of processes and micro-batch sizes, where None means the recipe's own.
+def first_plan(config: RecipeConfig, world_sizes: Sequence[int], micro_batch_sizes: Sequence[int | None]) -> RunPlan:
+    """The first plan of these numbers of processes and micro-batch sizes, which are as in `resolve`.
 
     Raises:
         ConfigError: The batch divides over none of them.
@@ -110,15 +108,19 @@ def first_plan(
     raise ConfigError(list(dict.fromkeys(problems)))
 
 
-def _comparison(options: argparse.Namespace, config: RecipeConfig) -> Json:
+def _comparison(options: argparse.Namespace, given: RecipeConfig, at_most: int | None = None) -> Json:
     """Return the comparison of strategies on `options.world_sizes`.
+
+    A micro-batch size "auto" is estimated: the largest, up to `at_most`, with which each of them has a strategy that
+    should fit.
 
     Raises:
         UserError: The batch divides over none of the world sizes, or the model or its optimizer cannot be used.
     """
-    if options.gpu and config.precision == "fp64":
+    if options.gpu and given.precision == "fp64":
         options.refuse("--gpu estimates the time of bf16 and fp32, not of the recipe's fp64; give --gpu-memory")
-    plan = first_plan(config, options.world_sizes)
+    plan = first_plan(given, sorted(options.world_sizes, reverse=True), [at_most])
+    config = given.with_micro_batch_size(plan.micro_batch_size)
 
     # These import torch and what model.py imports, which takes seconds.
     from largebatch.backend.fsdp_units import shape_of
@@ -154,7 +156,7 @@ def _comparison(options: argparse.Namespace, config: RecipeConfig) -> Json:
         memory_bandwidth = gpu.memory_gb_per_s * 1e9 if convolves(model) else None
         hardware = Hardware(peak * 1e12, gpu.bf16_tflops * 1e12, fabric, memory_bandwidth)
         memory = round(gpu.memory_gib * GIB)
-    return compare_strategies(
+    comparison = compare_strategies(
         options.config.stem,
         config,
         workload=Workload(shape, activations, flops, not_estimated),
@@ -164,3 +166,7 @@ def _comparison(options: argparse.Namespace, config: RecipeConfig) -> Json:
         hardware=hardware,
         not_counted=not_counted,
     )
+    fits = all(column["problem"] or column["suggested"] for column in comparison["world_sizes"])
+    if given.batch.finds_micro_batch_size and plan.micro_batch_size > 1 and not fits:
+        return _comparison(options, given, plan.micro_batch_size // 2)
+    return comparison

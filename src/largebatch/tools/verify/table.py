@@ -84,6 +84,8 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]
     # The command line comes last, because it overrides the recipe's debug model and tiny data.
     overrides = [*debug_model_overrides(large), *tiny_data, *options.overrides]
     config: RecipeConfig = load(overrides)
+    if config.batch.finds_micro_batch_size:
+        options.refuse('batch.micro_batch_size "auto": add --batch.micro_batch_size 8, a size to compare others with')
     if options.steps < resolve(config, 1).total_steps:
         overrides += short_schedule_overrides(config, options.steps)
         config = load(overrides)

@@ -1,0 +1,150 @@
+""" "auto": what a start tries after those before it, and a run that processes without memory interrupt."""
+
+import json
+import os
+
+import pytest
+import torch
+
+import tasks
+from ending_files import write_ending
+from jobs import failure_of, train
+from largebatch.__main__ import main
+from largebatch.backend.launch import Launch
+from largebatch.config import load_config
+from largebatch.errors import ConfigError
+from largebatch.plan import explain, resolve
+from largebatch.run.micro_batch_size import largest_to_try
+from largebatch.storage.attempts import claim
+from largebatch.storage.run_folder import RunFolder
+from largebatch.task_folders import import_from
+from paths import DIGITS, MAPS, PYDOC, VIT_DIGITS
+from problems import problem_of
+from resuming import TINY_MAPS, assert_close_weights, exact_log
+
+AUTO = "--batch.micro_batch_size=auto"
+BATCH = "--batch.global_batch_size=96"
+
+
+def train_without_memory(run_dir, *words):
+    """Train, where the third process has memory for 16 of the longest samples, and later for fewer."""
+    from largebatch.run import Run
+
+    model = import_from(MAPS.parent, "model")
+    example_batch = model.example_batch
+    update = Run.update
+
+    def example(config):
+        (run_dir / "rehearsed").touch()
+        refuse_beyond(16, config.batch.micro_batch_size)
+        return example_batch(config)
+
+    def refused(run, step):
+        if step.index == 4:
+            refuse_beyond(4, run.plan.micro_batch_size)
+        update(run, step)
+
+    def refuse_beyond(limit, size):
+        if os.environ["RANK"] == "2" and size > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.example_batch = example
+    Run.update = refused
+    train(MAPS, *TINY_MAPS, BATCH, *words, run_dir=run_dir)
+
+
+@pytest.mark.slow
+def test_a_job_halves_the_size_until_it_fits_and_again_in_the_middle_of_training(tmp_path, monkeypatch, capsys):
+    run_dir = tmp_path / "run"
+    run = RunFolder(run_dir)
+    monkeypatch.setenv("LARGEBATCH_JOB_ID", "5")
+    answers = []
+    for start in range(4):
+        # Only a start without any progress is too many.
+        about = ["--run-dir", str(run_dir), "--start", str(start), "--max-restarts=0"]
+        assert main(["job-begins", *about]) == 0
+        environment = {
+            "LARGEBATCH_JOB_ID": "5",
+            "LARGEBATCH_RESTART": str(start),
+            "LARGEBATCH_LOGS": str(run_dir / f"jobs/5/start_{start}"),
+        }
+        words = (AUTO, '--checkpoint.every={"steps": 3}')
+        failure = failure_of(train_without_memory, run_dir, *words, world_size=3, environment=environment)
+        assert main(["job-ended", *about, f"--exit-code={int(failure is not None)}"]) == 0
+        answers.append(capsys.readouterr().out.splitlines()[-1])
+    assert [attempt["micro_batch_size"] for attempt in run.attempts()] == [32, 16, 8, 4]
+    assert [answer.rpartition(";")[2] for answer in answers[:3]] == [
+        " resumes from step 0",
+        " resumes from step 3",
+        " resumes from step 3",
+    ]
+    assert answers[3] == "leave 0 finished"
+    assert run.config()["batch"]["micro_batch_size"] == 4
+    fixed = tmp_path / "fixed"
+    assert failure_of(train_without_memory, fixed, "--batch.micro_batch_size=4", world_size=3) is None
+    assert not (fixed / "rehearsed").exists()
+    assert_close_weights(run_dir, fixed)
+    for found, expected in zip(exact_log(run_dir), exact_log(fixed), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+# What earlier starts tell a start of two processes under ddp: their sizes, on how many processes, and whether one of
+# those was out of memory; and what it tries of a share of 48.
+@pytest.mark.parametrize(
+    ("earlier", "dropout", "size"),
+    [
+        ([], 0, 48),
+        ([(48, 2, True)], 0, 24),
+        ([(48, 2, True), (24, 2, False)], 0, 24),
+        ([(48, 2, True), (12, 2, True)], 0, 6),
+        ([(9, 2, True)], 0, 4),
+        ([(1, 2, True)], 0, 1),
+        # Other processes say nothing about memory, but masks of dropout stay.
+        ([(24, 2, False), (8, 3, True)], 0, 24),
+        ([(8, 3, True)], 0, 48),
+        ([(8, 3, True)], 0.1, 8),
+        ([(8, 3, True), (8, 2, True)], 0.1, 4),
+    ],
+)
+def test_what_earlier_starts_tell(earlier, dropout, size, tmp_path):
+    config = load_config(PYDOC, [AUTO, BATCH, f"--model.dropout={dropout}"])
+    for micro_batch_size, world_size, is_out_of_memory in earlier:
+        about = {"strategy": "ddp", "world_size": world_size, "micro_batch_size": micro_batch_size}
+        attempt = claim(tmp_path / "attempts", about)
+        write_ending(attempt.endings_dir, "communication", is_consequence=True)
+        if is_out_of_memory:
+            write_ending(attempt.endings_dir, "out_of_memory", rank=1)
+    at_most, notes = largest_to_try(RunFolder(tmp_path), config, Launch("ddp", 0, 2, 2))
+    assert resolve(config, 2, at_most).micro_batch_size == size
+    if earlier == [(48, 2, True)]:
+        assert notes == ["micro_batch_size 48 did not fit (rank 1 was out of memory); trying at most 24"]
+
+
+def test_the_size_divides_all_batches_that_are_to_come():
+    sizes = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 36}, {"from": {"steps": 9}, "size": 96}]'
+    config = load_config(PYDOC, [AUTO, sizes])
+    assert [resolve(config, 2, None, step).micro_batch_size for step in (0, 9)] == [6, 48]
+    with pytest.raises(ConfigError, match="micro_batch_size x world_size = 1 x 5"):
+        resolve(config, 5)
+    assert "at most half of one that was out of memory" in explain(resolve(config, 2), "p")
+
+
+def test_where_the_size_is_part_of_the_loss_or_must_be_known(capsys):
+    assert "would choose the loss of a model with BatchNorm" in problem_of(AUTO, recipe=DIGITS)
+    assert "auto may be odd" in problem_of(AUTO, "--loss.mixup_alpha=0.2", recipe=VIT_DIGITS)
+    with pytest.raises(SystemExit):
+        main(["verify", str(PYDOC), *tasks.SMALL, AUTO])
+    assert "add --batch.micro_batch_size 8" in capsys.readouterr().err
+
+
+def test_the_plan_estimates_the_largest_size_that_fits(capsys):
+    def planned(size):
+        words = ["--data.block_size=64", BATCH, f"--batch.micro_batch_size={size}", "--world-sizes=2"]
+        assert main(["plan", str(PYDOC), *words, "--gpu-memory=4.05", "--json"]) == 0
+        return capsys.readouterr().out
+
+    estimated = json.loads(planned("auto"))
+    size = estimated["micro_batch_size"]
+    assert 1 < size < 48
+    suggested = [json.loads(planned(each))["world_sizes"][0]["suggested"] for each in (size, 2 * size)]
+    assert suggested == [estimated["world_sizes"][0]["suggested"], None]
