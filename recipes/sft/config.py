@@ -173,7 +173,7 @@ class AutoCausalLM(Model):
     the recipe, whatever their stored precision."""
     config: dict[str, Any] | None = None
     """Instead of `path`, the configuration of a model with random weights, such as {"model_type": "llama",
-    "hidden_size": 64}."""
+    "hidden_size": 64}. Settings that training would not use, such as dropout, are refused."""
     lora: Lora | None = None
     """Adapters to train instead of the weights; null trains all weights."""
 

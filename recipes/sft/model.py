@@ -18,8 +18,8 @@ from largebatch.system.repositories import Place, find
 
 from .config import AutoCausalLM, Config, Lora
 
-# Settings that `from_pretrained` takes for every architecture.
-NOT_OF_THE_ARCHITECTURE = ("model_type", "attn_implementation")
+# Settings for a loss that training does not add.
+OF_ROUTERS = ("output_router_logits", "router_aux_loss_coef")
 MAX_LAYERS = 1000
 MAX_LABELS = 10**6
 
@@ -45,7 +45,8 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     """The model's own configuration, with all its dropout turned off.
 
     Raises:
-        UserError: There is no configuration at `model.path`, or `model.config` is not one or has an unknown setting.
+        UserError: There is no configuration at `model.path`, or `model.config` is not one or has a setting without
+            effect.
     """
     place = _place(model)
     try:
@@ -61,11 +62,19 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     # `transformers` raises exceptions of many kinds for configurations that cannot be reached or read.
     except Exception as error:
         raise _unusable(model, error) from error
-    given = [name for name in model.config or () if name not in NOT_OF_THE_ARCHITECTURE]
-    # An unknown setting, which it would silently keep, is neither one of a new configuration nor an alias.
-    unknown = [name for name in given if not hasattr(type(config)(), name)]
-    if unknown:
-        raise UserError(f"model.config: {config.model_type} has no setting {unknown[0]}; correct it, or remove it")
+    given = model.config or {}
+    idle = []
+    for name, value in given.items():
+        # It would silently keep a setting that is not the architecture's own, and one of two names of the same.
+        is_own = name == "model_type" or (hasattr(type(config)(), name) and not hasattr(PretrainedConfig(), name))
+        is_twice = config.attribute_map.get(name) in given
+        if not is_own or is_twice or name in OF_ROUTERS or ("drop" in name and value):
+            idle.append(name)
+    if idle:
+        raise UserError(
+            f"model.config: {', '.join(idle)} would have no effect: {config.model_type} has no such setting, it is "
+            "given twice, or training does without it, as without dropout; correct or remove it"
+        )
     for name, value in settings.items():
         # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has its own names.
         if "drop" in name and isinstance(value, float) and value > 0:

@@ -113,11 +113,9 @@ def test_other_tasks_have_them(recipe, shared):
             {"sources": [{"name": "web", "weight": 1}, SECOND]},
             "sources[0].num_train_samples (web): missing; number of training samples",
         ),
-        ({"sources": [WEIGHTLESS[0], SECOND]}, 'sources[0].weight: missing; write one, or "weights": "by_size"'),
-        (
-            {"sources": [WEIGHTLESS[0], SECOND], "weights": "by_size"},
-            'sources[1].weight: has no effect with weights "by_size"; remove either',
-        ),
+        ({"sources": [WEIGHTLESS[0], SECOND]}, 'sources[0].weight: write either that or "weights": "by_size"'),
+        ({"sources": [WEIGHTLESS[0], SECOND], "weights": "by_size"}, "sources[1].weight: write either that or"),
+        ({"second": FIRST | {"name": "code", "num_train_samples": 1}}, "sources: two of them read the same"),
         (
             {
                 "sources": WEIGHTLESS,
@@ -133,8 +131,9 @@ def test_other_tasks_have_them(recipe, shared):
         ({"sources": None}, "path is missing; write a hub id"),
         (
             {"sources": None, "path": "x", "weight_phases": [{"from": {"steps": 5}, "weights": {}}]},
-            "weight_phases needs sources",
+            "weights and weight_phases are those of sources; write sources, or remove them",
         ),
+        ({"sources": None, "path": "x", "weights": "by_size"}, "weights and weight_phases are those of sources"),
         (
             {"weight_phases": [{"from": {"steps": 0}, "weights": {"web": 1, "code": 1}}]},
             "data.weight_phases: phases must begin in increasing order",

@@ -51,6 +51,9 @@ LINEAR = "--learning_rate.scaling=linear"
             ["--faults.on_non_finite=roll_back", "--checkpoint.every=null"],
             'checkpoint.every: faults.on_non_finite "roll_back" needs it; write one',
         ),
+        (["--learning_rate.scaling=none", "--learning_rate.warmup.start=base_lr"], "it would end where it starts"),
+        (['--learning_rate.reference_duration={"epochs": 2}'], 'only weight_decay_scaling "timescale" has a use for'),
+        (["--faults.max_bad_steps=9"], 'faults.max_bad_steps: has no effect with on_non_finite "stop"; write "skip"'),
         (["--learning_rate.warmup.shape=constant"], "a constant warmup at zero would not train"),
         (
             ['--optimizer={"name": "lamb", "weight_decay": 0, "beta_scaling": "sde"}'],
@@ -73,11 +76,12 @@ def test_tokens_per_parameter_need_tokens():
     [
         (
             {"name": "step", "factor": 0.1, "at": [{"epochs": 2}]},
-            "decay.at[0]: it is step 200, not after 0 and before 200",
+            "decay.at[0]: it is step 200, not after 40 and before 200",
         ),
+        ({"name": "step", "factor": 0.1, "at": [{"steps": 40}]}, "decay.at[0]: it is step 40, not after 40 and before"),
         (
-            {"name": "step", "factor": 0.1, "at": [{"steps": 9}, {"steps": 9}]},
-            "decay.at[1]: it is step 9, not after 9 and before 200",
+            {"name": "step", "factor": 0.1, "at": [{"steps": 49}, {"steps": 49}]},
+            "decay.at[1]: it is step 49, not after 49 and before 200",
         ),
         (
             {"name": "warmup_stable_decay", "decay": {"steps": 161}},

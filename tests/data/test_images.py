@@ -113,6 +113,7 @@ PICTURE = png(np.full((8, 8, 3), 9, np.uint8))
     [
         ({"label": ["0", "1"]}, "data.label_column: the column 'label' has string; write one class"),
         ({"label": [Decimal(0), Decimal(1)]}, "data.label_column: the column 'label' has decimal128"),
+        ({"label": [[0, 1], [1]]}, "data.label_column: the column 'label' has list"),
         ({"label": [0, None]}, "data.label_column: sample 1 of 'train' has the label null"),
         ({"label": [1.0, 0.7]}, "sample 1 of 'train' has the label 0.7"),
         ({"label": [-1, 0]}, "sample 0 of 'train' has the label -1"),

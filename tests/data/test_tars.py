@@ -92,8 +92,12 @@ def test_the_index_is_made_once_by_who_may_and_holds_no_image(shards, monkeypatc
 def test_what_cannot_be_read_is_refused(shards):
     for mode, without, told in (
         ("w:gz", (), r"train-2\.tar cannot be read: .*; write tars without compression"),
-        ("w", ("cls",), r"sample 'n0/001' in .*train-2\.tar has png, json, and no cls; write other endings"),
-        ("w", ("png",), r"has json, cls, and no jpg;png|has cls, json, and no jpg;png"),
+        (
+            "w",
+            ("cls",),
+            r"'n0/001' in .*train-2\.tar has png, json, and must have exactly one of cls; write each image's",
+        ),
+        ("w", ("png",), r"has json, cls, and must have exactly one of jpg, png; write other endings"),
     ):
         write(shards / "train-2.tar", [1], mode, without)
         with pytest.raises(DataError, match=told):
@@ -107,6 +111,13 @@ def test_what_cannot_be_read_is_refused(shards):
     with pytest.raises(DataError, match=r"train-2\.tar has two files n0/001\.png; remove one of them"):
         opened(config_of(shards))
     (shards / "train-2.tar").unlink()
+    # As `img2dataset` writes classes.
+    with pytest.raises(
+        DataError, match=r"label_column: 'n0/000\.json' in .* has b'\{\}'; write each image's class, as"
+    ):
+        opened(config_of(shards, "--data.label_column=json"))
+    with pytest.raises(DataError, match=r"has cls, json, png, and must have exactly one of png, json; write other"):
+        opened(config_of(shards, "--data.image_column=png;json"))
     with pytest.raises(DataError, match=r"sample 2 of 'train' has the label 2; .*data\.num_classes 2"):
         opened(config_of(shards, "--data.num_classes=2"))
     with pytest.raises(DataError, match="tars have no parts"):
@@ -211,7 +222,8 @@ def test_damage_is_no_end_and_no_label(shards):
             info = tarfile.TarInfo(f"0.{ending}")
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    refused("the label '0.cls' has b'1111111111111111111', which is not a whole number")
+    with pytest.raises(DataError, match=r"label_column: '0\.cls' in .* has b'1111111111111111111'; write each image's"):
+        opened(config_of(shards))
 
 
 def test_what_is_no_file_or_no_index(shards):
@@ -229,6 +241,6 @@ def test_what_is_no_file_or_no_index(shards):
     (shards / "val.tar").unlink()
     (shards / "val.tar").mkdir()
     with pytest.raises(
-        DataError, match=r"data\.data_files\.eval: '.*val\.tar' is a folder; write a glob, such as .*/\*"
+        DataError, match=r"data\.data_files\.eval: '.*val\.tar' is a folder; write a glob, such as .*/\*\.parquet"
     ):
         opened(config_of(shards))

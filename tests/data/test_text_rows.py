@@ -14,11 +14,11 @@ from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError
 
 
-def rows_of(path, reader, uses, **preparation):
+def rows_of(path, reader, uses, *more, **preparation):
     section = HubText(
         source="datasets",
         path=reader,
-        data_files={"train": [str(path)], "eval": str(path)},
+        data_files={"train": [str(path), *map(str, more)], "eval": str(path)},
         tokenizer="bytes",
         block_size=1,
         num_train_samples=1,
@@ -32,17 +32,31 @@ def rows_of(path, reader, uses, **preparation):
 CELLS = (
     *("00001", "0.50", "3E5", "12345678901234567890123", "+1", " 1 "),
     *("NA", "None", "null", "nan", "#N/A", "", "True", "yes", "2024-01-05", "2024-01-05T10:00:00Z"),
-    *("two\nlines", 'a "quote"', "a,b", "line\u2028separator", "\x0c", "é 😀"),
+    *("two\nlines", 'a "quote"', "a,b", "1,5;\t|", "line\u2028separator", "\x0c", "é 😀"),
 )
 
 
-@pytest.mark.parametrize("kind", ["csv", "csv.gz", "with a mark"])
-def test_cells_of_a_csv_are_text(kind, tmp_path):
-    file = tmp_path / ("rows.csv.gz" if kind == "csv.gz" else "rows.csv")
-    opener = gzip.open if kind == "csv.gz" else open
-    with opener(file, "wt", newline="", encoding="utf-8-sig" if kind == "with a mark" else "utf-8") as written:
-        csv.writer(written).writerows([("question", "n"), *(("q", cell) for cell in CELLS)])
-    assert [row["n"] for row in rows_of(file, "csv", {"n": Use("prompt")}, num_workers=2)] == [*CELLS]
+@pytest.mark.parametrize(
+    ("separator", "name", "encoding", "told"),
+    [
+        (",", "rows.csv", "utf-8", "','"),
+        (",", "rows.csv.gz", "utf-8-sig", "','"),
+        (";", "rows.csv", "utf-8-sig", "';'"),
+        ("\t", "rows.tsv.gz", "utf-8", r"'\t'"),
+        ("|", "rows.csv", "utf-8", "'|'"),
+    ],
+)
+def test_cells_of_a_csv_are_text(separator, name, encoding, told, tmp_path, capsys):
+    file = tmp_path / name
+    opener = gzip.open if name.endswith(".gz") else open
+    with opener(file, "wt", newline="", encoding=encoding) as written:
+        # Empty lines are left out.
+        rows = [("a,b;c", "n"), (), *(("q", cell) for cell in CELLS)]
+        csv.writer(written, delimiter=separator).writerows(rows)
+    uses = {"n": Use("prompt"), "a,b;c": Use("answer"), "m": Use("system", "optional")}
+    read = rows_of(file, "csv", uses, num_workers=2, allowed="everything")
+    assert [row["n"] for row in read] == [*CELLS]
+    assert f"cells of the data are separated by {told}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["lines", "list"])
@@ -82,12 +96,12 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
             "line 4002: 'q' has the byte 0xe9, which is not text; save the",
         ),
         ("csv", "q,a\n1,2\n".encode("utf-16"), "line 1: its names are not in UTF-8; save it as UTF-8"),
-        ("csv", b"q;a\n1,5;2\n", "it has 2 cells, but the header has 1, if they are separated by ','"),
-        ("csv", b"q;a\n1;2\n", "name one of these, or save the file with cells separated by ','"),
-        ("csv", b"q\ta\n1\t2\n", "name one of these, or save the file with cells separated by ','"),
+        ("csv", b"q;a\n1;2;3\n", "line 2: it has 3 cells, but the header has 2, if they are separated by ';'"),
+        ("csv", b"q^a\n1^2\n", "data.prompt: no column 'q'; the data has q^a, in "),
         ("json", b'{"q": 1, "q": 2}\n', "line 1: 'q' occurs twice"),
         ("json", b'{"q": 1}\n["q"]\n', 'line 2 is ["q"], not an object'),
         ("json", b'{"q": 1}\n{"q": {"b": [1, 2]}}\n', """line 2: 'q' holds {"b": [1, 2]}, neither text nor a number"""),
+        ("json", b'{"q": 1}\n{"q": "\xe9"}\n', "line 2: 'utf-8' codec can't decode byte 0xe9"),
         ("json", b'{"q": "\\ud800"}\n', "line 1: 'q' has half of a character, 0xd800, which is not text"),
         ("json", b'{\n"q": 1\n}\n', "line 1: Expecting property name"),
     ],
@@ -100,9 +114,19 @@ def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_
     assert str(tmp_path / "rows") in str(caught.value)
 
 
-def test_every_file_has_the_columns_that_are_used(tmp_path):
+@pytest.mark.parametrize(("reader", "content"), [("text", b"a\n"), ("json", b'{"text": "a"}'), ("csv", b"text\na\n")])
+def test_a_byte_order_mark_is_no_text(reader, content, tmp_path):
+    (tmp_path / "rows").write_bytes(b"\xef\xbb\xbf" + content)
+    assert rows_of(tmp_path / "rows", reader, {"text": Use("text_column")}) == [{"text": "a"}]
+
+
+def test_every_file_has_the_columns_that_are_used_and_is_read_once(tmp_path):
     (tmp_path / "1.jsonl").write_text('{"q": 1}\n{"q": 1, "late": 2}\n')
     assert rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")}) == [{"q": "1"}, {"q": "1"}]
+    with pytest.raises(
+        DataError, match=r"data_files\.train: .*1\.jsonl would be read 2 times; name it once, or weight"
+    ):
+        rows_of(f"{tmp_path}/*.jsonl", "json", {"q": Use("prompt")}, tmp_path / "1.jsonl")
     (tmp_path / "2.jsonl").write_text('{"question": 1}\n')
     with pytest.raises(DataError, match=r"data\.prompt: no column 'q'; the data has question, in .*2\.jsonl"):
         rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")})
@@ -126,7 +150,7 @@ def test_columns_that_nothing_reads_are_named(name, reader, content, tmp_path, c
         (("instruction", "input", "output"), ""),
     ):
         rows_of(file, reader, {column: Use("prompt", "optional") for column in used}, allowed="everything")
-        assert capsys.readouterr().out == told
+        assert capsys.readouterr().out.removeprefix("cells of the data are separated by ','\n") == told
     rows_of(file, reader, {"instruction": Use("prompt", "optional")})
     assert capsys.readouterr().out == ""
 

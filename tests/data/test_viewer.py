@@ -144,9 +144,11 @@ def test_pixels_are_those_that_a_viewer_shows(name):
     "encoded",
     [
         pytest.param(saved(Image.fromarray(DEEP.astype(np.float32) / 65535), "TIFF"), id="floats"),
+        pytest.param(saved(Image.fromarray(DEEP.astype(np.int32)), "TIFF"), id="integers of 32 bits"),
         pytest.param(b"P5 8 8 65535\n" + DEEP.astype(">u2").tobytes(), id="PGM of 16 bits"),
         pytest.param(tiff(DEEP, BITS, 12), id="12 bits"),
         pytest.param(tiff(DEEP, PHOTOMETRIC, 0), id="16 bits whose 0 is white"),
+        pytest.param(png_of(GRAY[:, :2], 2, 0, (b"tRNS", b"\0\3")), id="a transparent gray of 2 bits"),
         pytest.param(png_of(FOUR_BITS, 4, 0, (b"tRNS", b"\0\3")), id="a transparent gray of 4 bits"),
         pytest.param(png_of(DEEP.astype(">u2"), 16, 0, (b"tRNS", b"\0\0")), id="a transparent gray of 16 bits"),
         pytest.param(

@@ -78,8 +78,18 @@ def test_only_shapes_on_the_meta_device(folder):
         ({"path": "./nowhere"}, "model.path: there is no folder './nowhere'"),
         (
             {"config": {"model_type": "llama", "hiden_size": 8}},
-            "model.config: llama has no setting hiden_size",
+            "model.config: hiden_size would have no effect: llama has no such setting, it is given twice, or",
         ),
+        # What every configuration has, and no model uses in training.
+        (
+            {"config": {"model_type": "llama", "attention_dropout": 0.1, "dtype": "bfloat16"}},
+            "model.config: attention_dropout, dtype would have no effect",
+        ),
+        (
+            {"config": {"model_type": "mixtral", "output_router_logits": True}},
+            "model.config: output_router_logits would",
+        ),
+        ({"config": GPT2 | {"hidden_size": 8}}, "model.config: hidden_size would have no effect"),
         (
             {"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["c_attn", "c_prj"])},
             "model.lora.target_modules: no layer is named c_prj; write names of the model's linear layers, or",
@@ -120,7 +130,7 @@ def test_the_reason_behind_a_first_line_is_told():
 
 def test_aliases_of_settings_are_known():
     """GPT-2 calls its width n_embd, and takes hidden_size too."""
-    assert load_causal_lm(section(config=GPT2 | {"attn_implementation": "eager"})).config.hidden_size == 16
+    assert load_causal_lm(section(config=GPT2 | {"resid_pdrop": 0.0})).config.hidden_size == 16
     names = {"n_embd": None, "hidden_size": 8}
     config = {name: value for name, value in (GPT2 | names).items() if value is not None}
     assert load_causal_lm(section(config=config)).config.n_embd == 8

@@ -103,9 +103,9 @@ def test_columns_of_parquet_are_as_python_writes_them(tmp_path):
 
 
 def test_other_numbers_of_parquet_and_sparks_layout(tmp_path):
-    """A folder of parts, beside files that are none of the data's."""
-    folder = tmp_path / "spark"
-    folder.mkdir()
+    """Folders of parts, beside files that are none of the data's; what only folders are named is no column."""
+    folder = tmp_path / "spark" / "lang=de"
+    folder.mkdir(parents=True)
     (folder / "_SUCCESS").touch()
     (folder / ".part-0.parquet.crc").write_bytes(b"crc")
     for number in range(2):
@@ -117,7 +117,7 @@ def test_other_numbers_of_parquet_and_sparks_layout(tmp_path):
             "rate": pyarrow.array([Decimal("0E-9"), Decimal("1E-9")], pyarrow.decimal128(12, 9)),
         }
         parquet.write_table(pyarrow.table(columns), folder / f"part-{number}.parquet")
-    files = dict.fromkeys(["train", "eval"], str(folder / "*.parquet"))
+    files = dict.fromkeys(["train", "eval"], str(tmp_path / "spark/**/*.parquet"))
     data = {"source": "datasets", "path": "parquet", "data_files": files, "tokenizer": "bytes", "block_size": 64}
     data |= {"prompt": "{single}|{nan}|{rate}|", "answer": "{amount}", "num_train_samples": 4, "num_eval_samples": 4}
     train, _ = open_with(load_with(ADDITION, data), BY_THE_COMMAND)
@@ -126,3 +126,5 @@ def test_other_numbers_of_parquet_and_sparks_layout(tmp_path):
     first = "0.10000000149011612|nan|0.000000000|0.50"
     second = "2.0|1.5|0.000000001|"
     assert texts == [first, f"{second}10.00", first, f"{second}11.00"]
+    with pytest.raises(DataError, match=r"data\.prompt: no column 'lang'; the data has single, nan"):
+        open_with(load_with(ADDITION, data | {"prompt": "{lang}"}), BY_THE_COMMAND)

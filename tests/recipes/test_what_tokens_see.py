@@ -49,7 +49,9 @@ PACKED = (
 
 def build(config: dict, attention: str = "sdpa"):
     torch.manual_seed(0)
-    return load_causal_lm(AutoCausalLM(architecture="auto", config=config | {"attn_implementation": attention})).train()
+    model = load_causal_lm(AutoCausalLM(architecture="auto", config=config))
+    model.set_attn_implementation(attention)
+    return model.train()
 
 
 def losses_and_gradients(model, batch) -> tuple[list[float], dict[str, torch.Tensor]]:

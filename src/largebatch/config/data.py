@@ -241,14 +241,12 @@ class Mixable(HubOrLocal):
         if not self.path and not self.sources:
             raise ValueError("path is missing; write a hub id, a local folder or, with data_files, a format")
         if self.sources is None:
-            if self.weight_phases:
-                raise ValueError("weight_phases needs sources, whose weights it changes; write them, or remove it")
+            if self.weights or self.weight_phases:
+                raise ValueError("weights and weight_phases are those of sources; write sources, or remove them")
             return self
         for number, source in enumerate(self.sources):
-            if source.weight is None and self.weights is None:
-                raise ValueError(f'sources[{number}].weight: missing; write one, or "weights": "by_size"')
-            if source.weight is not None and self.weights is not None:
-                raise ValueError(f'sources[{number}].weight: has no effect with weights "by_size"; remove either')
+            if (source.weight is None) == (self.weights is None):
+                raise ValueError(f'sources[{number}].weight: write either that or "weights": "by_size"')
         if self.weight_phases and self.weights is not None:
             raise ValueError('weight_phases: changes weights that are "by_size"; remove either')
         names = [source.name for source in self.sources]
@@ -260,7 +258,9 @@ class Mixable(HubOrLocal):
                 raise ValueError(f"{given}; write a weight for each of {', '.join(names)}, which may be 0")
         if not all(any(weights.values()) for weights in self.phases_of_weights()):
             raise ValueError("sources: all weights are 0; give each source to train on a weight above 0")
-        self.sections()
+        sizes = {"num_train_samples", "num_eval_samples"}
+        if len({section.model_dump_json(exclude=sizes) for section in self.sections()}) < len(names):
+            raise ValueError("sources: two of them read the same data; remove one, and add their weights")
         return self
 
 

@@ -139,6 +139,17 @@ class RecipeConfig(Section):
     # --- checks across the sections that all tasks have -----------------------------------------------------------
 
     @check
+    def _settings_that_do_something(self) -> Iterator[str]:
+        rate = self.learning_rate
+        faults = self.faults
+        if rate.warmup and rate.warmup.start == "base_lr" and rate.scaling == "none":
+            yield 'learning_rate.warmup: it would end where it starts, because scaling is "none"; write start "zero"'
+        if rate.reference_duration and getattr(self.optimizer, "weight_decay_scaling", "fixed") == "fixed":
+            yield 'learning_rate.reference_duration: only weight_decay_scaling "timescale" has a use for it; remove it'
+        if faults.max_bad_steps != Faults().max_bad_steps and faults.on_non_finite == "stop":
+            yield 'faults.max_bad_steps: has no effect with on_non_finite "stop"; write "skip", or remove it'
+
+    @check
     def _checkpoints_to_roll_back_to(self) -> Iterator[str]:
         if self.faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
             yield 'checkpoint.every: faults.on_non_finite "roll_back" needs it; write one, such as {"steps": 100}'
@@ -275,7 +286,7 @@ class RecipeConfig(Section):
             yield f"learning_rate.warmup.duration: {problem}; shorten it, or lengthen train.duration"
             return
         milestones = [(path, step) for path, step in steps.items() if path.startswith("learning_rate.decay.at[")]
-        for (_, previous), (path, step) in pairwise([("", 0), *milestones]):
+        for (_, previous), (path, step) in pairwise([("", warmup), *milestones]):
             if not previous < step < total:
                 given = f"it is step {step}, not after {previous} and before {total}"
                 yield f"{path}: {given}; write milestones within the run, in increasing order"

@@ -67,6 +67,9 @@ def open_splits(
     splits = (config.train_split, config.eval_split)
     try:
         builder = datasets.load_dataset_builder(**arguments)
+        if builder.name == "text":
+            # Without a byte order mark.
+            builder = datasets.load_dataset_builder(**arguments, encoding="utf-8-sig")
         _check_commit(builder, arguments.get("revision"))
         if builder.name == "parquet":
             # By default it is the number of rows of a file's first row group, which may be empty.
@@ -135,7 +138,11 @@ def _name_unread(
             print(f"{counted(count, 'file')} that nothing reads: {suffix or 'without an ending'}")
     if uses is None:
         return
-    columns = builder.first_columns() if isinstance(builder, TextRows) else train.column_names
+    columns = train.column_names
+    if isinstance(builder, TextRows):
+        columns = builder.first_columns()
+        if builder.config.separator:
+            print(f"cells of the data are separated by {builder.config.separator!r}")
     if unread := [name for name in columns if name not in uses]:
         print(f"{counted(len(unread), 'column')} of the data that nothing reads: {', '.join(unread)}")
 
@@ -160,14 +167,25 @@ def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
             names = [name for name in matches if not Path(name).is_dir()]
             field = "train" if split == "train" else "eval"
             if not names and matches:
-                raise DataError(f"data.data_files.{field}: {pattern!r} is a folder; write a glob, such as {pattern}/*")
+                raise DataError(
+                    f"data.data_files.{field}: {pattern!r} is a folder; write a glob, such as {pattern}/*.parquet"
+                )
             if not names:
                 given = f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()})"
                 raise DataError(f"{given}; write the path or glob of the files")
             if special := [name for name in names if not Path(name).is_file()]:
                 raise DataError(f"data.data_files.{field}: {special[0]} is not a file; write the paths of files")
             found.setdefault(split, []).extend(map(Path, names))
+        check_once(found[split], f"data.data_files.{field}")
     return found
+
+
+def check_once(files: list[Path], field: str) -> list[Path]:
+    """The files; DataError if one of them is there twice, as of overlapping globs."""
+    ((file, count),) = Counter(files).most_common(1)
+    if count > 1:
+        raise DataError(f"{field}: {file} would be read {count} times; name it once, or weight it in data.sources")
+    return files
 
 
 def _size(builder: "datasets.DatasetBuilder") -> int:

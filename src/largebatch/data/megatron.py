@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from largebatch.data.hub import check_once
 from largebatch.data.token_stream import Array, Part, TokenStream, mapped
 from largebatch.errors import DataError
 
@@ -33,7 +34,8 @@ def open_megatron(prefixes: Sequence[str], field: str, vocab_size: int) -> Token
     Raises:
         DataError: A file is missing, is of another format, or does not fit the other.
     """
-    return TokenStream([_read(path, field) for prefix in prefixes for path in _found(prefix)], vocab_size)
+    found = check_once([path for prefix in prefixes for path in _found(prefix)], field)
+    return TokenStream([_read(path, field) for path in found], vocab_size)
 
 
 def _found(prefix: str) -> list[Path]:

@@ -27,6 +27,10 @@ from largebatch.storage.files import replace_file
 Index = NDArray[np.int64]
 """A row for each sample: the number of its tar, the image's first byte there, its size in bytes, and the label."""
 
+REMEDIES = {
+    "image_column": 'write other endings, as in "jpg;jpeg;png"',
+    "label_column": "write each image's class, as a whole number, into a file of its own, such as 17.cls beside 17.jpg",
+}
 MAX_DIGITS = 18
 """Of a label, which is an int64."""
 MAX_PADDING = 2**24  # bytes of zeros after the end; tar writes records of 10,240 bytes, or of a size that is given
@@ -91,13 +95,15 @@ class TarRows:
                         members[ending] = member
                 _check_end(file, tar.offset)
                 for name, members in samples.items():
-                    image = self._member(file, name, members, self._config.image_column)
-                    label = self._member(file, name, members, self._config.label_column)
+                    image = self._member(file, name, members, "image_column")
+                    label = self._member(file, name, members, "label_column")
                     opened = tar.extractfile(label)
                     assert opened is not None
                     digits = opened.read(MAX_DIGITS + 1)
                     if len(digits) > MAX_DIGITS or not digits.strip().isdigit():
-                        raise ValueError(f"the label {label.name!r} has {digits!r}, which is not a whole number")
+                        raise DataError(
+                            f"data.label_column: {label.name!r} in {file} has {digits!r}; {REMEDIES['label_column']}"
+                        )
                     yield number, image.offset_data, image.size, int(digits)
         except DataError:
             raise
@@ -105,19 +111,19 @@ class TarRows:
         except (tarfile.TarError, ValueError, MemoryError, OverflowError, RecursionError) as error:
             what = str(error) or type(error).__name__
             raise DataError(
-                f"data.data_files: {file} cannot be read: {what}; write tars without compression, whose labels are "
-                "whole numbers, and copy a damaged one again"
+                f"data.data_files: {file} cannot be read: {what}; write tars without compression, and copy a damaged "
+                "one again"
             ) from error
 
-    @staticmethod
-    def _member(file: Path, name: str, members: dict[str, tarfile.TarInfo], endings: str) -> tarfile.TarInfo:
-        for ending in endings.split(";"):
-            if ending in members:
-                return members[ending]
-        raise DataError(
-            f"data: the sample {name!r} in {file} has {', '.join([*members][:9])}, and no {endings}; write other "
-            'endings, as in "jpg;jpeg;png" and "cls", in data.image_column and data.label_column'
-        )
+    def _member(self, file: Path, name: str, members: dict[str, tarfile.TarInfo], field: str) -> tarfile.TarInfo:
+        endings = getattr(self._config, field).split(";")
+        found = [member for ending, member in members.items() if ending in endings]
+        if len(found) != 1:
+            raise DataError(
+                f"data.{field}: the sample {name!r} in {file} has {', '.join([*members][:9])}, and must have exactly "
+                f"one of {', '.join(endings)}; {REMEDIES[field]}"
+            )
+        return found[0]
 
     def __len__(self) -> int:
         return len(self._index)

@@ -23,6 +23,7 @@ from largebatch.errors import DataError
 READERS = ("csv", "json")
 """Names of the builders of `datasets` whose files are read here."""
 FORMAT = "1"
+SEPARATORS = ",;\t|"  # of the cells of a CSV
 
 Row = dict[str, Any]
 
@@ -31,8 +32,7 @@ Row = dict[str, Any]
 class TextRowsConfig(datasets.BuilderConfig):  # type: ignore[misc]  # `datasets` has no types
     """What decides the rows of files, besides their content."""
 
-    reader: str = "json"  # one of `READERS`
-    separator: str = ","  # of the cells of a CSV
+    separator: str = ""  # of the cells of a CSV; JSON has none
     uses: Uses = field(default_factory=dict)
 
 
@@ -68,10 +68,8 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
             for name, use in uses.items():
                 if use.kind != "optional" and name not in names:
                     found = ", ".join(names) or "no rows"
-                    remedy = "name one of these"
-                    if self.config.reader == "csv":
-                        remedy += f", or save the file with cells separated by {self.config.separator!r}"
-                    raise DataError(f"data.{use.field}: no column {name!r}; the data has {found}, in {file}; {remedy}")
+                    what = f"data.{use.field}: no column {name!r}"
+                    raise DataError(f"{what}; the data has {found}, in {file}; name one of these")
 
 
 _STRING = datasets.Value("string")
@@ -99,19 +97,23 @@ def with_exact_text(builder: datasets.DatasetBuilder, uses: Uses) -> datasets.Da
     files = builder.config.data_files
     if builder.name not in READERS:
         return builder
-    if all("://" not in file for of_split in files.values() for file in of_split):
-        separator = getattr(builder.config, "sep", ",")
+    all_files = [file for of_split in files.values() for file in of_split]
+    if all("://" not in file for file in all_files):
+        separator = _separator_of(all_files[0], uses) if builder.name == "csv" else ""
         return TextRows(
-            dataset_name=builder.dataset_name,
-            hash=FORMAT,
-            data_files=files,
-            reader=builder.name,
-            separator=separator,
-            uses=uses,
+            dataset_name=builder.dataset_name, hash=FORMAT, data_files=files, separator=separator, uses=uses
         )
     if builder.name == "csv":
         raise DataError(f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}")
     return builder
+
+
+def _separator_of(file: str, uses: Uses) -> str:
+    """The separator with which the header of a CSV has the columns that it must have; a comma if there is none."""
+    needed = {name for name, use in uses.items() if use.kind != "optional"}
+    with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace", newline="") as text:
+        header = text.readline()
+    return next((each for each in SEPARATORS if needed <= {*next(csv.reader([header], delimiter=each))}), ",")
 
 
 def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
@@ -122,7 +124,7 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
     """
     with fsspec.open(file, "rb", compression="infer") as opened:
         file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
-        rows = _csv_rows(file_of_lines, config.separator) if config.reader == "csv" else _json_rows(file_of_lines)
+        rows = _csv_rows(file_of_lines, config.separator) if config.separator else _json_rows(file_of_lines)
         try:
             yield from rows
         except (ValueError, RecursionError) as error:
