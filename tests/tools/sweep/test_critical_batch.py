@@ -198,7 +198,7 @@ def test_what_is_no_run(capsys):
         ({"plan": 5}, (), "--at 128: its manifest.json is not readable: plan"),
         ({"config": {}}, (), "--at 128: the config in its manifest.json has no batch"),
         # Not of the recipe, which is sound.
-         ({"config": {"batch": 5}}, (), "step_00000128/manifest.json:\n  - batch: "),
+        ({"config": {"batch": 5}}, (), "step_00000128/manifest.json:\n  - batch: "),
         (None, (), "--at 128: there is no complete.json in it"),
         ({}, ("--window", "9" * 15), "--window: only 1,088 samples are left"),
         ({}, ("--batches", ",".join(map(str, range(1, 102)))), "the list has 101 numbers; write at most 100"),
