@@ -30,17 +30,17 @@ RECIPE = ROOT / "recipes/causal_lm/gpt_shakespeare_muon.json"
 RULE = "optimizer.beta_scaling"
 TEXT = "text"
 MOMENTUM = {"fixed": "same per step", "half_life": "same half-life in samples"}
-REFERENCE = 16  # where both rules are one
-BATCHES = (4, REFERENCE, 64)
+REFERENCE = 4  # where both rules are one
+BATCHES = (REFERENCE, 16, 64)
 # At the reference; the square-root rule makes the others of them.
-RATES = (0.004, 0.008, 0.016, 0.032, 0.064)
-SAMPLES = {"block_size": 32, "num_train_samples": 6144, "num_eval_samples": 1024}
+RATES = (0.004, 0.008, 0.016, 0.032)
+SAMPLES = {"block_size": 32, "num_train_samples": 4096, "num_eval_samples": 1024}
 SETTINGS = {
-    "model.hidden_size": 64,
+    "model.hidden_size": 48,
     "model.num_layers": 2,
     "model.num_heads": 2,
     "learning_rate.reference_batch_size": REFERENCE,
-    "learning_rate.warmup.duration": {"samples": 768},
+    "learning_rate.warmup.duration": {"samples": 512},
     "train.duration": {"samples": SAMPLES["num_train_samples"]},
     "evaluation.every": None,
     "logging": {"every": 100, "trackers": []},
@@ -50,7 +50,7 @@ CONFIDENCE = 0.95
 
 def points(texts: dict[str, dict[str, object]], seeds: int) -> Iterator[Point]:
     """The runs."""
-    for seed, text, batch, rule, rate in itertools.product(range(seeds), texts, BATCHES, MOMENTUM, RATES):
+    for text, seed, batch, rule, rate in itertools.product(texts, range(seeds), BATCHES, MOMENTUM, RATES):
         if batch == REFERENCE and rule != "fixed":
             continue
         swept = {BATCH: batch, RULE: rule, RATE: rate}
