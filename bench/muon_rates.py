@@ -12,7 +12,6 @@ import math
 import os
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +31,15 @@ TEXT = "text"
 MOMENTUM = {"fixed": "same per step", "half_life": "same half-life in samples"}
 REFERENCE = 4  # where both rules are one
 BATCHES = (REFERENCE, 16, 64)
-# At the reference; the square-root rule makes the others of them.
-RATES = (0.004, 0.008, 0.016, 0.032)
+# At the reference; the square-root rule makes the others of them. The first seed has the first ones everywhere.
+FIRST_RATES = (0.004, 0.008, 0.016, 0.032)
+RATES = {
+    ("fixed", 4): (0.008, 0.016, 0.032),
+    ("fixed", 16): (0.008, 0.016, 0.032),
+    ("fixed", 64): (0.004, 0.008, 0.016, 0.032),
+    ("half_life", 16): (0.016, 0.032, 0.064),
+    ("half_life", 64): (0.008, 0.016, 0.032),
+}
 SAMPLES = {"block_size": 32, "num_train_samples": 4096, "num_eval_samples": 1024}
 SETTINGS = {
     "model.hidden_size": 48,
@@ -50,31 +56,31 @@ CONFIDENCE = 0.95
 
 def points(texts: dict[str, dict[str, object]], seeds: int) -> Iterator[Point]:
     """The runs."""
-    for text, seed, batch, rule, rate in itertools.product(texts, range(seeds), BATCHES, MOMENTUM, RATES):
-        if batch == REFERENCE and rule != "fixed":
-            continue
-        swept = {BATCH: batch, RULE: rule, RATE: rate}
-        # The micro-batch does not change the training.
-        fields = {**SETTINGS, "data": {**texts[text], **SAMPLES}, "batch.micro_batch_size": batch, "seed": seed}
-        name = f"{text}_{rule}_batch={batch}_base_lr={rate}_seed={seed}"
-        yield Point(name, {TEXT: text, **swept}, seed, override_words({**fields, **swept}))
+    for text, seed, (rule, batch) in itertools.product(texts, range(seeds), RATES):
+        for rate in sorted({*RATES[rule, batch], *(() if seed else FIRST_RATES)}):
+            swept = {BATCH: batch, RULE: rule, RATE: rate}
+            # The micro-batch does not change the training.
+            fields = {**SETTINGS, "data": {**texts[text], **SAMPLES}, "batch.micro_batch_size": batch, "seed": seed}
+            name = f"{text}_{rule}_batch={batch}_base_lr={rate}_seed={seed}"
+            yield Point(name, {TEXT: text, **swept}, seed, override_words({**fields, **swept}))
 
 
-def best(groups: Sequence[Group]) -> tuple[Group, list[float] | None]:
+def best(groups: Sequence[Group]) -> tuple[Group, dict[int, float]]:
     """The best of the rates at one batch, and each seed's estimate of the binary logarithm of the best peak rate.
 
     It is the vertex of the parabola through the best rate and its neighbors, with the curvature of the means and the
-    slope of the seed; None if the best rate is the first or the last.
+    slope of the seed; nothing if the best rate is the first or the last.
     """
     means = [group.cell.mean if not group.cell.diverged else math.inf for group in groups]
     place = means.index(min(means))
     if not 0 < place < len(groups) - 1:
-        return groups[place], None
-    lower, middle, upper = (np.array(list(group.losses.values())) for group in groups[place - 1 : place + 2])
-    curvature = statistics.fmean(lower - 2 * middle + upper)
+        return groups[place], {}
+    lower, middle, upper = (group.losses for group in groups[place - 1 : place + 2])
+    seeds = sorted(lower.keys() & middle.keys() & upper.keys())
+    curvature = statistics.fmean(lower[seed] - 2 * middle[seed] + upper[seed] for seed in seeds)
     settings = groups[place].settings
     peak = settings[RATE] * math.sqrt(settings[BATCH] / REFERENCE)
-    return groups[place], (math.log2(peak) + (lower - upper) / (2 * curvature)).tolist()
+    return groups[place], {seed: math.log2(peak) + (lower[seed] - upper[seed]) / (2 * curvature) for seed in seeds}
 
 
 def interval(samples: Sequence[float]) -> tuple[float, float]:
@@ -100,18 +106,23 @@ def findings(groups: Sequence[Group]) -> Iterator[str]:
             rate = "at an end of the list"
             if rates:
                 optima.append(rates)
-                middle, margin = interval(rates)
+                middle, margin = interval(list(rates.values()))
                 rate = f"{2**middle:.3g} ({2 ** (middle - margin):.2g} to {2 ** (middle + margin):.2g})"
             other = chosen["fixed", batch]
             difference = ""
             if other is not group:
-                pairs = [loss - other.losses[seed] for seed, loss in group.losses.items()]
+                pairs = [loss - other.losses[seed] for seed, loss in group.losses.items() if seed in other.losses]
                 difference = "{:+.3f} ± {:.3f}".format(*interval(pairs))
             yield f"| {said} | {batch} | {rate} | {group.cell.mean:.3f} ± {group.cell.std:.3f} | {difference} |"
         if len(optima) == len(BATCHES):
-            slopes = np.polyfit(np.log2(BATCHES), optima, 1)[0].tolist()
-            exponents.append("| {} | {:.2f} ± {:.2f} |".format(said, *interval(slopes)))
-    yield from ("", "| momentum | exponent of the batch in the best rate (95 %) |", "| --- | --- |", *exponents)
+            for sizes in (BATCHES, BATCHES[:2], BATCHES[1:]):
+                chosen_optima = [optima[BATCHES.index(size)] for size in sizes]
+                seeds = set.intersection(*map(set, chosen_optima))
+                slopes = [np.polyfit(np.log2(sizes), [each[seed] for each in chosen_optima], 1)[0] for seed in seeds]
+                middle, margin = interval(slopes)
+                exponents.append(f"| {said} | {sizes[0]} to {sizes[-1]} | {len(seeds)} | {middle:.2f} ± {margin:.2f} |")
+    yield from ("", "| momentum | batches | seeds | exponent of the batch in the best rate (95 %) |")
+    yield from ("| --- | --- | --- | --- |", *exponents)
 
 
 def main() -> None:
@@ -136,11 +147,10 @@ def main() -> None:
         sweep = Sweep(str(RECIPE), recipe, list(points(texts, options.seeds)))
         start(sweep, options.folder, task_of(RECIPE), options, ())
     results = Results.read(options.folder)
-    # Of a sweep that was stopped, these can be compared.
-    seeds = set.intersection(*(set(group.losses) for group in results.groups))
-    groups = [replace(group, losses={seed: group.losses[seed] for seed in sorted(seeds)}) for group in results.groups]
-    lines = [f"`{facts['command']}`, {facts['date'][:10]}; {facts['machine']}; {facts['versions']}; {len(seeds)} seeds"]
-    for text in texts:
+    # Of rates that only the first seed had, the table has all there is to say.
+    groups = [group for group in results.groups if len(group.losses) > 1]
+    lines = [f"`{facts['command']}`, {facts['date'][:10]}; {facts['machine']}; {facts['versions']}"]
+    for text in dict.fromkeys(group.settings[TEXT] for group in groups):
         lines += ["", f"## {text}", "", *findings([group for group in groups if group.settings[TEXT] == text])]
     lines += ["", "```text", results.table(), "```"]
     runs = [{**group.settings, "losses": group.losses} for group in groups]
