@@ -1,6 +1,5 @@
 """Resolved plans against numbers worked out by hand."""
 
-import json
 import math
 
 import pytest
