@@ -324,7 +324,7 @@ OF_TASKS = (
     ),
     Planted(
         "a scheduler in train.py",
-        "remove the scheduler from train.py",
+        "remove the scheduler, or whatever sets it, from train.py",
         [
             IMPORT_TORCH,
             (

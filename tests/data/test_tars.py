@@ -89,6 +89,16 @@ def test_the_index_is_made_once_by_who_may_and_holds_no_image(shards, monkeypatc
     assert len(opened(config_of(shards))[0]) == 6
 
 
+def test_an_image_that_cannot_be_decoded_is_named_by_its_place(shards):
+    content = bytearray((shards / "train-1.tar").read_bytes())
+    start = content.index(b"\x89PNG", content.index(b"\x89PNG") + 1)
+    content[start] ^= 1
+    (shards / "train-1.tar").write_bytes(content)
+    train, _ = opened(config_of(shards))
+    with pytest.raises(DataError, match=rf"cannot be decoded: .*, in .*train-1\.tar at byte {start:,}; replace"):
+        train.fetch(np.arange(len(train)), None)
+
+
 def test_what_cannot_be_read_is_refused(shards):
     for mode, without, told in (
         ("w:gz", (), r"train-2\.tar cannot be read: .*; write tars without compression"),

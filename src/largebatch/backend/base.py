@@ -285,7 +285,7 @@ class Backend(Processes, ABC):
                 raise UserError(
                     f"the learning rate of a parameter group is {group['lr']:g}, but run.update has set "
                     f"{self.learning_rate * factor:g}; it follows the recipe's learning_rate in each step: remove the "
-                    "scheduler from train.py"
+                    "scheduler, or whatever sets it, from train.py"
                 )
             group["lr"] = learning_rate * factor
         self.learning_rate = learning_rate

@@ -130,9 +130,13 @@ class TarRows:
 
     def __getitem__(self, indices: Indices) -> dict[str, Sequence[Any]]:
         rows = self._index[indices].tolist()
-        images = [mapped(self._files[number], "u1")[start : start + size] for number, start, size, _ in rows]
+        images = []
+        for number, start, size, _ in rows:
+            file = self._files[number]
+            image = mapped(file, "u1")[start : start + size].tobytes()
+            images.append({"bytes": image, "path": f"{file} at byte {start:,}"})
         return {
-            self._config.image_column: [{"bytes": image.tobytes(), "path": None} for image in images],
+            self._config.image_column: images,
             self._config.label_column: [label for *_, label in rows],
         }
 

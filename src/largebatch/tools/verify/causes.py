@@ -51,6 +51,11 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "first_grad_norm": {
+        "other micro-batch": (
+            "only other micro-batch sizes differ, and not in the first loss, but in its gradient: samples that share a "
+            "micro-batch change each other (statistics over it), which the starting weights hide from the loss, or a "
+            "hook changes the gradient of each micro-batch"
+        ),
         "several processes": (
             "the first loss agrees on several processes, but not its gradient: what `dist.all_gather` and "
             "`dist.all_reduce` return has none, or a branch, a `detach` or a hook depends on the rank"
