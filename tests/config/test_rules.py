@@ -18,6 +18,7 @@ TEN_TIMES = ("--batch.global_batch_size=320", "--learning_rate.warmup=null")
 
 
 GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 1}, "size": 64}]'
+LINEAR = "--learning_rate.scaling=linear"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,15 @@ GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from
             ["--optimizer.beta_scaling=half_life", "--optimizer.betas=[0.9,0.95]", *TEN_TIMES],
             "optimizer.beta_scaling: at 10 times the batch that they were tuned at, the second beta becomes 0.95 ** 10",
         ),
-        (["--optimizer.beta_scaling=sde", "--learning_rate.scaling=linear"], 'set learning_rate.scaling to "sqrt"'),
+        (["--optimizer.beta_scaling=sde", LINEAR], 'set learning_rate.scaling to "sqrt"'),
+        (
+            ["--optimizer.weight_decay_scaling=power_lines"],
+            'learning_rate.reference_duration: null, but "power_lines" needs a length',
+        ),
+        (
+            ['--optimizer={"name": "lamb", "weight_decay": 0, "weight_decay_scaling": "timescale"}', LINEAR],
+            'optimizer.weight_decay_scaling: "timescale" requires the square-root rule',
+        ),
         (["--optimizer.weight_decay_scaling=timescale", GROWING], 'write "fixed", or a batch that does not grow'),
         (["--optimizer.beta_scaling=half_life", GROWING], 'write "fixed", or a batch that does not grow'),
         (
@@ -52,6 +61,11 @@ GROWING = '--batch.global_batch_size=[{"from": {"steps": 0}, "size": 32}, {"from
 )
 def test_rules_outside_their_range(overrides, words):
     assert words in problem_of(*overrides)
+
+
+def test_tokens_per_parameter_need_tokens():
+    words = ("--optimizer.weight_decay_scaling=power_lines", '--learning_rate.reference_duration={"epochs": 2}')
+    assert 'write "timescale" or "fixed"' in problem_of(*words, recipe=VIT_DIGITS)
 
 
 @pytest.mark.parametrize(

@@ -195,25 +195,48 @@ def test_moments_follow_the_batch_size():
     assert "adamw with betas (0.6, 0.96), eps 5e-07; weight decay 0.1" in explain(plans["sde"], "x")
 
 
-@pytest.mark.parametrize("scaling", ["linear", "sqrt", "none"])
-@pytest.mark.parametrize("size", [16, 128])
-@pytest.mark.parametrize("reference", [{"steps": 100}, {"samples": 6400}, {"epochs": 2}, {"tokens": 819200}])
-def test_the_timescale_of_weight_decay_stays_a_share_of_the_run(scaling, size, reference):
-    """1 / (learning rate x weight decay) steps, in samples, over the samples of the run."""
+def decaying(rule, optimizer="adamw", scaling="sqrt", size=128, reference='{"epochs": 2}'):
+    """A plan, and 1 / (learning rate x weight decay) steps, in samples, over the samples of the run."""
     words = [
         f"--batch.global_batch_size={size}",
         f"--learning_rate.scaling={scaling}",
-        f"--learning_rate.reference_duration={json.dumps(reference)}",
-        "--optimizer.weight_decay_scaling=timescale",
+        f"--learning_rate.reference_duration={reference}",
+        f'--optimizer={{"name": "{optimizer}", "weight_decay": 0.1, "weight_decay_scaling": "{rule}"}}',
         '--train.duration={"epochs": 8}',
     ]
     plan = planned(PYDOC, *words)
-    share = size / (plan.max_peak_lr * plan.optimizer.weight_decay) / (8 * 3200)
+    return plan, size / (plan.max_peak_lr * plan.optimizer.weight_decay) / (8 * 3200)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scaling", "size"),
+    [
+        ("adamw", "linear", 16),
+        ("adamw", "sqrt", 128),
+        ("adamw", "none", 128),
+        ("muon", "none", 16),
+        ("lamb", "sqrt", 128),
+    ],
+)
+@pytest.mark.parametrize("reference", ['{"steps": 100}', '{"samples": 6400}', '{"epochs": 2}', '{"tokens": 819200}'])
+def test_the_timescale_of_weight_decay_stays_a_share_of_the_run(optimizer, scaling, size, reference):
+    plan, share = decaying("timescale", optimizer, scaling, size, reference)
     # Tuned: a batch of 32, a rate of 0.002, a weight decay of 0.1; and two epochs of 3,200 blocks, or 100 steps.
     assert share == pytest.approx(32 / (0.002 * 0.1) / (3200 if "steps" in reference else 6400), rel=1e-12)
     assert f"weight decay {plan.optimizer.weight_decay:.6g}" in explain(plan, "x")
     groups = build_optimizer(torch.nn.Linear(2, 2), plan).param_groups
     assert {group["weight_decay"] for group in groups} == {plan.optimizer.weight_decay, 0.0}
+
+
+def test_the_best_timescale_follows_the_tokens_per_parameter():
+    """Bergsma et al. 2025: 1.084 (tokens per parameter) ** -0.527 of the run, here for any number of parameters."""
+    best = [1.084 * (128 * 3200 * epochs / 31400) ** -0.527 for epochs in (2, 8)]
+    plan, share = decaying("power_lines")
+    # Tuned: a batch of 32, a rate of 0.002, a weight decay of 0.1, two epochs of 3,200 blocks.
+    assert share / (32 / (0.002 * 0.1) / 6400) == pytest.approx(best[1] / best[0])
+    # 0.2 / 1.92652, which is 4 ** 0.473.
+    assert plan.optimizer.weight_decay == pytest.approx(0.103814, abs=1e-6)
+    assert "weight decay = 0.1 x 4 / 2 / 4 ** 0.473 (batch, rate, length), arXiv 2505.13738" in explain(plan, "x")
 
 
 def test_warmup_while_the_batch_size_grows():

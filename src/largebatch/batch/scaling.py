@@ -17,23 +17,36 @@ def scaling_factor(rule: ScalingRule, global_batch_size: int, reference_batch_si
     return {"linear": k, "sqrt": math.sqrt(k), "none": 1.0}[rule]
 
 
-DecayRule = Literal["fixed", "timescale"]
+DecayRule = Literal["fixed", "timescale", "power_lines"]
+# The power of the length that weight decay is divided by, and the source.
+DECAY_LAWS = {"timescale": (1.0, "arXiv 2405.13698"), "power_lines": (0.473, "arXiv 2505.13738")}
 
 
-def weight_decay_factor(k: float, lr_factor: float, horizon: float) -> float:
-    """The factor of AdamW's weight decay that keeps its timescale the same share of the run.
+def scaled_decay(rule: DecayRule, tuned: float, k: float, lr_factor: float, horizon: float) -> tuple[float, str]:
+    """Weight decay for another batch, learning rate and length of the run, and how it is computed, in words.
 
-    AdamW's weights are a moving average of its updates over the last 1 / (learning rate x weight decay) steps (Wang and
-    Aitchison 2024, arXiv 2405.13698). That share is best left alone when the batch changes, and then the best weight
-    decay is proportional to it (Bergsma et al. 2025, arXiv 2505.13738). The latter also find that a longer run on the
-    same model does best with a smaller share, proportional to (tokens per parameter) ** -0.527, which is not applied.
+    AdamW's weights are a moving average of its updates over the last 1 / (learning rate x weight decay) steps, its
+    timescale (Wang and Aitchison 2024, arXiv 2405.13698).
+
+    - "fixed": as tuned, without words.
+    - "timescale": times k / (lr_factor x horizon), which keeps the timescale the same share of the run.
+    - "power_lines": times k / (lr_factor x horizon ** 0.473). The best share was found to be 1.084 (tokens per
+      parameter) ** -0.527 (Bergsma et al. 2025, "Power Lines", arXiv 2505.13738). On the same model, tokens per
+      parameter grow as the horizon does, so the tuned share is multiplied by horizon ** -0.527.
 
     Args:
-        k: The batch over the one that weight decay was tuned at.
+        rule: The rule.
+        tuned: The weight decay that was tuned.
+        k: The batch over the one that it was tuned at.
         lr_factor: The peak learning rate over the one that it was tuned at.
         horizon: The samples of the run over those of the run that it was tuned in.
     """
-    return k / (lr_factor * horizon)
+    if rule == "fixed":
+        return tuned, ""
+    power, source = DECAY_LAWS[rule]
+    length = f"{horizon:.6g}" if power == 1 else f"{horizon:.6g} ** {power:g}"
+    words = f"{tuned:.6g} x {k:.6g} / {lr_factor:.6g} / {length} (batch, rate, length), {source}"
+    return tuned * k / (lr_factor * horizon**power), words
 
 
 MomentRule = Literal["fixed", "half_life", "sde"]

@@ -185,13 +185,20 @@ class RecipeConfig(Section):
         rate = self.learning_rate
         sizes = {size for _, size in self.batch.sizes}
         rules = {name: getattr(optimizer, name) for name in optimizer.rules}
-        if rules.get("beta_scaling") == "sde" and rate.scaling != "sqrt":
-            remedy = 'write "fixed", or set learning_rate.scaling to "sqrt"'
-            yield f'optimizer.beta_scaling: "sde" requires the square-root rule; {remedy}'
         for name, rule in rules.items():
+            if rule == optimizer.square_root_rules.get(name) and rate.scaling != "sqrt":
+                remedy = 'write "fixed", or set learning_rate.scaling to "sqrt"'
+                yield f'optimizer.{name}: "{rule}" requires the square-root rule; {remedy}'
             if rule != "fixed" and len(sizes) > 1:
                 remedy = 'write "fixed", or a batch that does not grow'
                 yield f'optimizer.{name}: "{rule}" would change the optimizer with the batch size; {remedy}'
+        if rules.get("weight_decay_scaling") == "power_lines":
+            if rate.reference_duration is None:
+                remedy = 'write that of the tuned run, such as {"tokens": 5000000000}'
+                yield f'learning_rate.reference_duration: null, but "power_lines" needs a length; {remedy}'
+            if self.data.tokens_per_sample is None:
+                why = "is a law of tokens, and these samples have no fixed number of them"
+                yield f'optimizer.weight_decay_scaling: "power_lines" {why}; write "timescale" or "fixed"'
         if rules.get("beta_scaling", "fixed") != "fixed" and len(sizes) == 1:
             try:
                 optimizer.options_for(min(sizes) / rate.reference_batch_size)

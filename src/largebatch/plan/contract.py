@@ -69,6 +69,7 @@ class RunPlan:
 
     # What the optimizer's section says of parameters by patterns of their names, for each of its fields.
     name_patterns: dict[str, dict[str, Any]] = field(default_factory=dict)
+    decay_explanation: str = ""  # how weight decay is computed; empty if it is as tuned
     obstacle_to_compiling: str | None = None  # why the model cannot be compiled; None if nothing is known
     expected: Expected | None = None  # a published figure of these settings
     commits: dict[str, str] = field(default_factory=dict)  # those of a run's repositories; see `config.commits`
@@ -231,7 +232,7 @@ def resolve(
     max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))
     k = sizes[0] / rate.reference_batch_size
     optimizer = {name: getattr(config.optimizer, name) for name in OptimizerSection.model_fields}
-    optimizer["weight_decay"] = config.optimizer.weight_decay_for(
+    optimizer["weight_decay"], decay_explanation = config.optimizer.weight_decay_for(
         k, max_peak_lr / rate.base_lr, rate.horizon_of(timeline, total_steps)
     )
     return RunPlan(
@@ -253,6 +254,7 @@ def resolve(
         sync_batch_norm=config.model.synchronizes_batch_norm,
         coupled_loss=config.couples_the_batch,
         optimizer_explanation=entry.explanation,
+        decay_explanation=decay_explanation,
         world_size=world_size,
         micro_batch_size=micro_batch_size,
         max_global_batch_size=max(sizes),

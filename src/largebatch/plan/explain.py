@@ -207,6 +207,8 @@ def _optimizer(plan: RunPlan) -> list[str]:
     lines = [f"{optimizer.name} with {_options(plan.optimizer_options)}; {decay}"]
     if plan.optimizer_explanation:
         lines.append(plan.optimizer_explanation)
+    if plan.decay_explanation:
+        lines.append(f"weight decay = {plan.decay_explanation}")
     for field, patterns in plan.name_patterns.items():
         if patterns and field not in optimizer.names:
             lines.append(f"{field}: {_options(patterns)}")

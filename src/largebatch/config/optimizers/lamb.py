@@ -1,6 +1,7 @@
 """LAMB; `optim/lamb.py` computes it."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from largebatch.config.optimizers import ENLARGED_ROUNDING, OptimizerEntry, adam_moments, adapt_if_decayed
 from largebatch.config.optimizers.sections import WithBetas
@@ -14,6 +15,13 @@ class Lamb(WithBetas):
     name: Literal["lamb"]
     eps: PositiveFloat = 1e-6
     """Added to the denominator."""
+    weight_decay_scaling: Literal["fixed", "timescale"] = "fixed"
+    """How weight decay follows the run. "timescale": as for AdamW. It is an approximation: a step shrinks a layer by
+    rate x weight_decay x trust ratio, so LAMB averages over 1 / (trust ratio) times as many steps as AdamW, and their
+    share of the run stays as far as that ratio does. The norms of layers grow with rate^2 x steps, which only
+    `learning_rate.scaling` "sqrt" keeps when the batch changes; other scalings are refused. "fixed": it does not."""
+
+    square_root_rules: ClassVar[Mapping[str, str]] = {"weight_decay_scaling": "timescale"}
 
 
 LAMB = OptimizerEntry(
@@ -23,5 +31,5 @@ LAMB = OptimizerEntry(
     tolerance=ENLARGED_ROUNDING,
     needs="norms of layers",
     group_of=adapt_if_decayed,
-    explanation="each layer's step is scaled by norms of the whole layer, except where no_decay exempts it",
+    explanation="each layer's step, with its decay, is scaled by norms of the whole layer, unless no_decay exempts it",
 )

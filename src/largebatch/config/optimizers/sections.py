@@ -1,10 +1,11 @@
 """What a recipe's JSON may say about its optimizer: the fields that every optimizer has, and those of families."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from largebatch.batch.scaling import DecayRule, MomentRule, scaled_moments, weight_decay_factor
+from largebatch.batch.scaling import DecayRule, MomentRule, scaled_decay, scaled_moments
 from largebatch.config.sections import (
     BelowOne,
     Duration,
@@ -52,6 +53,8 @@ class OptimizerSection(Section):
 
     rules: ClassVar[tuple[str, ...]] = ()
     """Fields that are no options but rules by which options follow the batch; "fixed" is the rule that they do not."""
+    square_root_rules: ClassVar[Mapping[str, str]] = {}
+    """Of these fields, the rule that holds only with the square-root rule of the learning rate."""
     names: ClassVar[tuple[str, ...]] = ("no_decay_names",)
     """Fields that are no options but patterns of parameters' names: lists, or mappings from patterns to values."""
 
@@ -70,9 +73,10 @@ class OptimizerSection(Section):
         """The options for a batch k times as large as the one they were tuned at."""
         return self.options
 
-    def weight_decay_for(self, k: float, lr_factor: float, horizon: float) -> float:  # noqa: ARG002 - see options_for
-        """Weight decay for k times the batch, `lr_factor` times the learning rate and `horizon` times the samples."""
-        return self.weight_decay
+    def weight_decay_for(self, k: float, lr_factor: float, horizon: float) -> tuple[float, str]:  # noqa: ARG002 - as above
+        """Weight decay for k times the batch, `lr_factor` times the learning rate and `horizon` times the samples; and
+        how it is computed, "" if it is as tuned."""
+        return self.weight_decay, ""
 
 
 class WithMomentum(OptimizerSection):
@@ -92,12 +96,25 @@ class WithMomentum(OptimizerSection):
 
 
 class WithBetas(OptimizerSection):
-    """An optimizer of the Adam family."""
+    """An optimizer of the Adam family, with weight decay that is decoupled from the gradient."""
 
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     """Decay rates of the running averages of the gradient and of its square."""
     eps: PositiveFloat = 1e-8
     """Added to the denominator."""
+    weight_decay_scaling: DecayRule = "fixed"
+    """How weight decay follows the run. "timescale": it is multiplied by batch / `learning_rate.reference_batch_size` x
+    base_lr / peak, and divided by the samples of the run over `learning_rate.reference_duration`, if that is given. The
+    1 / (learning rate x weight decay) steps that AdamW, and Muon with any `scale`, average over then stay the same
+    share of the run (Wang and Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738). "power_lines":
+    the best share was found to be proportional to (tokens per parameter) ** -0.527 for language models that AdamW
+    trains from random weights (Bergsma et al.). So, for the model that was tuned, weight decay is divided by (samples
+    of the run over `reference_duration`) ** 0.473, not by the first power. "fixed": it does not."""
+
+    rules: ClassVar[tuple[str, ...]] = ("weight_decay_scaling",)
+
+    def weight_decay_for(self, k: float, lr_factor: float, horizon: float) -> tuple[float, str]:
+        return scaled_decay(self.weight_decay_scaling, self.weight_decay, k, lr_factor, horizon)
 
 
 class WithScaledMoments(WithBetas):
@@ -110,18 +127,9 @@ class WithScaledMoments(WithBetas):
     divided by the square root of k, to go with the square-root rule of the learning rate (Malladi et al. 2022, arXiv
     2205.10287)."""
 
-    weight_decay_scaling: DecayRule = "fixed"
-    """How weight decay follows the run. "timescale": it is multiplied by batch / `learning_rate.reference_batch_size` x
-    base_lr / peak, and divided by the samples of the run over `learning_rate.reference_duration`, if that is given. The
-    1 / (learning rate x weight decay) steps that AdamW averages over then stay the same share of the run (Wang and
-    Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738). "fixed": it does not."""
-
-    rules: ClassVar[tuple[str, ...]] = ("beta_scaling", "weight_decay_scaling")
+    rules: ClassVar[tuple[str, ...]] = ("beta_scaling", *WithBetas.rules)
+    square_root_rules: ClassVar[Mapping[str, str]] = {"beta_scaling": "sde"}
 
     def options_for(self, k: float) -> dict[str, Any]:
         betas, eps = scaled_moments(self.beta_scaling, k, self.betas, self.eps)
         return self.options | {"betas": betas, "eps": eps}
-
-    def weight_decay_for(self, k: float, lr_factor: float, horizon: float) -> float:
-        is_fixed = self.weight_decay_scaling == "fixed"
-        return self.weight_decay * (1 if is_fixed else weight_decay_factor(k, lr_factor, horizon))
