@@ -71,6 +71,7 @@ class RunPlan:
 
     # What the optimizer's section says of parameters by patterns of their names, for each of its fields.
     name_patterns: dict[str, dict[str, Any]] = field(default_factory=dict)
+    decay_explanation: str = ""  # how weight decay is computed; empty if it is as tuned
     obstacle_to_compiling: str | None = None  # why the model cannot be compiled; None if nothing is known
     finds_micro_batch_size: bool = False  # whether a start after one that was out of memory takes a smaller one
     expected: Expected | None = None  # a published figure of these settings
