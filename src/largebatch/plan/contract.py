@@ -53,7 +53,6 @@ class RunPlan:
     sync_batch_norm: bool  # whether `micro_batch_size` x `world_size` is, instead
     coupled_loss: bool  # whether the loss of a sample depends on all other samples of its global batch
     optimizer_explanation: str  # a line about the optimizer, which may be empty
-    decay_explanation: str  # how weight decay is computed; empty if it is as tuned
 
     # What is decided.
     world_size: int  # data-parallel processes: observed, never configured
