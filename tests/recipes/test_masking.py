@@ -144,7 +144,7 @@ def test_durations_in_tokens_count_those_that_are_predicted():
 def test_sources_of_a_mixture_have_masks_of_their_own(tmp_path):
     sizes = {"weight": 1, "num_train_samples": 80, "num_eval_samples": 20}
     totals = {"num_train_samples": 160, "num_eval_samples": 40}
-    sources = [{"name": name, **sizes} for name in ("one", "two")]
+    sources = [{"name": "one", **sizes}, {"name": "two", "train_split": "train[:100%]", **sizes}]
     mixed = hub_config(tmp_path, sources=sources, **totals)
     train, _ = masked_sources(mixed)
     one, two = (source.fetch(np.arange(20), 0)["labels"] for source in train.sources)

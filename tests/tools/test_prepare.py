@@ -120,7 +120,7 @@ def mix(recipe, **files):
 
 
 def test_each_source_of_a_mixture(recipe, capsys):
-    mix(recipe)
+    mix(recipe, two={"eval_split": "validation[:100%]"})
     assert main(["prepare", "mine", "--workers=1"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"one: data\.num_train_samples +17 samples found; the recipe expects 10\n", printed)

@@ -69,7 +69,7 @@ def open_splits(
         builder = datasets.load_dataset_builder(**arguments)
         if builder.name == "text":
             # Without a byte order mark.
-            builder = datasets.load_dataset_builder(**arguments, encoding="utf-8-sig")
+            builder.config.encoding = "utf-8-sig"
         _check_commit(builder, arguments.get("revision"))
         if builder.name == "parquet":
             # By default it is the number of rows of a file's first row group, which may be empty.
