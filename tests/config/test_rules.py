@@ -52,7 +52,7 @@ LINEAR = "--learning_rate.scaling=linear"
             'checkpoint.every: faults.on_non_finite "roll_back" needs it; write one',
         ),
         (["--learning_rate.scaling=none", "--learning_rate.warmup.start=base_lr"], "it would end where it starts"),
-        (['--learning_rate.reference_duration={"epochs": 2}'], 'only weight_decay_scaling "timescale" has a use for'),
+        (['--learning_rate.reference_duration={"epochs": 2}'], "only rules of weight_decay_scaling use it"),
         (["--faults.max_bad_steps=9"], 'faults.max_bad_steps: has no effect with on_non_finite "stop"; write "skip"'),
         (["--learning_rate.warmup.shape=constant"], "a constant warmup at zero would not train"),
         (

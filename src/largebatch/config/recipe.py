@@ -145,7 +145,7 @@ class RecipeConfig(Section):
         if rate.warmup and rate.warmup.start == "base_lr" and rate.scaling == "none":
             yield 'learning_rate.warmup: it would end where it starts, because scaling is "none"; write start "zero"'
         if rate.reference_duration and getattr(self.optimizer, "weight_decay_scaling", "fixed") == "fixed":
-            yield 'learning_rate.reference_duration: only rules of weight_decay_scaling use it; write one, or remove it'
+            yield "learning_rate.reference_duration: only rules of weight_decay_scaling use it; write one, or remove it"
         if faults.max_bad_steps != Faults().max_bad_steps and faults.on_non_finite == "stop":
             yield 'faults.max_bad_steps: has no effect with on_non_finite "stop"; write "skip", or remove it'
 
