@@ -29,6 +29,7 @@ COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 ROWS_AT_ONCE = 1000  # of a Parquet file, in memory
+WITHOUT_BYTE_ORDER_MARK = "utf-8-sig"
 
 
 class Use(NamedTuple):
@@ -61,6 +62,9 @@ def open_splits(
     if config.data_files is not None:
         found_files(config)
         arguments: dict[str, Any] = {"path": config.path, "data_files": config.data_files.by_split}
+        if config.path == "text":
+            # What another program has read with a byte order mark is cached under another name.
+            arguments["encoding"] = WITHOUT_BYTE_ORDER_MARK
     else:
         place = find(config.path, "data.path", "a data set")
         arguments = {"path": place.name, "name": config.config_name, "revision": place.revision}
@@ -68,8 +72,7 @@ def open_splits(
     try:
         builder = datasets.load_dataset_builder(**arguments)
         if builder.name == "text":
-            # Without a byte order mark.
-            builder.config.encoding = "utf-8-sig"
+            builder.config.encoding = WITHOUT_BYTE_ORDER_MARK
         _check_commit(builder, arguments.get("revision"))
         if builder.name == "parquet":
             # By default it is the number of rows of a file's first row group, which may be empty.

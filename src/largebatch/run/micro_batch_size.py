@@ -35,9 +35,8 @@ def largest_to_try(folder: RunFolder, config: RecipeConfig, launch: Launch) -> t
             if not (failure and is_alike):
                 return size, []
             half = max(1, size // 2)
-            return half, [
-                f"micro_batch_size {size} did not fit (rank {failure.rank} was out of memory); trying at most {half}"
-            ]
+            tried = f"micro_batch_size {size} did not fit (rank {failure.rank} was out of memory)"
+            return half, [f"{tried}; trying at most {half}"]
     return None, []
 
 

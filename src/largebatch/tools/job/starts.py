@@ -94,11 +94,11 @@ class JobStarts:
 
     def reason_to_give_up(self) -> str | None:
         """Why there should be no further start, if the allowed number began at the latest checkpoint."""
-        progress: list[str] = []
+        noted = b""
         with suppress(OSError):
-            # Bytes that are not text count as progress that no start has made.
-            progress = read_bytes(self.job_dir / "starts").decode(errors="replace").split()
-        if (starts := progress.count(self.progress)) <= self.max_restarts:
+            noted = read_bytes(self.job_dir / "starts")
+        starts = noted.split().count(self.progress.encode())
+        if starts <= self.max_restarts:
             return None
         return (
             f"giving up after {counted(starts, 'start')} without progress past step {self.checkpoint_step} "
