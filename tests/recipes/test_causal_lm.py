@@ -13,6 +13,7 @@ import tasks
 from largebatch.config import load_config
 from largebatch.data.tokenizer import load_tokenizer
 from largebatch.errors import ConfigError, UserError
+from largebatch.run.checkpoint.model_files import model_files
 from paths import ADDITION
 
 AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
@@ -215,6 +216,11 @@ def make_pipe_of_index(folder):
     os.mkfifo(folder / "part.safetensors")
 
 
+def cut_short(folder):
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(2000)
+
+
 @pytest.mark.parametrize(
     ("plant", "message"),
     [
@@ -222,6 +228,7 @@ def make_pipe_of_index(folder):
         (save_as_pickle_that_is_named, r"neither model\.safetensors nor .*may hold code; convert"),
         (partial(write_index, file="../x.safetensors"), r"names '\.\./x\.safetensors'; write the name of a file in"),
         (make_pipe, r"model\.safetensors cannot be read: .*Not a regular file"),
+        (cut_short, r"model\.safetensors cannot be read: .*header"),
         (make_pipe_of_index, r"part\.safetensors cannot be read: .*Not a regular file"),
     ],
 )
@@ -230,6 +237,15 @@ def test_weights_are_tensors_in_files_of_the_folder(plant, message, folder):
     plant(Path(folder))
     with pytest.raises(UserError, match=rf"^model\.path: {folder}: .*{message}"):
         load_causal_lm(section(path=folder))
+
+
+def test_what_is_not_a_file_beside_the_weights_would_fail_again(folder):
+    """It is not "try again", with which a job is started again."""
+    model = load_causal_lm(section(path=folder))
+    (Path(folder) / "tokenizer.json").mkdir()
+    with pytest.raises(UserError, match=r"Is a directory: .*tokenizer\.json'; correct or remove it") as raised:
+        model_files(model, Path(folder))
+    assert raised.value.exit_code == 2
 
 
 def test_a_file_of_weights_that_the_configuration_names_is_not_read(folder):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -60,8 +61,10 @@ def folder_to_load(where: str, field: str) -> Path:
     folder = find_folder(where, field)
     try:
         for file in set((_weight_map(folder) or {"": WHOLE}).values()):
-            with reading(file):
-                open_to_read(folder / file, follow_links=True).close()
+            path = folder / file
+            with reading(file), open_to_read(path, follow_links=True), safe_open(path, framework="pt"):
+                # It has checked the header, and `from_pretrained` would not name the file.
+                pass
     except CheckpointError as error:
         raise UserError(f"{field}: {folder}: {error}") from error
     return folder

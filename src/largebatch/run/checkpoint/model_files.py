@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
+from largebatch.errors import file_errors
 from largebatch.storage.layout import COPIED_FILES, GENERATION_CONFIG, MODEL_CONFIG
 from largebatch.system.regular_file import read_bytes
 
@@ -22,7 +23,8 @@ def model_files(model: nn.Module, pretrained: Path | None) -> dict[str, bytes]:
     """
     files = {name: text.encode() for name, text in _configurations(model).items()}
     copied = [pretrained / name for name in COPIED_FILES if (pretrained / name).exists()] if pretrained else []
-    return files | {path.name: read_bytes(path, follow_links=True) for path in copied}
+    with file_errors(f"model.path: a file of {pretrained} cannot be read", "correct or remove it"):
+        return files | {path.name: read_bytes(path, follow_links=True) for path in copied}
 
 
 def _configurations(model: nn.Module) -> dict[str, str]:
