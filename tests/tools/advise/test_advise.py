@@ -128,6 +128,16 @@ def test_what_was_not_decided(advise, tmp_path, name, content):
     assert "positive number of samples" in errors
 
 
+@pytest.mark.parametrize("high", ["wide", [1], {}, 10**400, math.nan, -1, 100.0])
+def test_what_is_damaged_is_not_known(high, advise, tmp_path):
+    write_run(tmp_path / "run")
+    noise = {"samples": 128.0, "low": 88.8, "high": high}
+    (tmp_path / "run/summary.json").write_text(json.dumps({"noise_scale": noise}))
+    code, output, _ = advise("--measured", tmp_path / "run")
+    assert code == 0
+    assert "its error is not known" in prose(output)
+
+
 def test_a_form_that_fails_gives_no_advice(advise, tmp_path):
     (tmp_path / "points.csv").write_text(HEADER + "256,1000,0,5\n512,2000,0,5\n1024,1000,0,5\n")
     code, output, _ = advise("--fit", tmp_path / "points.csv")

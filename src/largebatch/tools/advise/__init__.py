@@ -111,8 +111,8 @@ def _measured(folder: Path) -> CriticalBatch:
         "with `largebatch critical-batch`. The confidence is only that of the measurement"
     )
     ends = [found.get("low"), math.inf if found.get("high") is None else found["high"]]
-    interval = tuple(ends) if all(is_amount(end) or end in (0, math.inf) for end in ends) else ()
-    return CriticalBatch(samples, interval, source)
+    is_known = all(is_amount(end) or end in (0, math.inf) for end in ends) and ends[0] <= samples <= ends[1]
+    return CriticalBatch(samples, tuple(ends) if is_known else (), source)
 
 
 def _doublings(size: int, samples: float) -> list[int]:

@@ -42,7 +42,8 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
         ),
         "other number of micro-batches": (
             "where a process has another number of micro-batches in a step, the first loss differs: it is divided by "
-            "that number, or something counts micro-batches or calls of `fetch`; count by `epoch` and `step.index`"
+            "that number, or something counts micro-batches or calls of `fetch`, as a random generator does (count by "
+            "`epoch` and `step.index`, and draw in `fetch`, from `derive_seed`)"
         ),
         "several processes": (
             "several processes differ where one does not, from the first loss on: data or noise depends on the process "
