@@ -155,7 +155,9 @@ class Loop:
             measure_norm = is_logged or self.save_due or bool(step.noise_parts)
             update = self.backend.clip_and_step(measure_norm, self.bad_steps.max_norm())
             if update.applied and ema_weight:
-                self.backend.statistics.move_averages(ema_weight)
+                # After skipped steps alone, it is the first: the starting statistics do not count, as with weights.
+                is_first = self.bad_steps.count == step.index
+                self.backend.statistics.move_averages(1.0 if is_first else ema_weight)
             self.backend.untouched.note()
             if step.index == self.start.step:
                 # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.
