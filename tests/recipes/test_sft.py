@@ -171,7 +171,8 @@ def logits_after_training(run_dir: Path, *words: str):
 
 def test_adapters_are_saved_and_exported_as_peft_has_them(base, tmp_path):
     run_dir = tmp_path / "run"
-    expected = run_job(logits_after_training, run_dir, *adapter_words(base), strategy="zero3")[0]
+    words = (*adapter_words(base), '--optimizer.ema_half_life={"samples": 100}')
+    expected = run_job(logits_after_training, run_dir, *words, strategy="zero3")[0]
     assert main(["export", str(run_dir), str(tmp_path / "exported")]) == 0
     for folder in (run_dir / "model", tmp_path / "exported"):
         assert {file.name for file in folder.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
@@ -181,6 +182,20 @@ def test_adapters_are_saved_and_exported_as_peft_has_them(base, tmp_path):
         before, after = logits_of(base, folder)
         assert np.abs(after - expected).max() <= 1e-6 * np.abs(expected).max()
         assert np.abs(after - before).max() > 1e-3 * np.abs(expected).max()
+    for ema in ([], ["--ema"]):
+        merged, adapter = (tmp_path / f"{kind}{ema}" for kind in ("merged", "adapter"))
+        assert main(["export", str(run_dir), str(merged), "--merge", *ema]) == 0
+        assert main(["export", str(run_dir), str(adapter), *ema]) == 0
+        plain = AutoModelForCausalLM.from_pretrained(merged)
+        with torch.no_grad():
+            logits = plain(input_ids=torch.arange(40, 60)[None]).logits.numpy()
+        expected = logits_of(base, adapter)[1]
+        assert np.abs(logits - expected).max() <= 1e-6 * np.abs(expected).max()
+        assert (merged / "tokenizer.model").exists()
+        assert not any("adapter" in file.name for file in merged.iterdir())
+        # As the base has it.
+        assert not plain.config.use_cache
+    assert np.abs(logits - after).max() > 1e-3 * np.abs(after).max()
 
 
 def test_adapters_resume_bit_for_bit(base, tmp_path):

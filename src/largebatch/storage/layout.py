@@ -5,6 +5,7 @@
         rank_00000.safetensors   what process 0 of the job owned: flat vectors, one tensor per vector
         rank_00001.safetensors   ...
         model_config.json        the configuration of a `transformers` model or of its adapters, if it is one
+        base_config.json         the configuration of the model that has adapters
         tokenizer.json           and the like, of the model that it was trained from
         manifest.json            every vector's shape and the ranges of it that each file holds; step, config, plan
         complete.json            size and checksum of every file above; written last, so it proves that all are there
@@ -14,8 +15,8 @@ Every parameter, and every optimizer state that is not a scalar, is a *vector*: 
 under "<kind>/<parameter's fully qualified name>", where the kind is "weight" or the optimizer's own term ("exp_avg",
 "momentum_buffer"), or "ema" for a moving average of the weights. Whatever the strategy, each process holds contiguous
 ranges of such vectors, so any number of processes of any strategy can read what any other has written: the ranges it
-needs, intersected with those in the files. Buffers are whole, in their own shape, under "buffer/<name>"; averages of
-BatchNorm's running statistics, under "buffer/ema/<name>".
+needs, intersected with those in the files. Buffers are whole, in their own shape, under "buffer/<name>"; the
+BatchNorm statistics that go with averaged weights, under "buffer/ema/<name>".
 
 There is no pickle and no state of a random generator or loader: everything else follows from the step.
 """
@@ -40,6 +41,7 @@ FORMAT = "largebatch 4"
 
 MANIFEST = "manifest.json"
 MODEL_CONFIG = "model_config.json"
+BASE_CONFIG = "base_config.json"
 GENERATION_CONFIG = "generation_config.json"
 # Files that go with a model's weights under their own names, as `save_pretrained` writes them.
 COPIED_FILES = (
@@ -54,7 +56,7 @@ COPIED_FILES = (
     "vocab.txt",
     "merges.txt",
 )
-MODEL_FILES = (MODEL_CONFIG, *COPIED_FILES)
+MODEL_FILES = (MODEL_CONFIG, BASE_CONFIG, *COPIED_FILES)
 MARKER = "complete.json"
 WEIGHT = "weight"
 BUFFER = "buffer"

@@ -60,7 +60,7 @@ def bad_nodes(folder):
 
 def test_good_nodes(tmp_path):
     ended = run_nodes(tmp_path, 4)
-    assert codes(ended) == [0, 0, 0, 0], ended
+    assert codes(ended) == [0, 0, 0, 0], repr(ended)
     lines = ended[0].out.splitlines()
     assert lines[0] == "Pre-flight on 4 nodes:"
     assert lines[1].startswith("  n1: all-reduce of 1 MiB over 4 nodes by gloo, 1 process per node: ")
@@ -74,12 +74,12 @@ def test_good_nodes(tmp_path):
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_nodes_meet_over_ipv6(tmp_path):
     ended = run_nodes(tmp_path, 2, host="[::1]")
-    assert codes(ended) == [0, 0], ended
+    assert codes(ended) == [0, 0], repr(ended)
 
 
 def test_one_node(tmp_path):
     ended = run_nodes(tmp_path, 1)
-    assert codes(ended) == [0], ended
+    assert codes(ended) == [0], repr(ended)
 
 
 def test_a_first_node_that_clears_the_folder_when_it_starts(tmp_path):
@@ -104,7 +104,7 @@ def test_files_of_another_start_are_ignored(tmp_path):
 
 def test_a_node_that_is_too_late_is_not_bad(tmp_path):
     ended = run_nodes(tmp_path, 4, before=begins_after(tmp_path, 2, "presence_decision"), seconds=8)
-    assert codes(ended) == [2, 2, 2, 2], ended
+    assert codes(ended) == [2, 2, 2, 2], repr(ended)
     assert f"error on n3: late: not present in {shared(tmp_path)} after 8 seconds" in ended[0].out
     assert "raise LARGEBATCH_PREFLIGHT_SECONDS" in ended[0].out
     assert bad_nodes(tmp_path) is None
@@ -113,7 +113,7 @@ def test_a_node_that_is_too_late_is_not_bad(tmp_path):
 def test_a_first_node_that_is_too_late(tmp_path):
     """The others have left without a trace when it comes."""
     ended = run_nodes(tmp_path, 3, before=late(0, 12), seconds=6)
-    assert codes(ended) == [2, 2, 2], ended
+    assert codes(ended) == [2, 2, 2], repr(ended)
     assert "error on n1: late: not present in " in ended[1].out
     assert "error on n2, n3: late: not present in " in ended[0].out
     assert bad_nodes(tmp_path) is None
@@ -132,7 +132,7 @@ def test_a_node_that_dies(function, phase, limits, tmp_path, monkeypatch):
     for (owner, limit), seconds in limits.items():
         monkeypatch.setattr(owner, limit, seconds)
     ended = run_nodes(tmp_path, 4, before=lambda rank: rank == 1 and monkeypatch.setattr(phases, function, die))
-    assert codes(ended) == [3, 9, 3, 3], ended
+    assert codes(ended) == [3, 9, 3, 3], repr(ended)
     assert f"bad node n2: it stopped answering in {phase}" in ended[0].out
     assert bad_nodes(tmp_path) == "n2\n"
 
@@ -147,7 +147,7 @@ def test_the_first_node_dies(tmp_path, monkeypatch):
             monkeypatch.setattr(phases, "_check", die)
 
     ended = run_nodes(tmp_path, 3, before=die_early, seconds=10)
-    assert codes(ended) == [9, 3, 3], ended
+    assert codes(ended) == [9, 3, 3], repr(ended)
     assert "bad node n1: it stopped answering in checks" in ended[1].out
     assert bad_nodes(tmp_path) == "n1\n"
 
@@ -164,7 +164,7 @@ def test_a_driver_that_crashes_or_hangs(check, reason, tmp_path, monkeypatch):
             monkeypatch.setattr(phases, "SECONDS_TO_CHECK", 4.0)
 
     ended = run_nodes(tmp_path, 3, before=before)
-    assert codes(ended) == [3, 3, 3], ended
+    assert codes(ended) == [3, 3, 3], repr(ended)
     assert f"bad node n2: its own checks failed: rank 0: {reason}" in ended[0].out
     assert bad_nodes(tmp_path) == "n2\n"
 
@@ -173,7 +173,7 @@ def test_a_port_in_use_is_no_nodes_fault(tmp_path):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         ended = run_nodes(tmp_path, 2, port=port)
-    assert codes(ended) == [2, 2], ended
+    assert codes(ended) == [2, 2], repr(ended)
     assert f"error on n1: cannot listen at localhost:{port} (" in ended[0].out
     assert "Address already in use" in ended[0].out
     assert "start the job again" in ended[0].out
@@ -184,7 +184,7 @@ def test_a_port_in_use_is_no_nodes_fault(tmp_path):
 def test_a_report_of_another_version(text, tmp_path, monkeypatch):
     other = SimpleNamespace(dumps=lambda _: text)
     ended = run_nodes(tmp_path, 2, before=lambda rank: rank and monkeypatch.setattr(reports, "json", other))
-    assert codes(ended) == [3, 3], ended
+    assert codes(ended) == [3, 3], repr(ended)
     assert "bad node n2: its report in presence cannot be read" in ended[0].out
     assert "Traceback" not in ended[0].err
 
@@ -200,7 +200,7 @@ def _no_connection(monkeypatch, is_cut_off):
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_node_that_cannot_reach_the_first(count, tmp_path, monkeypatch):
     ended = run_nodes(tmp_path, count, before=lambda rank: _no_connection(monkeypatch, rank == 1))
-    assert codes(ended) == [3] * count, ended
+    assert codes(ended) == [3] * count, repr(ended)
     assert "bad node n2: cannot connect to the first node at localhost:" in ended[0].out
     assert "Connection refused" in ended[0].out
     assert bad_nodes(tmp_path) == "n2\n"
@@ -208,7 +208,7 @@ def test_a_node_that_cannot_reach_the_first(count, tmp_path, monkeypatch):
 
 def test_if_no_node_can_reach_the_first_none_of_them_is_bad(tmp_path, monkeypatch):
     ended = run_nodes(tmp_path, 3, before=lambda rank: _no_connection(monkeypatch, rank > 0))
-    assert codes(ended) == [2, 2, 2], ended
+    assert codes(ended) == [2, 2, 2], repr(ended)
     assert "error on n2, n3: cannot connect to the first node at localhost:" in ended[0].out
     assert bad_nodes(tmp_path) is None
 
@@ -224,14 +224,14 @@ def test_a_folder_that_cannot_be_written(tmp_path):
             os.environ["LARGEBATCH_LOGS"] = str(file)
 
     ended = run_nodes(tmp_path, 2, before=before, seconds=5)
-    assert codes(ended) == [2, 2], ended
+    assert codes(ended) == [2, 2], repr(ended)
     assert f"error: {file}/preflight/presence_1." in ended[1].err
     assert "cannot be written" in ended[1].err
 
 
 def test_bandwidth_below_the_minimum(tmp_path):
     ended = run_nodes(tmp_path, 2, "--min-busbw=1e6")
-    assert codes(ended) == [2, 2], ended
+    assert codes(ended) == [2, 2], repr(ended)
     assert "GB/s (bus bandwidth, median of 5), less than LARGEBATCH_MIN_BUSBW=1e+06" in ended[0].out
     assert bad_nodes(tmp_path) is None
 
@@ -239,7 +239,7 @@ def test_bandwidth_below_the_minimum(tmp_path):
 def test_an_all_reduce_that_fails_on_a_node(tmp_path, monkeypatch):
     monkeypatch.setattr(all_reduce, "SECONDS", 4.0)
     ended = run_nodes(tmp_path, 4, before=lambda rank: rank == 1 and monkeypatch.setattr(all_reduce, "_bandwidth", die))
-    assert codes(ended) == [2, 2, 2, 2], ended
+    assert codes(ended) == [2, 2, 2, 2], repr(ended)
     # The others have waited for it.
     first = ended[0].out.splitlines()[1]
     assert first.startswith("  error on n2: all-reduce of 1 MiB over 4 nodes by gloo")

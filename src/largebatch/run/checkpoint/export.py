@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
 from largebatch.config.optimizers import EMA
-from largebatch.errors import UserError, file_errors
+from largebatch.errors import UserError, file_errors, reason_of
+from largebatch.model.building import build_without_weights
 from largebatch.model.parts import is_adapter
 from largebatch.storage.catalog import entry_at, verify_checksums
 from largebatch.storage.files import remove_folder, rename_folder, sync_folder, write_file, write_json_file
 from largebatch.storage.layout import (
+    BASE_CONFIG,
     BUFFER,
     COPIED_FILES,
     MODEL_CONFIG,
@@ -30,22 +33,24 @@ from largebatch.system.regular_file import read_bytes
 MAX_FILE_BYTES = 5 * 10**9
 
 
-def export(checkpoint: Path, out: Path, dtype: str | None = None, ema: bool = False) -> Manifest:
+def export(checkpoint: Path, out: Path, dtype: str | None = None, ema: bool = False, merge: bool = False) -> Manifest:
     """Write the weights and buffers of a checkpoint, and the model's configuration and tokenizer if it has them.
 
-    For a model with adapters, only the adapters and their configuration are written, as `peft` reads them. At most one
-    parameter at a time is in memory. The folder appears when it is complete.
+    For a model with adapters, only the adapters and their configuration are written, as `peft` reads them, unless they
+    are to be merged into the weights. At most one parameter at a time is in memory, or all of them to merge. The folder
+    appears when it is complete.
 
     Args:
         checkpoint: A checkpoint's folder, or a run's, whose latest intact checkpoint is used.
         out: The folder to create.
         dtype: The name of torch's dtype of floating-point numbers; None keeps the one they were trained in.
-        ema: Whether to write the moving averages of the weights and of BatchNorm's running statistics.
+        ema: Whether to write the moving averages of the weights, with the BatchNorm statistics that go with them.
+        merge: Whether to write a model without adapters, which are merged into its weights.
     """
     if out.exists():
         raise UserError(f"{out} already exists; name a new folder")
     with file_errors(f"{checkpoint} cannot be exported to {out}", "name another folder"):
-        return export_intact(_intact(checkpoint), out, dtype, ema=ema)
+        return export_intact(_intact(checkpoint), out, dtype, ema=ema, merge=merge)
 
 
 def export_intact(
@@ -54,6 +59,7 @@ def export_intact(
     dtype: str | None = None,
     progress: Callable[[], None] = lambda: None,
     ema: bool = False,
+    merge: bool = False,
 ) -> Manifest:
     """As `export`, from the folder of a checkpoint whose checksums need not be verified; an older `out` is replaced.
 
@@ -71,12 +77,23 @@ def export_intact(
             raise CheckpointError(f"its {MODEL_CONFIG} is not an object")
         with TensorFiles(folder) as files:
             shapes = _shapes(files, manifest, sources, getattr(torch, dtype) if dtype else None)
-            if config is not None and "peft_type" in config:
+
+            def read(name: str) -> torch.Tensor:
+                progress()
+                read_whole = whole_weight if name in manifest.parameters else common_buffer
+                return read_whole(files, sources[name], manifest)
+
+            ours = {name: name for name in shapes}
+            contents: dict[str, list[str]] = {}
+            if merge:
+                if not (folder / BASE_CONFIG).exists():
+                    raise CheckpointError("it has no adapters of a model of transformers; leave out --merge")
+                _save_merged(read_json(folder / BASE_CONFIG), config, shapes, read, temporary)
+            elif config is not None and "peft_type" in config:
                 ours = _adapters(manifest)
                 contents = {"adapter_model.safetensors": [*ours]}
                 write_json_file(temporary / "adapter_config.json", config)
             else:
-                ours = {name: name for name in shapes}
                 contents = _contents_of_files(shapes, temporary)
                 if config is not None:
                     dtypes = {shapes[name][0] for name in manifest.parameters}
@@ -84,13 +101,8 @@ def export_intact(
                     written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
                     write_json_file(temporary / "config.json", config | written)
 
-            def read(name: str) -> torch.Tensor:
-                progress()
-                read_whole = whole_weight if name in manifest.parameters else common_buffer
-                return read_whole(files, sources[name], manifest).to(shapes[name][0])
-
             for file, names in contents.items():
-                tensors = (read(ours[name]) for name in names)
+                tensors = (read(ours[name]).to(shapes[ours[name]][0]) for name in names)
                 save_tensors(temporary / file, {name: shapes[ours[name]] for name in names}, tensors)
         for name in COPIED_FILES:
             if (folder / name).exists():
@@ -163,3 +175,46 @@ def _adapters(manifest: Manifest) -> dict[str, str]:
         for name in manifest.parameters
         if is_adapter(name)
     }
+
+
+def _save_merged(config: Any, adapters: Any, shapes: Shapes, read: Callable[[str], torch.Tensor], out: Path) -> None:
+    """Save a causal language model without adapters that computes what the one with adapters does.
+
+    They are merged in fp32. All weights, which then are in memory, get the dtype of those that have adapters.
+
+    Args:
+        config: The configuration of the model without adapters.
+        adapters: That of the adapters, as `peft` saves it.
+        shapes: Shape of each parameter and buffer of the model with adapters, and the dtype in which it is written.
+        read: Returns one of them by its name.
+        out: The folder to write to.
+    """
+    try:
+        from peft import get_peft_config, get_peft_model
+    except ImportError:
+        raise UserError('--merge needs peft: pip install "largebatch[lora]"') from None
+    # Imported only here, because it takes seconds.
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        model, _ = build_without_weights(
+            lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)), lambda _: False
+        )
+        ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+        # Its layers get into the model. It would warn that the model's weights are not from where the adapters' were.
+        adapted = get_peft_model(model, get_peft_config(adapters | {"base_model_name_or_path": None}))
+        if model.config.tie_word_embeddings and ends != [model.get_input_embeddings(), model.get_output_embeddings()]:
+            raise CheckpointError(
+                "the embedding and the output layer share a weight, and one of them has an adapter; leave out --merge"
+            )
+        model.load_state_dict({name: read(name) for name in shapes}, strict=False, assign=True)
+        model.tie_weights()
+        dtype = next(dtype for name, (dtype, _) in shapes.items() if ".base_layer." in name)
+        adapted.float().merge_and_unload().to(dtype).save_pretrained(out, max_shard_size=MAX_FILE_BYTES)
+    except (CheckpointError, OSError):
+        raise
+    # Both libraries raise exceptions of many kinds for what they do not support.
+    except Exception as error:
+        raise CheckpointError(f"its adapters cannot be merged: {reason_of(error)}; leave out --merge") from error
+    for file in out.iterdir():
+        sync_folder(file)
