@@ -306,7 +306,6 @@ class Backend(Processes, ABC):
         yield
         self.statistics.restore()
         self._exchange_averages()
-        self.untouched.note()
 
     @torch.no_grad()
     def _exchange_averages(self) -> None:

@@ -6,8 +6,8 @@ from torch.optim import Optimizer
 from largebatch.errors import UserError
 
 REFUSAL = (
-    "{} after {}; run.update clips, steps and clears gradients: remove optimizer.step(), optimizer.zero_grad(), "
-    "clipping (see optimizer.clip_norm) and changes of weights, which belong in an optimizer's step, from train.py"
+    "{} after step.backward; run.update clips, steps and clears gradients: remove optimizer.step(), "
+    "optimizer.zero_grad() and clipping (see optimizer.clip_norm) from train.py"
 )
 IN_EVALUATION_MODE = (
     "step.backward got a loss of a model in evaluation mode, without dropout: remove model.eval() from train.py "
@@ -37,12 +37,12 @@ class Untouched:
         """The run has changed gradients or weights: nothing else may do so, or step the optimizer, from here on."""
         self._noted = self._versions()
 
-    def check(self, after: str = "step.backward") -> None:
-        """Raise UserError if something has changed since; `after` names when that was noted."""
+    def check(self) -> None:
+        """Raise UserError if something has changed since."""
         if not self._model.training:
             raise UserError(IN_EVALUATION_MODE)
         if self._noted is not None and self._noted != self._versions():
-            raise UserError(REFUSAL.format("gradients or weights were changed", after))
+            raise UserError(REFUSAL.format("gradients or weights were changed"))
 
     def forget(self) -> None:
         """From here to the next `note`, everything may change."""
@@ -54,4 +54,4 @@ class Untouched:
 
     def _refuse_step(self, *_: object) -> None:
         if self._noted is not None:
-            raise UserError(REFUSAL.format("the optimizer was stepped", "step.backward"))
+            raise UserError(REFUSAL.format("the optimizer was stepped"))

@@ -171,7 +171,6 @@ class Loop:
                 # DeepSpeed does not apply such a step with "stop" either; then this fails.
                 assert update.grad_norm is not None
                 self.bad_steps.handle(completed, float(loss_sum), float(update.grad_norm))
-                self.backend.untouched.note()
                 return
             self.bad_steps.accept(update.grad_norm)
             if is_logged:

@@ -49,7 +49,6 @@ class Step:
                 "remove such samples from the data",
                 everywhere=True,
             )
-        self._backend.untouched.check("run.update")
         self._backend.untouched.forget()
         for number, micro_step in enumerate(self._micro_steps):
             self._micro_step = micro_step
