@@ -197,8 +197,9 @@ def _save_merged(config: Any, adapters: Any, shapes: Shapes, read: Callable[[str
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
+        plain = AutoConfig.for_model(**config)
         model, _ = build_without_weights(
-            lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)), lambda _: False
+            lambda: AutoModelForCausalLM.from_config(plain, trust_remote_code=False), lambda _: False
         )
         ends = [model.get_input_embeddings(), model.get_output_embeddings()]
         # Its layers get into the model. It would warn that the model's weights are not from where the adapters' were.
