@@ -20,6 +20,7 @@ COMMANDS = {
     "checkpoints": ("checkpoints", "list the checkpoints of a run"),
     "sweep": ("sweep", "train a recipe at several values of its fields, and compare the results"),
     "critical-batch": ("sweep.critical_batch", "find the largest batch that costs no loss at a step of a run"),
+    "audit": ("audit", "check what the optimizer gets in your own training loop, however a batch is divided"),
     "advise": ("advise", "print the steps and samples of each batch size for the same loss, from the critical batch"),
     "report": ("report", "write one HTML file about a run, or about several to compare them"),
     "export": ("export", "write a checkpoint's weights for transformers' from_pretrained"),

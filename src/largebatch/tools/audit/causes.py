@@ -1,0 +1,196 @@
+"""What is wrong in a loop, in sentences with a remedy, by how what it does depends on the layout of a batch."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from largebatch.tools.audit.loop import ALONE, Layout
+from largebatch.tools.audit.outcome import Outcome
+
+MAX_NAMED = 4
+NO_WEIGHT = 0.01
+# Of factors and weights. In bf16, gradients are not known better.
+RELATIVE = 0.02
+
+# By name: what a factor may be in each layout of W processes and A micro-batches, the simplest first.
+FACTORS: Mapping[str, Callable[[Layout], float]] = {
+    "1": lambda layout: 1,
+    "W": lambda layout: layout.world_size,
+    "1/W": lambda layout: 1 / layout.world_size,
+    "A": lambda layout: layout.accumulation,
+    "1/A": lambda layout: 1 / layout.accumulation,
+    "W·A": lambda layout: layout.parts,
+    "1/(W·A)": lambda layout: 1 / layout.parts,
+    "√W": lambda layout: layout.world_size**0.5,
+    "1/√W": lambda layout: layout.world_size**-0.5,
+    "W/A": lambda layout: layout.world_size / layout.accumulation,
+    "A/W": lambda layout: layout.accumulation / layout.world_size,
+}
+OF_STEPS = {
+    "W": "every process goes through all samples: give the loader a DistributedSampler (Accelerate: prepare the loader)",
+    "A": "the optimizer steps after each micro-batch: step, and zero_grad, only after the last of an accumulation",
+    "W·A": "every process goes through all samples, and the optimizer steps after each micro-batch",
+    "1/A": "too many micro-batches are accumulated: Accelerate, Trainer and DeepSpeed count them by themselves",
+    "1/W": "too many micro-batches are accumulated: the number of steps is divided by the number of processes twice",
+}
+OF_GRADIENTS = {
+    "W": "it is summed over processes, or multiplied by their number: divide by it once",
+    "1/W": (
+        "each process's loss is its share of the whole batch's, or comes from gathered features whose gradient stays "
+        "on one process, and DDP and FSDP average over processes: multiply the loss by their number"
+    ),
+    "A": "micro-batches are added: divide each loss by the accumulation steps",
+    "1/A": (
+        "it is divided by the accumulation steps twice: Accelerate's accumulate, Trainer and DeepSpeed divide by "
+        "themselves"
+    ),
+    "W·A": "it is summed over processes and micro-batches: divide the loss by the number of both",
+    "1/(W·A)": (
+        "the loss is a sum over samples, or over targets, whose share each process has, and DDP and FSDP average over "
+        "processes; or it is divided by processes and micro-batches twice"
+    ),
+    "A/W": "losses are added over micro-batches and divided by the number of processes: divide by neither or by both",
+}
+OF_NORMS = {
+    "√W": "every process's copy is counted (√R for R replicas, as under HSDP)",
+    "1/√W": "it is the norm of a process's own part",
+    "A": "it is taken before the gradient is divided by the accumulation steps",
+    "W": "it is taken of the sum over processes",
+}
+# By what happens, and whether to micro-batches of one process already.
+OF_OTHERS = {
+    ("own", False): (
+        "each process steps with a gradient of its own: the model is not wrapped in DDP, its forward pass goes around "
+        "the wrapper (model.module), or no_sync covers the last micro-batch"
+    ),
+    ("clipped", False): (
+        "gradients are clipped before they are averaged, each process's by its own norm: average first"
+    ),
+    ("lost", True): "only some micro-batches count: call zero_grad after a step, not in each micro-batch",
+    ("lost", False): (
+        "all processes train on the same part of the samples (give the loader a DistributedSampler), or the gradient "
+        "of some is not averaged in"
+    ),
+    ("unequal", True): (
+        "it is a mean over each micro-batch's targets, then over micro-batches, so targets count for more where there "
+        "are few: divide sums by the number of targets of the whole batch"
+    ),
+    ("unequal", False): (
+        "it is a mean over each process's targets, then over processes, so targets count for more where there are few: "
+        "divide sums by the number of targets of the whole batch (all_reduce it before the backward pass)"
+    ),
+    ("coupled", True): (
+        "the loss depends on which samples share a micro-batch: BatchNorm's statistics are those of the micro-batch, "
+        "and negatives of a contrastive loss are its own samples; or random numbers differ"
+    ),
+    ("coupled", False): (
+        "the loss depends on which samples share a process: BatchNorm's statistics are its own (SyncBatchNorm takes "
+        "them over processes), negatives of a contrastive loss are its own samples (gather features with their "
+        "gradient); or random numbers or data differ between processes"
+    ),
+}
+
+
+def faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Why the optimizer gets something else than in one process, with the layouts that show it."""
+    yield from _of_factor("the number of steps", {each.layout: each.num_steps for each in outcomes}, OF_STEPS)
+    others: dict[str, list[Outcome]] = defaultdict(list)
+    multiples = []
+    for outcome in outcomes:
+        if outcome.num_steps == 1:
+            kind = _kind_of(outcome)
+            (others[kind] if kind else multiples).append(outcome)
+    for kind, found in others.items():
+        first = found[0]
+        said = OF_OTHERS[kind, first.layout.world_size == 1 and (kind, True) in OF_OTHERS]
+        weights = "" if first.weights is None else f"{_shown_weights(first)}; "
+        yield f"{'; '.join(str(each.layout) for each in found)}: {weights}{said}"
+    yield from _of_gradients(multiples)
+    norms = {each.layout: each.norm for each in multiples if each.norm is not None}
+    yield from _of_factor("the norm by which gradients are clipped", norms, OF_NORMS, "that of the gradient")
+
+
+def faults_of_rates(rates: Mapping[Layout, Sequence[float]]) -> Iterator[str]:
+    """What is wrong with the learning rate of the first steps in each layout, beside those of one process."""
+    expected = rates[ALONE]
+    wrong = {layout: found for layout, found in rates.items() if not _agree(found, expected)}
+    if not wrong:
+        return
+    shown = "; ".join(f"{layout}: {_numbers(found)}" for layout, found in wrong.items())
+    said = f"the learning rate of the first steps is {_numbers(expected)} in one process, and {shown}"
+    if expected[0] and _name_of({layout: found[0] / expected[0] for layout, found in rates.items()}) == "W":
+        said += (
+            ": it is multiplied by the number of processes for the same effective batch, whose gradient is a mean "
+            "already; scale it by the effective batch (Goyal et al. 2017, section 2.1)"
+        )
+    for attribute, unit in (("world_size", "process"), ("accumulation", "micro-batch")):
+        if all(_agree(found, expected[:: getattr(layout, attribute)]) for layout, found in wrong.items()):
+            said += f": the schedule moves once per {unit} instead of once per step"
+    yield said
+
+
+def _kind_of(outcome: Outcome) -> str | None:
+    """The key of `OF_OTHERS` for a gradient that is no multiple of that of one process."""
+    if not outcome.is_equal_on_all("unclipped"):
+        return "clipped" if outcome.is_equal_on_all("gradients") else "own"
+    if None not in outcome.factors.values():
+        return None
+    if outcome.weights is None:
+        return "coupled"
+    return "lost" if np.any(np.abs(outcome.weights) < NO_WEIGHT) else "unequal"
+
+
+def _shown_weights(outcome: Outcome) -> str:
+    weights = outcome.weights
+    assert weights is not None
+    lost = [str(sample) for sample in np.flatnonzero(np.abs(weights) < NO_WEIGHT)]
+    return (
+        f"samples {_some(lost)} of {len(weights)} do not count"
+        if lost
+        else f"samples count {weights.min():.3g} to {weights.max():.3g} times as much as in one process"
+    )
+
+
+def _of_gradients(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What multiplies the gradient of all parameters, or of some."""
+    parameters = outcomes[0].factors if outcomes else {}
+    names: dict[str, list[str]] = defaultdict(list)
+    for parameter in parameters:
+        names[_name_of({each.layout: each.factors[parameter] or 0 for each in outcomes})].append(parameter)
+    for wrong in names.values():
+        whose = "the gradient" if len(names) == 1 else f"the gradient of {_some(wrong)} alone"
+        yield from _of_factor(whose, {each.layout: each.factors[wrong[0]] or 0 for each in outcomes}, OF_GRADIENTS)
+
+
+def _of_factor(
+    what: str, factors: Mapping[Layout, float], causes: Mapping[str, str], of: str = "that of one process"
+) -> Iterator[str]:
+    name = _name_of(factors)
+    if name != "1":
+        shown = "; ".join(f"{layout}: {factor:.4g}" for layout, factor in factors.items())
+        times = f"{name} times" if name else "not"
+        yield f"{what} is {times} {of} ({shown}): {causes.get(name, 'no cause is known for that')}"
+
+
+def _name_of(factors: Mapping[Layout, float]) -> str:
+    """The name of what all factors are in their layouts; "" if they have none in common."""
+    for name, factor in FACTORS.items():
+        if all(np.isclose(found, factor(layout), rtol=RELATIVE) for layout, found in factors.items()):
+            return name
+    return ""
+
+
+def _agree(found: Sequence[float], expected: Sequence[float]) -> bool:
+    """Whether rates are the same for as many steps as both have: another number of steps is another fault."""
+    both = min(len(found), len(expected))
+    return both > 0 and np.allclose(found[:both], expected[:both], rtol=1e-6, atol=0)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{each:.4g}" for each in values)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} others" if more > 0 else "")

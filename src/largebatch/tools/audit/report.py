@@ -1,0 +1,159 @@
+"""The layouts that a loop is tried in, and what is said of them."""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from largebatch.errors import UserError
+from largebatch.tools.audit.causes import faults, faults_of_rates
+from largebatch.tools.audit.loop import ALONE, Layout, Loop
+from largebatch.tools.audit.observe import CONTRACT
+from largebatch.tools.audit.outcome import TOLERANCES, Outcome, Reference
+from largebatch.tools.local_jobs.jobs import preload_tasks
+from largebatch.words import bulleted, counted, wrapped
+
+STEPS_OF_RATES = 4
+LINE = "{:>9}{:>14}{:>13}  {}"
+
+
+def audit(options: argparse.Namespace) -> bool:
+    """Try all layouts and print what is wrong; return whether nothing is."""
+    # Where sums come out in one order.
+    os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    file, _, function = options.loop.partition(":")
+    for path in filter(None, (Path(file), options.accelerate)):
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; give a Python file that defines {CONTRACT}")
+    loop = Loop(Path(file).resolve(), function or "audit", options.batch, options.accelerate, options.timeout)
+    layouts = [
+        Layout(world_size, accumulation)
+        for world_size in options.world_sizes
+        for accumulation in options.accumulations
+        if options.batch % (world_size * accumulation) == 0
+    ]
+    if "transformers" in loop.file.read_text(encoding="utf-8"):
+        preload_tasks([], "transformers.trainer")
+    loop, reference = _in_finest_precision(loop)
+    show = (lambda *_, **__: None) if options.json else print
+    show(
+        f"{loop.file.name}: {counted(options.batch, 'sample')} a step in {loop.precision} on the CPU, each layout "
+        "against one backward pass of one process\n\n" + LINE.format("processes", "accumulation", "micro-batch", "gradient")
+    )
+    outcomes, wrong = [], []
+    for layout in layouts:
+        try:
+            outcomes.append(Outcome(layout, loop.call(layout, range(options.batch)), reference))
+            said = _times(outcomes[-1])
+        except UserError as error:
+            wrong.append(str(error))
+            said = "failed"
+        show(LINE.format(layout.world_size, layout.accumulation, options.batch // layout.parts, said), flush=True)
+    wrong += faults(outcomes)
+    remarks = list(_remarks(outcomes))
+    try:
+        wrong += faults_of_rates(_rates(loop, layouts))
+        remarks += [] if wrong else _short_batch(loop, layouts, reference)
+    except UserError as error:
+        remarks.append(f"not compared: {error}")
+    summary = f"your effective batch is {options.batch} samples a step, and the optimizer gets {_meaning(reference)}"
+    if options.json:
+        tried = [{**asdict(each.layout), "gradient": _times(each)} for each in outcomes]
+        document = {"precision": loop.precision, "batch": options.batch, "layouts": tried}
+        print(json.dumps({**document, "summary": summary, "wrong": wrong, "remarks": remarks}, indent=2))
+    for title, lines in (("wrong", wrong), ("remarks", remarks)):
+        if lines:
+            show(f"\n{title}:" + bulleted("\n    ".join(wrapped(line)) for line in lines))
+    show("\n" + "\n".join(wrapped(f"in {'one process' if wrong else 'all layouts'}, {summary}")))
+    return not wrong
+
+
+def _in_finest_precision(loop: Loop) -> tuple[Loop, Reference]:
+    """The loop in fp64 if its code allows that, or else in fp32."""
+    for precision in TOLERANCES:
+        loop = replace(loop, precision=precision)
+        try:
+            return loop, _reference(loop, loop.batch_size)
+        except UserError as error:
+            refusal = error
+    raise refusal
+
+
+def _reference(loop: Loop, size: int) -> Reference:
+    """One process with one backward pass of the first samples, and each of them alone."""
+    observed, again = (loop.call(ALONE, range(size))[0] for _ in range(2))
+    if len(observed.steps) != 1:
+        raise UserError(
+            f"{counted(size, 'sample')} in micro-batches of {loop.batch_size} make "
+            f"{counted(len(observed.steps), 'step')}; train on the given indices alone, once, in micro-batches of "
+            "micro_batch_size, and step after `accumulation` of them"
+        )
+    samples = []
+    # A sample alone has no statistics for BatchNorm, and no negatives.
+    with suppress(UserError):
+        samples = [loop.call(ALONE, [sample])[0] for sample in range(size)]
+    reference = Reference(observed, samples if all(each.steps for each in samples) else [], loop.precision)
+    factors = reference.factors(again.steps[0].unclipped)
+    if not factors or None in factors.values() or not np.allclose(list(factors.values()), 1, rtol=1e-3):
+        raise UserError(
+            "called twice, the function has two gradients, or none: it draws random numbers that do not follow from a "
+            "seed; seed them, and turn shuffling and augmentation off"
+        )
+    return reference
+
+
+def _rates(loop: Loop, layouts: Sequence[Layout]) -> dict[Layout, list[float]]:
+    """The learning rate of the first steps, by layout."""
+    indices = range(STEPS_OF_RATES * loop.batch_size)
+    tried = {ALONE: None} | {each: None for each in layouts if 1 in (each.world_size, each.accumulation)}
+    return {each: [step.rates[0] for step in loop.call(each, indices)[0].steps] for each in tried}
+
+
+def _short_batch(loop: Loop, layouts: Sequence[Layout], whole_batch: Reference) -> list[str]:
+    """What the last step of an epoch gets, if an odd number of samples is left."""
+    size = loop.batch_size // 2 + 1
+    observed = loop.call(ALONE, range(size))[0]
+    if not observed.steps:
+        return [f"if {counted(size, 'sample')} are left at the end, they make no step"]
+    reference = Reference(observed, whole_batch.samples[:size], loop.precision)
+    outcomes = [Outcome(each, loop.call(each, range(size)), reference) for each in layouts]
+    return [f"if {counted(size, 'sample')} are left at the end: {each}" for each in faults(outcomes)]
+
+
+def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What is not wrong by itself, but worth knowing."""
+    several = [each.by_rank for each in outcomes if each.layout.world_size > 1]
+    if any(each.buffers != ranks[0].buffers for ranks in several for each in ranks):
+        yield "buffers, such as BatchNorm's averages, differ between processes at the end; one process's own is saved"
+    if any(ranks[0].dropout and ranks[0].dropout == ranks[1].dropout for ranks in several):
+        yield "all processes draw the same dropout masks: seed torch with seed + rank before training"
+    if outcomes and outcomes[0].by_rank[0].dropout:
+        yield "compared without dropout"
+    if outcomes and outcomes[0].by_rank[0].unused:
+        yield f"parameters without a gradient: {', '.join(outcomes[0].by_rank[0].unused)}"
+
+
+def _times(outcome: Outcome) -> str:
+    if outcome.num_steps != 1:
+        return f"{outcome.num_steps} steps"
+    factors = set(outcome.factors.values())
+    if None in factors:
+        return "another"
+    ends = dict.fromkeys(f"{end:.6g}" for end in (min(factors), max(factors)))
+    return f"{' to '.join(ends)} times"
+
+
+def _meaning(reference: Reference) -> str:
+    weights = reference.weights
+    if weights is None:
+        return "a gradient in which samples change each other's, or cannot be told apart"
+    if weights.max() - weights.min() > 0.01 * weights.max():
+        return f"a sum over them with weights of {weights.min():.3g} to {weights.max():.3g}, as by their targets"
+    means = {1 / len(weights): "the mean", 1: "the sum"}
+    near = [said for weight, said in means.items() if np.isclose(weights.mean(), weight, rtol=0.01)]
+    return f"{near[0] if near else f'{weights.mean():.4g} times the sum'} over them"
