@@ -17,19 +17,30 @@ def network():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def audit(indices, micro_batch_size, accumulation):
+def train(indices, micro_batch_size, accumulation, prepares_schedule):
     accelerator = Accelerator(gradient_accumulation_steps=accumulation)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(Subset(samples(), indices), micro_batch_size)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=8)
-    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if prepares_schedule:
+        schedule = accelerator.prepare(schedule)
     for inputs, targets in loader:
         with accelerator.accumulate(model):
             accelerator.backward(nn.functional.cross_entropy(model(inputs), targets))
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
-            schedule.step()
+            if prepares_schedule or accelerator.sync_gradients:
+                schedule.step()
             optimizer.zero_grad()
     return model
+
+
+def audit(indices, micro_batch_size, accumulation):
+    return train(indices, micro_batch_size, accumulation, prepares_schedule=False)
+
+
+def prepared_schedule(indices, micro_batch_size, accumulation):
+    return train(indices, micro_batch_size, accumulation, prepares_schedule=True)

@@ -49,7 +49,6 @@ class Loop:
             UserError: A process failed, ended or did not return in time; the message says how.
         """
         environment = {"WORLD_SIZE": str(layout.world_size), "LOCAL_WORLD_SIZE": str(layout.world_size)}
-        environment["ACCELERATE_USE_CPU"] = "true"
         if self.accelerate_config:
             environment = rehearsal_environment(self.accelerate_config, layout.world_size)
         try:
@@ -62,7 +61,7 @@ class Loop:
                 self.batch_size // layout.parts,
                 layout.accumulation,
                 world_size=layout.world_size,
-                environment=environment,
+                environment={**environment, "ACCELERATE_USE_CPU": "true"},
                 folder=Path.cwd(),
                 timeout=self.timeout,
             )
