@@ -1,34 +1,36 @@
 """What is wrong in a loop, in sentences with a remedy, by how what it does depends on the layout of a batch."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from largebatch.tools.audit.loop import ALONE, Layout
 from largebatch.tools.audit.outcome import Outcome
+from largebatch.words import counted
 
 MAX_NAMED = 4
 NO_WEIGHT = 0.01
 # Of factors and weights. In bf16, gradients are not known better.
 RELATIVE = 0.02
 
-# By name: what a factor may be in each layout of W processes and A micro-batches, the simplest first.
-FACTORS: Mapping[str, Callable[[Layout], float]] = {
-    "1": lambda layout: 1,
-    "W": lambda layout: layout.world_size,
-    "1/W": lambda layout: 1 / layout.world_size,
-    "A": lambda layout: layout.accumulation,
-    "1/A": lambda layout: 1 / layout.accumulation,
-    "W·A": lambda layout: layout.parts,
-    "1/(W·A)": lambda layout: 1 / layout.parts,
-    "√W": lambda layout: layout.world_size**0.5,
-    "1/√W": lambda layout: layout.world_size**-0.5,
-    "W/A": lambda layout: layout.world_size / layout.accumulation,
-    "A/W": lambda layout: layout.accumulation / layout.world_size,
+# By name: the powers of the number of processes W and of the accumulation steps A in a factor, the simplest first.
+FACTORS = {
+    "1": (0, 0),
+    "W": (1, 0),
+    "1/W": (-1, 0),
+    "A": (0, 1),
+    "1/A": (0, -1),
+    "W·A": (1, 1),
+    "1/(W·A)": (-1, -1),
+    "√W": (0.5, 0),
+    "1/√W": (-0.5, 0),
+    "W/A": (1, -1),
+    "A/W": (-1, 1),
 }
 OF_STEPS = {
-    "W": "every process goes through all samples: give the loader a DistributedSampler (Accelerate: prepare the loader)",
+    "W": "every process goes through all samples: give the loader a DistributedSampler (Accelerate: prepare it)",
     "A": "the optimizer steps after each micro-batch: step, and zero_grad, only after the last of an accumulation",
     "W·A": "every process goes through all samples, and the optimizer steps after each micro-batch",
     "1/A": "too many micro-batches are accumulated: Accelerate, Trainer and DeepSpeed count them by themselves",
@@ -96,7 +98,7 @@ def faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Why the optimizer gets something else than in one process, with the layouts that show it."""
     yield from _of_factor("the number of steps", {each.layout: each.num_steps for each in outcomes}, OF_STEPS)
     others: dict[str, list[Outcome]] = defaultdict(list)
-    multiples = []
+    multiples: list[Outcome] = []
     for outcome in outcomes:
         if outcome.num_steps == 1:
             kind = _kind_of(outcome)
@@ -104,8 +106,7 @@ def faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for kind, found in others.items():
         first = found[0]
         said = OF_OTHERS[kind, first.layout.world_size == 1 and (kind, True) in OF_OTHERS]
-        weights = "" if first.weights is None else f"{_shown_weights(first)}; "
-        yield f"{'; '.join(str(each.layout) for each in found)}: {weights}{said}"
+        yield f"{'; '.join(str(each.layout) for each in found)}: {shown(first)}; {said}"
     yield from _of_gradients(multiples)
     norms = {each.layout: each.norm for each in multiples if each.norm is not None}
     yield from _of_factor("the norm by which gradients are clipped", norms, OF_NORMS, "that of the gradient")
@@ -117,8 +118,8 @@ def faults_of_rates(rates: Mapping[Layout, Sequence[float]]) -> Iterator[str]:
     wrong = {layout: found for layout, found in rates.items() if not _agree(found, expected)}
     if not wrong:
         return
-    shown = "; ".join(f"{layout}: {_numbers(found)}" for layout, found in wrong.items())
-    said = f"the learning rate of the first steps is {_numbers(expected)} in one process, and {shown}"
+    others = "; ".join(f"{layout}: {_numbers(found)}" for layout, found in wrong.items())
+    said = f"the learning rate of the first steps is {_numbers(expected)} in one process, and {others}"
     if expected[0] and _name_of({layout: found[0] / expected[0] for layout, found in rates.items()}) == "W":
         said += (
             ": it is multiplied by the number of processes for the same effective batch, whose gradient is a mean "
@@ -141,15 +142,20 @@ def _kind_of(outcome: Outcome) -> str | None:
     return "lost" if np.any(np.abs(outcome.weights) < NO_WEIGHT) else "unequal"
 
 
-def _shown_weights(outcome: Outcome) -> str:
+def shown(outcome: Outcome) -> str:
+    """The gradient of an outcome, beside that of one process."""
+    if outcome.num_steps != 1:
+        return f"{counted(outcome.num_steps, 'step')} instead of one"
+    factors = outcome.factors
+    others = [name for name, factor in factors.items() if factor is None]
+    if not others:
+        times = _span(factors.values())
+        return "the same" if times == "1" else f"{times} times"
     weights = outcome.weights
-    assert weights is not None
+    if weights is None:
+        return "another gradient" + (f" of {_some(others)}" if len(others) < len(factors) else "")
     lost = [str(sample) for sample in np.flatnonzero(np.abs(weights) < NO_WEIGHT)]
-    return (
-        f"samples {_some(lost)} of {len(weights)} do not count"
-        if lost
-        else f"samples count {weights.min():.3g} to {weights.max():.3g} times as much as in one process"
-    )
+    return f"without samples {_some(lost)} of {len(weights)}" if lost else f"samples count {_span(weights)} times"
 
 
 def _of_gradients(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -168,15 +174,16 @@ def _of_factor(
 ) -> Iterator[str]:
     name = _name_of(factors)
     if name != "1":
-        shown = "; ".join(f"{layout}: {factor:.4g}" for layout, factor in factors.items())
+        values = "; ".join(f"{layout}: {factor:.4g}" for layout, factor in factors.items())
         times = f"{name} times" if name else "not"
-        yield f"{what} is {times} {of} ({shown}): {causes.get(name, 'no cause is known for that')}"
+        yield f"{what} is {times} {of} ({values}): {causes.get(name, 'no cause is known for that')}"
 
 
 def _name_of(factors: Mapping[Layout, float]) -> str:
     """The name of what all factors are in their layouts; "" if they have none in common."""
-    for name, factor in FACTORS.items():
-        if all(np.isclose(found, factor(layout), rtol=RELATIVE) for layout, found in factors.items()):
+    for name, (w, a) in FACTORS.items():
+        named = [each.world_size**w * each.accumulation**a for each in factors]
+        if np.allclose(list(factors.values()), named, rtol=RELATIVE, atol=0):
             return name
     return ""
 
@@ -185,6 +192,10 @@ def _agree(found: Sequence[float], expected: Sequence[float]) -> bool:
     """Whether rates are the same for as many steps as both have: another number of steps is another fault."""
     both = min(len(found), len(expected))
     return both > 0 and np.allclose(found[:both], expected[:both], rtol=1e-6, atol=0)
+
+
+def _span(values: Any) -> str:
+    return " to ".join(dict.fromkeys(f"{end:.4g}" for end in (min(values), max(values))))
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -10,7 +10,13 @@ from largebatch.tools.local_jobs.jobs import JobFailed, run_job
 from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 
 # Words of torch's errors on a machine without GPUs.
-ON_A_GPU = ("Torch not compiled with CUDA", "No CUDA GPUs", "Found no NVIDIA driver", "CUDA-capable device", "device_ids")
+ON_A_GPU = (
+    "Torch not compiled with CUDA",
+    "No CUDA GPUs",
+    "Found no NVIDIA driver",
+    "CUDA-capable device",
+    "device_ids",
+)
 
 
 @dataclass(frozen=True)

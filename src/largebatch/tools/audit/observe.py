@@ -77,7 +77,8 @@ def _function_in(file: Path, name: str) -> Callable[[list[int], int, int], Any]:
     sys.argv = [str(file)]
     # Not "__main__": what a script does under that name is not what is audited.
     spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec and spec.loader
+    if spec is None or spec.loader is None:
+        raise UserError(f"{file.name} is not a Python file")
     module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
@@ -97,7 +98,7 @@ class _Watch:
         self.norms: list[float] = []
         self.in_engine = False
         self.dropout = ""
-        nn.functional.dropout = self._no_dropout  # type: ignore[assignment]
+        nn.functional.dropout = self._no_dropout
         nn.functional.scaled_dot_product_attention = self._attention_without_dropout(
             nn.functional.scaled_dot_product_attention
         )
@@ -176,7 +177,7 @@ class _Watch:
 
         return observed
 
-    def _no_dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    def _no_dropout(self, input: Tensor, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Tensor:
         if p and training:
             self.dropout = self.dropout or digest(torch.get_rng_state().numpy())
         return input
@@ -216,8 +217,8 @@ def digest(values: np.ndarray) -> str:
 
 def _over_gloo(join: Callable[..., None]) -> Callable[..., None]:
     @wraps(join)
-    def joined(backend: str | None = None, *args: Any, device_id: Any = None, **kwargs: Any) -> None:
-        join("gloo", *args, **kwargs)
+    def joined(*_: object, **__: object) -> None:
+        join("gloo")
         # A process that needs no other might end before the others have met it.
         torch.distributed.barrier()
 

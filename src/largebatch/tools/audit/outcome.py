@@ -70,8 +70,11 @@ class Reference:
         if not self.samples or len(found) < len(self.samples):
             return None, np.inf
         basis = np.stack([self._flat(each.steps[0].unclipped) for each in self.samples], axis=1)
-        weights, _, _, singular = np.linalg.lstsq(basis, found, rcond=None)
-        if singular[-1] < INDEPENDENT * singular[0]:
+        weights = np.zeros(len(self.samples))
+        # A sample without a target has no gradient.
+        has_target = np.linalg.norm(basis, axis=0) > 0
+        weights[has_target], _, _, singular = np.linalg.lstsq(basis[:, has_target], found, rcond=None)
+        if not has_target.any() or singular[-1] < INDEPENDENT * singular[0]:
             return None, np.inf
         return weights, float(np.linalg.norm(basis @ weights - found) / np.linalg.norm(found))
 
@@ -108,7 +111,10 @@ class Outcome:
         """How much each sample counts, as a multiple of what it does in one process, if that can be told."""
         expected = self.reference.weights
         found = self.reference.weights_in(self.step.unclipped)
-        return None if expected is None or found is None else found / expected
+        if expected is None or found is None:
+            return None
+        weights: np.ndarray = np.divide(found, expected, out=np.ones_like(found), where=expected != 0)
+        return weights
 
     @property
     def norm(self) -> float | None:
@@ -120,6 +126,7 @@ class Outcome:
         """Whether all processes have the same in their first step, "gradients" or "unclipped"."""
         first, *others = (getattr(each.steps[0], of) for each in self.by_rank)
         return all(
-            each.keys() == first.keys() and all(np.allclose(each[name], first[name], rtol=1e-5, atol=0) for name in first)
+            each.keys() == first.keys()
+            and all(np.allclose(each[name], first[name], rtol=1e-5, atol=0) for name in first)
             for each in others
         )

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from largebatch.errors import UserError
-from largebatch.tools.audit.causes import faults, faults_of_rates
+from largebatch.tools.audit.causes import faults, faults_of_rates, shown
 from largebatch.tools.audit.loop import ALONE, Layout, Loop
 from largebatch.tools.audit.observe import CONTRACT
 from largebatch.tools.audit.outcome import TOLERANCES, Outcome, Reference
@@ -35,21 +36,28 @@ def audit(options: argparse.Namespace) -> bool:
         Layout(world_size, accumulation)
         for world_size in options.world_sizes
         for accumulation in options.accumulations
-        if options.batch % (world_size * accumulation) == 0
+        if world_size * accumulation > 1
     ]
+    if not layouts or any(options.batch % each.parts for each in layouts):
+        options.refuse(
+            f"a batch of {options.batch} cannot be divided over {options.world_sizes} processes with "
+            f"{options.accumulations} micro-batches; write a --batch of a multiple of "
+            f"{math.lcm(2, *(each.parts for each in layouts))}, and two layouts or more"
+        )
     if "transformers" in loop.file.read_text(encoding="utf-8"):
         preload_tasks([], "transformers.trainer")
     loop, reference = _in_finest_precision(loop)
     show = (lambda *_, **__: None) if options.json else print
     show(
         f"{loop.file.name}: {counted(options.batch, 'sample')} a step in {loop.precision} on the CPU, each layout "
-        "against one backward pass of one process\n\n" + LINE.format("processes", "accumulation", "micro-batch", "gradient")
+        "against one backward pass of one process\n\n"
+        + LINE.format("processes", "accumulation", "micro-batch", "gradient, beside that of one process")
     )
     outcomes, wrong = [], []
     for layout in layouts:
         try:
             outcomes.append(Outcome(layout, loop.call(layout, range(options.batch)), reference))
-            said = _times(outcomes[-1])
+            said = shown(outcomes[-1])
         except UserError as error:
             wrong.append(str(error))
             said = "failed"
@@ -63,7 +71,7 @@ def audit(options: argparse.Namespace) -> bool:
         remarks.append(f"not compared: {error}")
     summary = f"your effective batch is {options.batch} samples a step, and the optimizer gets {_meaning(reference)}"
     if options.json:
-        tried = [{**asdict(each.layout), "gradient": _times(each)} for each in outcomes]
+        tried = [{**asdict(each.layout), "gradient": shown(each)} for each in outcomes]
         document = {"precision": loop.precision, "batch": options.batch, "layouts": tried}
         print(json.dumps({**document, "summary": summary, "wrong": wrong, "remarks": remarks}, indent=2))
     for title, lines in (("wrong", wrong), ("remarks", remarks)):
@@ -98,8 +106,7 @@ def _reference(loop: Loop, size: int) -> Reference:
     with suppress(UserError):
         samples = [loop.call(ALONE, [sample])[0] for sample in range(size)]
     reference = Reference(observed, samples if all(each.steps for each in samples) else [], loop.precision)
-    factors = reference.factors(again.steps[0].unclipped)
-    if not factors or None in factors.values() or not np.allclose(list(factors.values()), 1, rtol=1e-3):
+    if shown(Outcome(ALONE, [again], reference)) != "the same":
         raise UserError(
             "called twice, the function has two gradients, or none: it draws random numbers that do not follow from a "
             "seed; seed them, and turn shuffling and augmentation off"
@@ -122,7 +129,11 @@ def _short_batch(loop: Loop, layouts: Sequence[Layout], whole_batch: Reference) 
         return [f"if {counted(size, 'sample')} are left at the end, they make no step"]
     reference = Reference(observed, whole_batch.samples[:size], loop.precision)
     outcomes = [Outcome(each, loop.call(each, range(size)), reference) for each in layouts]
-    return [f"if {counted(size, 'sample')} are left at the end: {each}" for each in faults(outcomes)]
+    others = "; ".join(f"{each.layout}: {found}" for each in outcomes if (found := shown(each)) != "the same")
+    cause = (
+        "processes or micro-batches of fewer samples weigh as much as the others, or samples are repeated or dropped"
+    )
+    return [f"if {counted(size, 'sample')} are left at the end, {others} ({cause})"] if others else []
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -136,16 +147,6 @@ def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield "compared without dropout"
     if outcomes and outcomes[0].by_rank[0].unused:
         yield f"parameters without a gradient: {', '.join(outcomes[0].by_rank[0].unused)}"
-
-
-def _times(outcome: Outcome) -> str:
-    if outcome.num_steps != 1:
-        return f"{outcome.num_steps} steps"
-    factors = set(outcome.factors.values())
-    if None in factors:
-        return "another"
-    ends = dict.fromkeys(f"{end:.6g}" for end in (min(factors), max(factors)))
-    return f"{' to '.join(ends)} times"
 
 
 def _meaning(reference: Reference) -> str:

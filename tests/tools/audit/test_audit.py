@@ -1,0 +1,209 @@
+"""Loops whose mistake is known: the audit names it, and is silent about loops that are right."""
+
+import json
+import re
+
+import pytest
+
+from largebatch.__main__ import main
+from paths import ROOT
+
+PAGE = (ROOT / "docs/audit.md").read_text()
+EXAMPLES = {re.match(r"# (\w+)\.py", block)[1]: block for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)}
+ROWS = [row.split(" | ") for row in re.findall(r"(?m)^\| (`.*) \|$", PAGE)]
+CONFIGS = ROOT / "recipes/accelerate_configs"
+
+
+@pytest.fixture
+def audit(tmp_path, capsys):
+    """Audit a file with this text; its exit code and what it says as JSON, or the error."""
+
+    def audited(text, *words, batch=4):
+        (tmp_path / "loop.py").write_text(text)
+        small = [f"--batch={batch}", "--world-sizes=1,2", "--accumulations=1,2"]
+        code = main(["audit", str(tmp_path / "loop.py"), "--json", *small, *map(str, words)])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if out else err
+
+    return audited
+
+
+def changed(text, *changes):
+    """A text in which each first part is replaced by the second one."""
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.mark.parametrize(("old", "new", "said"), ROWS, ids=[said for *_, said in ROWS])
+def test_what_the_page_says_of_a_change(old, new, said, audit):
+    new = "" if new == "nothing" else new.strip("`")
+    code, found = audit(changed(EXAMPLES["train"], (old.strip("`"), new)))
+    assert code == 1
+    assert said in " ".join(found["wrong"])
+
+
+OTHERS = {
+    # Goyal et al. 2017, section 3, remark 3: the mean over all processes' samples, not per-process means added up.
+    "sums": (
+        [("y) / accumulation", 'y, reduction="sum") * dist.get_world_size() / accumulation')],
+        r"1/A times .*W = 2, A = 2: 0\.5",
+    ),
+    "one parameter": (
+        [("            nn.utils", "            model.module[2].bias.grad *= accumulation\n            nn.utils")],
+        r"the gradient of 2\.bias alone is A times",
+    ),
+    "no step of the model's own": (
+        [("DistributedDataParallel(nn.S", "(nn.S")],
+        "without samples 1, 3 of 4; each process steps with a gradient of its own",
+    ),
+    "the same samples": (
+        [("DistributedSampler(data, shuffle=False)", "DistributedSampler(data, rank=0, shuffle=False)")],
+        "W = 2, A = 1; W = 2, A = 2: without samples 1, 3 of 4; all processes train on the same part",
+    ),
+    "clipped by itself": (
+        [
+            ("DistributedDataParallel(nn.S", "(nn.S"),
+            (
+                "parameters(), 1.0)",
+                "parameters(), 0.1)\n            [dist.all_reduce(p.grad) for p in model.parameters()]",
+            ),
+        ],
+        "gradients are clipped before they are averaged",
+    ),
+    "negatives of its own": (
+        [("cross_entropy(model(x), y)", "cross_entropy(model(x) @ model(2 * x).T, torch.arange(len(x)))")],
+        "the loss depends on which samples share a micro-batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_mistakes(name, audit):
+    changes, said = OTHERS[name]
+    code, found = audit(changed(EXAMPLES["train"], *changes))
+    assert code == 1
+    assert re.search(said, " ".join(found["wrong"])), found["wrong"]
+
+
+RIGHT = {
+    "plain": [],
+    "sharded": [
+        ("DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))", "sharded()"),
+        (
+            "def train(",
+            "def sharded():\n    from torch.distributed.fsdp import fully_shard\n    torch.manual_seed(1)\n"
+            "    return fully_shard(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))\n\n\ndef train(",
+        ),
+    ],
+    "several optimizers": [
+        ("            optimizer.step()", "            optimizer.step()\n            other.step()"),
+        ("SGD(model.parameters()", "SGD(model.module[0].parameters()"),
+        ("    schedule =", "    other = torch.optim.AdamW(model.module[2].parameters())\n    schedule ="),
+        ("optimizer.zero_grad()", "model.zero_grad()"),
+    ],
+    "the whole batch's targets": [
+        (
+            "y) / accumulation",
+            'y, ignore_index=4, reduction="sum") * dist.get_world_size() / (data[:][1] != 4).sum()',
+        ),
+        ("def audit(indices,", "Subset.__getitem__ = lambda self, at: self.dataset[[self.indices[i] for i in at]] if "
+        "isinstance(at, list) else self.dataset[self.indices[at] if isinstance(at, int) else self.indices]\n\n\n"
+        "def audit(indices,"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_loops(name, audit):
+    code, found = audit(changed(EXAMPLES["train"], *RIGHT[name]))
+    assert (code, found["wrong"], found["precision"]) == (0, [], "float64")
+    assert [each["gradient"] for each in found["layouts"]] == ["the same"] * 3
+
+
+def test_dropout_and_bf16(audit):
+    changes = [
+        ("nn.Tanh()", "nn.Dropout(0.5)"),
+        ("= nn.functional.cross", "= torch.autocast('cpu')(nn.functional.cross"),
+    ]
+    text = changed(EXAMPLES["train"], *changes, ("entropy(model(x)", "entropy)(torch.autocast('cpu')(model)(x)"))
+    code, found = audit(text)
+    assert (code, found["wrong"]) == (0, [])
+    assert "compared without dropout" in found["remarks"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [None, "fsdp"])
+def test_accelerate(config, audit):
+    words = ["--accelerate", CONFIGS / f"{config}.yaml"] if config else []
+    code, found = audit(EXAMPLES["accelerate_loop"], *words)
+    assert (code, found["wrong"]) == (0, [])
+
+
+@pytest.mark.slow
+def test_deepspeed(audit, tmp_path):
+    engine = {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"}
+    (tmp_path / "zero.json").write_text(json.dumps(engine | {"gradient_accumulation_steps": "auto"}))
+    (tmp_path / "zero.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nuse_cpu: true\nnum_processes: 2\n"
+        f"deepspeed_config:\n  deepspeed_config_file: {tmp_path / 'zero.json'}\n  zero3_init_flag: false\n"
+    )
+    code, found = audit(EXAMPLES["accelerate_loop"], "--accelerate", tmp_path / "zero.yaml")
+    assert (code, found["wrong"]) == (0, [])
+    wrong = changed(
+        EXAMPLES["accelerate_loop"], ("cross_entropy(model(x), y)", "cross_entropy(model(x), y) * accumulation")
+    )
+    code, found = audit(wrong, "--accelerate", tmp_path / "zero.yaml")
+    assert code == 1
+    assert found["wrong"][0].startswith("the gradient is A times")
+
+
+@pytest.mark.slow
+def test_trainer(audit):
+    code, found = audit(EXAMPLES["trainer_loop"])
+    assert (code, found["wrong"]) == (0, [])
+    assert found["summary"].endswith("the mean over them")
+
+
+BAD = {
+    "raise ValueError('a bad sample')": "rank 1: ValueError: a bad sample",
+    "exit(3)": "rank 1: exit code 3",
+    "import time; time.sleep(100)": "rank 1: no result within 5 s",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_a_process_that_does_not_return(line, audit):
+    ends = f"    if dist.get_rank() == 1:\n        {line}\n    return model"
+    code, found = audit(changed(EXAMPLES["train"], ("    return model", ends)), "--timeout=5")
+    assert code == 1
+    assert found["wrong"][0].startswith(f"W = 2, A = 1: {BAD[line]}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("def audit(", "def fit(", "has no function audit of three arguments"),
+        ("return model\n", "return None\n", "it returned NoneType without parameters"),
+        ("return model\n", "exit(0)\n", "called exit(0) before the function had returned"),
+        ("model(x)", "model(x.cuda())", "the audit is on the CPU: choose the device"),
+        ("model(x)", "model(x + torch.rand(1))", "called twice, the function has two gradients"),
+        ("(Subset(data, indices)", "(data", "4 samples in micro-batches of 4 make 25 steps"),
+        ("parameters(), lr=0.1", "parameters(), lr=0.1 if indices else", "SyntaxError"),
+    ],
+)
+def test_what_cannot_be_audited(old, new, said, audit):
+    code, error = audit(
+        changed(EXAMPLES["train"], (old, new)).replace("torch.rand(1)", "__import__('os').urandom(1)[0] / 9")
+    )
+    assert code == 2
+    assert said in error
+
+
+def test_options_that_do_not_fit(audit, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        audit(EXAMPLES["train"], batch=6)
+    assert "a multiple of 4, and two layouts" in capsys.readouterr().err
+    assert main(["audit", str(tmp_path / "absent.py")]) == 2
+    assert "no such file" in capsys.readouterr().err
