@@ -24,8 +24,6 @@ FACTORS = {
     "1/A": (0, -1),
     "W·A": (1, 1),
     "1/(W·A)": (-1, -1),
-    "√W": (0.5, 0),
-    "1/√W": (-0.5, 0),
     "W/A": (1, -1),
     "A/W": (-1, 1),
 }
@@ -53,12 +51,6 @@ OF_GRADIENTS = {
         "processes; or it is divided by processes and micro-batches twice"
     ),
     "A/W": "losses are added over micro-batches and divided by the number of processes: divide by neither or by both",
-}
-OF_NORMS = {
-    "√W": "every process's copy is counted (√R for R replicas, as under HSDP)",
-    "1/√W": "it is the norm of a process's own part",
-    "A": "it is taken before the gradient is divided by the accumulation steps",
-    "W": "it is taken of the sum over processes",
 }
 # By what happens, and whether to micro-batches of one process already.
 OF_OTHERS = {
@@ -108,8 +100,6 @@ def faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
         said = OF_OTHERS[kind, first.layout.world_size == 1 and (kind, True) in OF_OTHERS]
         yield f"{'; '.join(str(each.layout) for each in found)}: {shown(first)}; {said}"
     yield from _of_gradients(multiples)
-    norms = {each.layout: each.norm for each in multiples if each.norm is not None}
-    yield from _of_factor("the norm by which gradients are clipped", norms, OF_NORMS, "that of the gradient")
 
 
 def faults_of_rates(rates: Mapping[Layout, Sequence[float]]) -> Iterator[str]:
@@ -169,14 +159,12 @@ def _of_gradients(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield from _of_factor(whose, {each.layout: each.factors[wrong[0]] or 0 for each in outcomes}, OF_GRADIENTS)
 
 
-def _of_factor(
-    what: str, factors: Mapping[Layout, float], causes: Mapping[str, str], of: str = "that of one process"
-) -> Iterator[str]:
+def _of_factor(what: str, factors: Mapping[Layout, float], causes: Mapping[str, str]) -> Iterator[str]:
     name = _name_of(factors)
     if name != "1":
         values = "; ".join(f"{layout}: {factor:.4g}" for layout, factor in factors.items())
         times = f"{name} times" if name else "not"
-        yield f"{what} is {times} {of} ({values}): {causes.get(name, 'no cause is known for that')}"
+        yield f"{what} is {times} that of one process ({values}): {causes.get(name, 'no cause is known for that')}"
 
 
 def _name_of(factors: Mapping[Layout, float]) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 import inspect
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +34,6 @@ class Step:
     rates: list[float] = field(default_factory=list)  # the learning rate of each parameter group
     gradients: Gradients = field(default_factory=dict)  # as the optimizers get them
     unclipped: Gradients = field(default_factory=dict)  # the same without clipping
-    norm: float | None = None  # what clipping takes for their norm; None without clipping
 
 
 @dataclass
@@ -95,7 +93,6 @@ class _Watch:
         self.steps: list[Step] = []
         self.stepped: list[Optimizer] = []  # in the latest step
         self.clipped: dict[Any, np.ndarray] = {}  # gradients before they were clipped
-        self.norms: list[float] = []
         self.in_engine = False
         self.dropout = ""
         nn.functional.dropout = self._no_dropout
@@ -146,10 +143,7 @@ class _Watch:
         step.rates += [float(group["lr"]) for group in optimizer.param_groups]
         step.gradients |= gradients
         step.unclipped |= gradients | self.clipped
-        if self.norms:
-            step.norm = math.hypot(*self.norms)
         self.clipped = {}
-        self.norms = []
 
     def _observed_engine_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """DeepSpeed's own optimizer steps pieces of parameters, which are not noted."""
@@ -171,9 +165,7 @@ class _Watch:
         def observed(parameters: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Tensor:
             parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             self.clipped |= gradients_of(parameters)
-            norm = clip(parameters, *args, **kwargs)
-            self.norms.append(float(whole(norm)))
-            return norm
+            return clip(parameters, *args, **kwargs)
 
         return observed
 

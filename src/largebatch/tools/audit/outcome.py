@@ -116,12 +116,6 @@ class Outcome:
         weights: np.ndarray = np.divide(found, expected, out=np.ones_like(found), where=expected != 0)
         return weights
 
-    @property
-    def norm(self) -> float | None:
-        """What clipping takes for the gradient's norm, as a multiple of it; None without clipping."""
-        step = self.step
-        return step.norm and step.norm / float(np.sqrt(sum(np.sum(each**2) for each in step.unclipped.values())))
-
     def is_equal_on_all(self, of: str) -> bool:
         """Whether all processes have the same in their first step, "gradients" or "unclipped"."""
         first, *others = (getattr(each.steps[0], of) for each in self.by_rank)
