@@ -11,7 +11,6 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
-from largebatch.backend.kept import KeptStates
 from largebatch.backend.state import EngineState, Piece
 from largebatch.config.sections import Checkpoint
 from largebatch.run.checkpoint.save import CheckpointWriter
@@ -54,7 +53,6 @@ class FakeBackend:
     statistics = SimpleNamespace(names=frozenset({"norm.running_mean"}))
     launch = SimpleNamespace(strategy="ddp", local_world_size=2)
     plan = SimpleNamespace(keeps_checkpoint_of=lambda _: False, to_json=lambda: '{"num_steps": 100}')
-    kept = KeptStates()
 
     def __init__(self, rank: int = 0, world_size: int = 1):
         self.rank = rank

@@ -166,7 +166,7 @@ def test_a_run_of_an_older_format_is_refused(run_dir):
     for option in (["--seed=7"], ["--resume", str(manifest.parent)]):
         report = resume(run_dir, *option)
         assert "exit code 2" in report
-        assert "its format is 'largebatch 1', not 'largebatch 4'; use the version of largebatch that wrote it" in report
+        assert "its format is 'largebatch 1', not 'largebatch 5'; use the version of largebatch that wrote it" in report
         assert "in the checkpoint" not in report
     assert resume(run_dir, "--resume", "none", "--train.stop_after_steps=2") is None
 

@@ -17,7 +17,7 @@ from largebatch.storage.layout import (
 
 FIRST = "rank_00000.safetensors"
 RAW = {
-    "format": "largebatch 4",
+    "format": "largebatch 5",
     "step": 7,
     "attempt": 2,
     "world_size": 2,
@@ -114,7 +114,7 @@ def test_what_has_another_form_is_refused(path, value):
 
 @pytest.mark.parametrize("raw", [None, [], "largebatch", {}, {"format": "largebatch checkpoint 1", "step": "many"}])
 def test_other_formats_are_refused_in_one_line_whatever_else_is_wrong(raw):
-    with pytest.raises(CheckpointError, match=r"its format is .*, not 'largebatch 4'; use the version"):
+    with pytest.raises(CheckpointError, match=r"its format is .*, not 'largebatch 5'; use the version"):
         Manifest.from_json(raw)
 
 

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from largebatch.backend.batch_norm import RunningStatistics, synchronize
 from largebatch.backend.compilation import CompiledRegions, compiles_whole
 from largebatch.backend.gradient_watch import GradientWatch
-from largebatch.backend.kept import KeptStates
 from largebatch.backend.launch import Launch
 from largebatch.backend.processes import Processes
 from largebatch.backend.state import (
@@ -78,7 +77,6 @@ class Backend(Processes, ABC):
         self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
         self.reduces: Policy = launch.entry.reduction_policies[0]  # when gradients are reduced; known after `prepare`
         self.learning_rate: float | None = None  # the schedule's; None until the first update
-        self.kept = KeptStates()
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
         self.untouched: Untouched
 

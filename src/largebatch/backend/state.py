@@ -6,7 +6,7 @@ whole; under FSDP2 and HSDP it holds rows, under ZeRO parts of flat buffers: alw
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,7 +61,6 @@ class EngineState:
     parameters: Mapping[str, ParameterInfo]
     pieces: list[Piece]  # what this process holds
     buffers: Mapping[str, torch.Tensor]  # the model's persistent buffers
-    kept: dict[str, Any] = field(default_factory=dict)  # states of the task's own, as JSON
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

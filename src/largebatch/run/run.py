@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import nn
@@ -223,23 +223,6 @@ class Run(Generic[Config]):
             self._starting_weights = weights
         return model
 
-    def keep(self, name: str, state: Any) -> None:
-        """Keep a state of the task's own in checkpoints; to be called before `prepare`, which restores it.
-
-        It must be the same on all processes, and change only between `steps` yielding a step and asking for the next.
-
-        Args:
-            name: Its name in checkpoints.
-            state: An object with `state_dict()` and `load_state_dict(…)`. The state may consist of numbers, texts,
-                lists, and objects with texts as keys.
-
-        Raises:
-            UserError: The object has no state, or the name is taken. What cannot be kept is refused in `prepare`.
-        """
-        if self._loop is not None:
-            raise RuntimeError("run.keep was called after run.prepare, which restores states; call it before")
-        self.backend.kept.add(name, state)
-
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy, and begin an attempt.
 
@@ -248,7 +231,6 @@ class Run(Generic[Config]):
             UserError: The host has too little memory for asynchronous checkpoints.
         """
         self._starting.check()
-        self.backend.kept.check(self.backend)
         with self.backend.raise_on_all_ranks():
             check_before(model, optimizer, self.backend)
             check_savable(model)

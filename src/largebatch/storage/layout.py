@@ -37,7 +37,7 @@ from largebatch.errors import is_transient
 from largebatch.system.regular_file import read_bytes
 
 # For checkpoints and run folders; changes whenever one of them, or a config or plan in it, cannot be read as before.
-FORMAT = "largebatch 4"
+FORMAT = "largebatch 5"
 
 MANIFEST = "manifest.json"
 MODEL_CONFIG = "model_config.json"
@@ -123,7 +123,6 @@ class Manifest(BaseModel):
     running_statistics: tuple[str, ...]
     # The ranks whose files hold a buffer: the first one's has the value of every process that is not named.
     buffers: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]]
-    kept: dict[str, Any] = Field(default_factory=dict)  # states of the task's own, as `backend.kept` encodes them
 
     @classmethod
     def from_json(cls, raw: Any) -> "Manifest":

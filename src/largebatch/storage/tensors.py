@@ -160,7 +160,7 @@ def common_buffer(files: TensorFiles, name: str, manifest: Manifest) -> torch.Te
     if name not in manifest.running_statistics:
         raise CheckpointError(
             f"its buffer {name} differs between processes, as one does that `forward` updates from the samples of its "
-            f"process; keep what is the same on all of them (run.keep), or resume on {manifest.world_size}"
+            f"process; update it in train.py, alike on all of them, or resume on {manifest.world_size}"
         )
     values = [first.double() * (manifest.world_size - len(others)), *(other.double() for other in others)]
     return (torch.stack(values).sum(dim=0) / manifest.world_size).to(first.dtype)

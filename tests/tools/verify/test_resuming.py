@@ -26,5 +26,5 @@ def test_state_that_checkpoints_do_not_have_is_found_by_resuming(tmp_path, monke
     assert verdicts == ["reference", "agrees", "differs"]
     assert "resumed halfway from a checkpoint of one process" in output
     assert "1 of 2 combinations agree with one process" in output
-    assert "keep it with run.keep(name, state)" in output
+    assert "an average in train.py (keep it in a buffer of the model)" in output
     assert "an attribute of the optimizer (use optimizer.state)" in output

@@ -43,9 +43,6 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
         kind, _, name = vector.partition("/")
         if kind != WEIGHT:
             with_states.add(name)
-    # Of its own: the other processes would go on to a collective of `restore`.
-    with backend.raise_on_all_ranks():
-        backend.kept.restore(manifest.kept)
     backend.restore(fill, scalars, with_states)
 
 

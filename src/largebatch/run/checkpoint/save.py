@@ -189,7 +189,7 @@ class CheckpointWriter:
         if self.settings.asynchronous:
             # They change in forward passes.
             buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        return EngineState(state.parameters, pieces, buffers, self.backend.kept.check(self.backend))
+        return EngineState(state.parameters, pieces, buffers)
 
     def _copy(self, targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
         with torch.cuda.stream(self._copy_stream):
@@ -302,7 +302,6 @@ class CheckpointWriter:
             },
             running_statistics=tuple(sorted(self.backend.statistics.names & buffers.keys())),
             buffers=buffers,
-            kept=state.kept,
         )
 
     # --- between processes ----------------------------------------------------------------------------------------

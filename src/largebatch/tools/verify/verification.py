@@ -56,7 +56,7 @@ UNSEEDED = (
 )
 NOT_KEPT = (
     "a run that is not stopped does not differ, so training depends on something that checkpoints do not have, such as "
-    "an average in train.py (keep it with run.keep(name, state)) or an attribute of the optimizer (use optimizer.state)"
+    "an average in train.py (keep it in a buffer of the model) or an attribute of the optimizer (use optimizer.state)"
 )
 
 
