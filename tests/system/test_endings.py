@@ -125,11 +125,3 @@ def test_a_train_script_that_cannot_be_imported_leaves_evidence(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True)
     assert "ModuleNotFoundError" in result.stderr
     assert json.loads((tmp_path / "endings/rank_0.json").read_text())["kind"] == "import"
-
-
-def test_a_run_of_a_version_before_has_finished_if_it_has_a_summary(tmp_path, attempt):
-    attempt.endings_dir.rmdir()
-    run = RunFolder(tmp_path)
-    assert run.ending() is None
-    run.summary_file.write_text('{"steps": 9}')
-    assert (run.ending().kind, run.ending().message) == (Kind.FINISHED, "after step 9")

@@ -142,11 +142,7 @@ class RunFolder:
             latest = latest_attempt(self.attempts_dir)
         except OSError:
             return None
-        if latest is not None and (endings_dir := self.attempts_dir / attempt_name(latest)).is_dir():
-            return decisive(read_endings(endings_dir))
-        # Versions before wrote no endings, but a summary when the run finished.
-        summary = self.summary()
-        return Ending(Kind.FINISHED, f"after step {summary.get('steps')}") if summary else None
+        return None if latest is None else decisive(read_endings(self.attempts_dir / attempt_name(latest)))
 
     def write_config(self, config: RecipeConfig) -> None:
         """Write the resolved config."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tasks
+from ending_files import end_run
 from largebatch.__main__ import main
 from played import write_commands
 from run_folders import started, write_lines, write_run
@@ -34,7 +35,7 @@ def test_a_sweep_is_one_array(capsys):
     # What has finished is not submitted again.
     run = Path("runs/rates/base_lr=0.001_seed=1")
     run.mkdir()
-    (run / "summary.json").write_text('{"steps": 200}')
+    end_run(run, "finished")
     assert main(["sweep", "gpt_pydoc", *words]) == 0
     assert called()["words"][1] == "--array=0,2,3%3"
     printed = capsys.readouterr().out

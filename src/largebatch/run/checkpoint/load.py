@@ -7,7 +7,6 @@ import torch
 
 from largebatch.backend.base import Backend
 from largebatch.backend.state import EngineState
-from largebatch.config.optimizers import EMA
 from largebatch.errors import BackendMismatch, UserError, file_errors
 from largebatch.storage.layout import BUFFER, WEIGHT, CheckpointError, Manifest, overlaps, rank_file
 from largebatch.storage.tensors import TensorFiles, common_buffer
@@ -29,10 +28,9 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
             remedy = "correct that, or resume from another checkpoint"
             with file_errors(f"the checkpoint {folder} cannot be read", remedy), TensorFiles(folder) as files:
                 for piece in state.pieces:
-                    vector = _source_of(piece.vector, manifest)
-                    for part, place in overlaps(manifest.vectors[vector], piece.start, piece.stop):
+                    for part, place in overlaps(manifest.vectors[piece.vector], piece.start, piece.stop):
                         stop = place + part.stop - part.start
-                        piece.write(part.start, files.read_range(rank_file(part.rank), vector, place, stop))
+                        piece.write(part.start, files.read_range(rank_file(part.rank), piece.vector, place, stop))
                 _load_buffers(backend, files, state, manifest)
         except CheckpointError as error:
             raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
@@ -46,12 +44,6 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
     backend.restore(fill, scalars, with_states)
 
 
-def _source_of(vector: str, manifest: Manifest) -> str:
-    """The vector that a vector is loaded from: averages that the checkpoint does not have begin with the weights."""
-    kind, _, name = vector.partition("/")
-    return f"{WEIGHT}/{name}" if kind == EMA and vector not in manifest.vectors else vector
-
-
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:
     mine = {name: parameter.shape for name, parameter in state.parameters.items()}
     theirs = {name: parameter.shape for name, parameter in manifest.parameters.items()}
@@ -60,15 +52,11 @@ def _check_same_model(state: EngineState, manifest: Manifest) -> None:
             raise CheckpointError(
                 f"its parameter {name} is {_shape(theirs.get(name))}, but the model's is {_shape(mine.get(name))}"
             )
-    if differing := {*filter(_is_of_model, state.buffers)} ^ {*filter(_is_of_model, manifest.buffers)}:
+    if differing := state.buffers.keys() ^ manifest.buffers.keys():
         raise CheckpointError(f"it and the model do not both have the buffer {min(differing)}")
     for piece in state.pieces:
-        if _source_of(piece.vector, manifest) not in manifest.vectors:
+        if piece.vector not in manifest.vectors:
             raise CheckpointError(f"it has no {piece.vector}, which this optimizer needs")
-
-
-def _is_of_model(buffer: str) -> bool:
-    return not buffer.startswith(f"{EMA}/")
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
@@ -76,8 +64,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, manifest: Manifest) -> None:
-    for own, buffer in state.buffers.items():
-        name = own if own in manifest.buffers else own.removeprefix(f"{EMA}/")
+    for name, buffer in state.buffers.items():
         if manifest.world_size == backend.world_size:
             holders = manifest.buffers[name]
             holder = backend.rank if backend.rank in holders else holders[0]
