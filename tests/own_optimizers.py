@@ -42,7 +42,6 @@ SOFTSIGN = OptimizerEntry(
     f"{__package__}.own_torch:Softsign",
     states_of_softsign,
     ENLARGED_ROUNDING,
-    explanation="each element moves by at most the learning rate",
 )
 ROW_SCALED = OptimizerEntry(
     RowScaled,

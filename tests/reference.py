@@ -95,11 +95,11 @@ def reference_pydoc(
     return train_plainly(config, model, optimizer, mean_loss, batches[:steps], rates)
 
 
-def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, files: dict, phases: dict) -> dict:
+def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, files: dict, parts: dict) -> dict:
     """AdamW on the lines of several files, whose draws are counted one batch after the other, in exact fractions.
 
-    `files` has each source's file and number of samples by its name; `phases`, from which step which parts of a batch
-    come from which source.
+    `files` has each source's file and number of samples by its name; `parts`, which part of a batch comes from
+    which source.
     """
     config, model, options = begin(recipe, overrides)
     size = config.batch.global_batch_size
@@ -115,16 +115,11 @@ def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, file
 
     sources = {name: draws(name, *about) for name, about in files.items()}
     taken = dict.fromkeys(sources, 0)
-    since = 0
     batches = []
     for step in range(steps):
-        if step in phases:
-            parts = phases[step]
-            taken = dict.fromkeys(sources, 0)
-            since = step
-        exact = {name: (step + 1 - since) * size * part for name, part in parts.items()}
+        exact = {name: (step + 1) * size * part for name, part in parts.items()}
         due = {name: math.floor(share) for name, share in exact.items()}
-        left = (step + 1 - since) * size - sum(due.values())
+        left = (step + 1) * size - sum(due.values())
         for name in sorted(exact, key=lambda name: due[name] - exact[name])[:left]:
             due[name] += 1
         batches.append([next(sources[name]) for name in sources for _ in range(due[name] - taken[name])])

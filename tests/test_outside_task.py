@@ -70,7 +70,6 @@ def test_config_schema_and_plans(capsys):
     assert "the mean over all pixels of the global batch" in plan
     assert "samples have different numbers of pixels, which are counted over all processes before each step" in plan
     assert "softsign with beta 0.9, softness 0.001; weight decay 0.01" in plan
-    assert "each element moves by at most the learning rate" in plan
 
     compared = json.loads(output_of(capsys, "plan", RECIPE, "--world-sizes=1,2", "--gpu-memory=80", "--json"))
     parameters = (9 * 1 * 8 + 8) + (9 * 8 * 16 + 16) + (16 * 2 + 2)

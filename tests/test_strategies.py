@@ -40,7 +40,7 @@ GROUPS = json.dumps(
 IN_GROUPS = {".h.1.": 0.3, ".ln_": 3}
 # Of the second source, 40 samples are drawn more than twice.
 MIXED = {"long": (str(ROOT / "LICENSE"), 300), "short": (str(ROOT / "SECURITY.md"), 40)}
-SHARES = {0: {"long": Fraction(7, 10), "short": Fraction(3, 10)}, 7: {"long": Fraction(1, 4), "short": Fraction(3, 4)}}
+SHARES = {"long": Fraction(7, 10), "short": Fraction(3, 10)}
 MIXTURE = json.dumps(
     {
         "source": "datasets",
@@ -52,14 +52,13 @@ MIXTURE = json.dumps(
         "sources": [
             {
                 "name": name,
-                "weight": float(SHARES[0][name]),
+                "weight": float(SHARES[name]),
                 "data_files": {"train": file, "eval": file},
                 "num_train_samples": size,
                 "num_eval_samples": 10 if name == "long" else 20,
             }
             for name, (file, size) in MIXED.items()
         ],
-        "weight_phases": [{"from": {"samples": 224}, "weights": {"long": 1, "short": 3}}],
     }
 )
 MIXTURE_WORDS = (

@@ -29,11 +29,9 @@ def load(sources=(FIRST, SECOND), words=(), recipe=PYDOC, second=None, **changes
 
 
 def test_the_plan_says_how_often_each_source_is_seen():
-    config = load(weight_phases=[{"from": {"samples": 640}, "weights": {"web": 0, "code": 3}}])
-    text = explain(resolve(config, 2), "mixture")
-    assert "web: 75 %, then 0 % of each batch, 480 samples: 0.8 passes over its 600" in text
-    assert "code: 25 %, then 100 % of each batch, 480 samples: 4.8 passes over its 100" in text
-    assert "the shares change after step 20" in text
+    text = explain(resolve(load(), 2), "mixture")
+    assert "web: 75 % of each batch, 720 samples: 1.2 passes over its 600" in text
+    assert "code: 25 % of each batch, 240 samples: 2.4 passes over its 100" in text
     assert "the run is 30 steps = 960 samples, 30,720 tokens" in text
     assert "epoch" not in text
 
@@ -47,6 +45,7 @@ def test_a_wrong_sum_hides_no_other_problem():
         assert told.count(text) == times
 
 
+SMALL_BATCH = {"global_batch_size": 4, "micro_batch_size": 4}
 WEIGHTLESS = [{name: value for name, value in each.items() if name != "weight"} for each in (FIRST, SECOND)]
 
 
@@ -116,35 +115,19 @@ def test_other_tasks_have_them(recipe, shared):
         ({"sources": [WEIGHTLESS[0], SECOND]}, 'sources[0].weight: write either that or "weights": "by_size"'),
         ({"sources": [WEIGHTLESS[0], SECOND], "weights": "by_size"}, "sources[1].weight: write either that or"),
         ({"second": FIRST | {"name": "code", "num_train_samples": 1}}, "sources: two of them read the same"),
-        (
-            {
-                "sources": WEIGHTLESS,
-                "weights": "by_size",
-                "weight_phases": [{"from": {"steps": 6}, "weights": {"web": 1, "code": 3}}],
-            },
-            'weight_phases: changes weights that are "by_size"; remove either',
-        ),
         # Which is not rounded to none.
         ({"sources": [FIRST | {"weight": 1e-10}, SECOND]}, 'weight 1e-10 gives "web" less than one sample'),
         ({"sources": [FIRST | {"weight": 0}, SECOND | {"weight": 0}]}, "all weights are 0"),
         ({"second": {"path": ""}}, "sources[1] (code): path is missing; write a hub id"),
         ({"sources": None}, "path is missing; write a hub id"),
-        (
-            {"sources": None, "path": "x", "weight_phases": [{"from": {"steps": 5}, "weights": {}}]},
-            "weights and weight_phases are those of sources; write sources, or remove them",
-        ),
-        ({"sources": None, "path": "x", "weights": "by_size"}, "weights and weight_phases are those of sources"),
-        (
-            {"weight_phases": [{"from": {"steps": 0}, "weights": {"web": 1, "code": 1}}]},
-            "data.weight_phases: phases must begin in increasing order",
-        ),
+        ({"sources": None, "path": "x", "weights": "by_size"}, "weights: is for sources; write sources, or remove it"),
         (
             {"sources": [FIRST | {"weight": 99}, SECOND | {"weight": 1}]},
             'weight 1 gives "code" less than one sample per batch of 32; write at least 3.19355, a larger',
         ),
         (
-            {"weight_phases": [{"from": {"steps": 5}, "weights": {"code": 1, "web": 99}}]},
-            'weight 1 gives "code" less than one sample per batch of 32; write at least 3.19355, a larger',
+            {"sources": WEIGHTLESS, "weights": "by_size", "words": ["--batch=" + json.dumps(SMALL_BATCH)]},
+            'weight 100 gives "code" less than one sample per batch of 4; write at least 200, a larger',
         ),
     ],
 )
@@ -152,20 +135,6 @@ def test_what_is_refused(changes, message):
     with pytest.raises(ConfigError) as caught:
         load(**changes)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("start", [30, 31, 10**6])
-def test_a_phase_after_the_end_is_refused(start):
-    phase = {"from": {"steps": start}, "weights": {"web": 1, "code": 1}}
-    with pytest.raises(ConfigError, match=r"data\.weight_phases\[0\]\.from: it begins after .* but the run has 960"):
-        load(weight_phases=[phase])
-    load(weight_phases=[phase | {"from": {"steps": 29}}])
-
-
-def test_a_phase_has_a_weight_for_each_source():
-    phase = {"from": {"steps": 9}, "weights": {"web": 1, "codes": 1}}
-    with pytest.raises(ConfigError, match=r"weights: has web, codes; write a weight for each of web, code"):
-        load(weight_phases=[phase])
 
 
 def test_pairs_may_have_templates_by_source_alone():

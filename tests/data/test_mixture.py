@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from largebatch.batch import Length, Timeline
-from largebatch.batch.mixture import Mixture, MixturePhase
+from largebatch.batch.mixture import Mixture
 from largebatch.batch.timeline import NO_EPOCHS
 from largebatch.data.mixture import MixedSamples
 from largebatch.data.order import TrainingOrder
 from largebatch.data.text import IGNORE_INDEX
 
 SIZES = (50, 7, 23)
-MIXTURE = Mixture(("a", "b", "c"), SIZES, (MixturePhase(0, (6, 1, 3)), MixturePhase(240, (1, 0, 1))))
+MIXTURE = Mixture(("a", "b", "c"), SIZES, (6, 1, 3))
 BATCHES = [(Length("steps", 0), 24), (Length("steps", 15), 48)]
 
 

@@ -60,7 +60,6 @@ SOFTSIGN = OptimizerEntry(
     f"{__package__}.softsign:Softsign",
     lambda _, shape: {"step": (), "average": shape},
     ENLARGED_ROUNDING,
-    explanation="each element moves by at most the learning rate",
 )
 
 

@@ -7,35 +7,21 @@ from fractions import Fraction
 
 
 @dataclass(frozen=True)
-class MixturePhase:
-    """The weights from a number of samples on."""
-
-    first_sample: int
-    weights: tuple[int, ...]  # of the sources; their ratios count
-
-
-@dataclass(frozen=True)
 class Mixture:
-    """The sources of a mixture, and their weights in each phase, of which the first begins with training."""
+    """The sources of a mixture, and their weights."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]  # training samples of each source, after which it starts over
-    phases: tuple[MixturePhase, ...]
+    weights: tuple[int, ...]  # of the sources; their ratios count
 
     def counts_after(self, num_samples: int) -> tuple[int, ...]:
         """The samples that each source has given after this many samples in all.
 
-        From the beginning of a phase on, they are its samples, apportioned by largest remainders (Hamilton): each count
-        is less than one from the exact share. If each weight is 0 or at least one sample of a global batch, no batch
-        takes back what an earlier one was given, and the batch's own counts are the differences.
+        They are apportioned by largest remainders (Hamilton): each count is less than one from the exact share. If each
+        weight is 0 or at least one sample of a global batch, no batch takes back what an earlier one was given, and the
+        batch's own counts are the differences.
         """
-        counts = [0] * len(self.names)
-        ends = [*(phase.first_sample for phase in self.phases[1:]), num_samples]
-        for phase, end in zip(self.phases, ends, strict=True):
-            size = min(end, num_samples) - phase.first_sample
-            if size > 0:
-                counts = [before + more for before, more in zip(counts, apportion(size, phase.weights), strict=True)]
-        return tuple(counts)
+        return tuple(apportion(num_samples, self.weights))
 
     def epochs(self, num_samples: int) -> list[float]:
         """How many times each source is seen in this many samples."""

@@ -1,18 +1,15 @@
 """The data sections that tasks share: one typed section per kind of data set."""
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from largebatch.batch import Timeline
-from largebatch.batch.mixture import Mixture, MixturePhase, whole_weights
+from largebatch.batch.mixture import Mixture, whole_weights
 from largebatch.batch.timeline import NO_EPOCHS
 from largebatch.config.problems import explained
 from largebatch.config.sections import (
     Fraction,
-    Moment,
     NonNegativeFloat,
     PositiveFraction,
     PositiveInt,
@@ -73,7 +70,8 @@ class Data(Section):
         """Samples after which the training set starts over."""
         return self.num_train_samples
 
-    def mixture(self, timeline: Timeline) -> Mixture | None:  # noqa: ARG002 - used by those that are mixtures
+    @property
+    def mixture(self) -> Mixture | None:
         """The sources and their shares, if there are several."""
         return None
 
@@ -144,16 +142,7 @@ class MixedSource(Section):
     name: Annotated[str, Field(pattern=r"^[\w.+-]+$")]
     """Name of the source, in the plan and in evaluations: letters, digits, and _ . + -."""
     weight: NonNegativeFloat | None = None
-    """Share of the training samples, in proportion to the other weights; 0 for a source that only a later phase has."""
-
-
-class WeightPhase(Section):
-    """Weights that replace the earlier ones from a moment on."""
-
-    from_: Annotated[Moment, Field(alias="from")]
-    """Moment from which the weights apply."""
-    weights: dict[str, NonNegativeFloat]
-    """The weight of each source, by its name."""
+    """Share of the training samples, in proportion to the other weights; 0 for a source that is only evaluated."""
 
 
 class Mixable(HubOrLocal):
@@ -170,8 +159,6 @@ class Mixable(HubOrLocal):
     weights: Literal["by_size"] | None = None
     """"by_size": the weight of each source is its number of training samples, and an epoch reads each sample of all
     sources once, as if they were one. null: sources have weights, and there are no epochs."""
-    weight_phases: list[WeightPhase] | None = None
-    """Changes of the sources' weights later in training, such as for annealing, in order of time."""
 
     per_source_fields: ClassVar[tuple[str, ...]] = ()
     """Fields, besides those of every `HubOrLocal`, that sources may give for themselves; all share the others."""
@@ -200,7 +187,7 @@ class Mixable(HubOrLocal):
         common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.per_source_fields}
         for field in sorted(own.keys() & common):
             raise ConfigError(f".{field} ({source.name}): must be the same for all sources; write it outside of them")
-        of_a_mixture = {"sources", "weights", "weight_phases", "num_train_samples", "num_eval_samples"}
+        of_a_mixture = {"sources", "weights", "num_train_samples", "num_eval_samples"}
         shared = (self.model_fields_set & kind.model_fields.keys()) - of_a_mixture
         try:
             return kind.model_validate({name: getattr(self, name) for name in shared} | own)
@@ -215,48 +202,29 @@ class Mixable(HubOrLocal):
     def samples_per_epoch(self) -> int:
         return NO_EPOCHS if self.sources and self.weights is None else self.num_train_samples
 
-    def phases_of_weights(self) -> list[dict[str, float]]:
-        """The weight of each source, by its name, in each phase."""
-        first = {source.name: source.weight or 0.0 for source in self.sources or ()}
-        if self.weights is not None:
-            first = {name: section.num_train_samples for name, section in zip(first, self.sections(), strict=True)}
-        return [first, *(phase.weights for phase in self.weight_phases or ())]
-
-    def mixture(self, timeline: Timeline) -> Mixture | None:
+    @property
+    def mixture(self) -> Mixture | None:
         if not self.sources:
             return None
-        steps = [0, *(timeline.steps_in(each.from_.length) for each in self.weight_phases or ())]
-        if any(after <= before for before, after in pairwise(steps)):
-            raise ValueError("phases must begin in increasing order, at least one step apart; correct their from")
-        names = tuple(source.name for source in self.sources)
-        phases = [
-            MixturePhase(timeline.at(step).samples_before, whole_weights([weights[name] for name in names]))
-            for step, weights in zip(steps, self.phases_of_weights(), strict=True)
-        ]
         sizes = tuple(section.num_train_samples for section in self.sections())
-        return Mixture(names, sizes, tuple(phases))
+        weights = sizes if self.weights else [source.weight or 0.0 for source in self.sources]
+        return Mixture(tuple(source.name for source in self.sources), sizes, whole_weights(weights))
 
     @model_validator(mode="after")
     def _sources_fit(self) -> Self:
         if not self.path and not self.sources:
             raise ValueError("path is missing; write a hub id, a local folder or, with data_files, a format")
         if self.sources is None:
-            if self.weights or self.weight_phases:
-                raise ValueError("weights and weight_phases are those of sources; write sources, or remove them")
+            if self.weights:
+                raise ValueError("weights: is for sources; write sources, or remove it")
             return self
         for number, source in enumerate(self.sources):
             if (source.weight is None) == (self.weights is None):
                 raise ValueError(f'sources[{number}].weight: write either that or "weights": "by_size"')
-        if self.weight_phases and self.weights is not None:
-            raise ValueError('weight_phases: changes weights that are "by_size"; remove either')
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
             raise ValueError(f"sources: duplicate name in {', '.join(names)}; give each source a name of its own")
-        for number, phase in enumerate(self.weight_phases or ()):
-            if phase.weights.keys() != set(names):
-                given = f"weight_phases[{number}].weights: has {', '.join(phase.weights)}"
-                raise ValueError(f"{given}; write a weight for each of {', '.join(names)}, which may be 0")
-        if not all(any(weights.values()) for weights in self.phases_of_weights()):
+        if self.weights is None and not any(source.weight for source in self.sources):
             raise ValueError("sources: all weights are 0; give each source to train on a weight above 0")
         sizes = {"num_train_samples", "num_eval_samples"}
         if len({section.model_dump_json(exclude=sizes) for section in self.sections()}) < len(names):

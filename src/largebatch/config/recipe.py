@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 from largebatch.batch import Timeline
 from largebatch.batch.division import nearest_multiples
 from largebatch.config.data import Data, Mixable, TextData
-from largebatch.config.learning_rate import BatchGrowth, LearningRate, WarmupStableDecay
+from largebatch.config.learning_rate import LearningRate, WarmupStableDecay
 from largebatch.config.models import Model
 from largebatch.config.optimizers import OptimizerEntry, union_of_sections
 from largebatch.config.optimizers.sections import OptimizerSection
@@ -196,10 +196,19 @@ class RecipeConfig(Section):
                 yield f"data.{field}: {given}, but the sources add up to {total}; write {total}"
 
     @check
-    def _growth_instead_of_decay(self) -> Iterator[str]:
-        sizes = [size for _, size in self.batch.sizes]
-        if isinstance(self.learning_rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
-            yield 'learning_rate.decay: "batch_growth" needs a growing batch; write a list as batch.global_batch_size'
+    def _shares_of_the_sources(self) -> Iterator[str]:
+        mixture = self.data.mixture
+        if mixture is None or not isinstance(self.data, Mixable):
+            return
+        smallest = min(size for _, size in self.batch.sizes)
+        total = sum(mixture.weights)
+        for source, weight, size in zip(self.data.sources or (), mixture.weights, mixture.sizes, strict=True):
+            if 0 < weight * smallest < total:
+                given = source.weight or size
+                least = given * (total - weight) / (weight * max(smallest - 1, 1))
+                remedy = f"write at least {math.ceil(least * 1e6) / 1e6:g}, a larger batch.global_batch_size, or 0"
+                problem = f'weight {given:g} gives "{source.name}" less than one sample per batch of {smallest}'
+                yield f"data.sources: {problem}; {remedy}"
 
     @check
     def _rules_of_the_optimizer(self) -> Iterator[str]:
@@ -247,30 +256,6 @@ class RecipeConfig(Section):
                 yield f"{path}: {error}"
         if "train.duration" in steps:
             yield from self._problems_of_the_run(timeline, steps)
-            yield from self._problems_of_the_mixture(timeline, steps["train.duration"])
-
-    def _problems_of_the_mixture(self, timeline: Timeline, total_steps: int) -> Iterator[str]:
-        try:
-            mixture = self.data.mixture(timeline)
-        except ValueError as error:
-            yield f"data.weight_phases: {error}"
-            return
-        if mixture is None or not isinstance(self.data, Mixable):
-            return
-        smallest = min(size for _, size in self.batch.sizes)
-        for phase, weights in zip(mixture.phases, self.data.phases_of_weights(), strict=True):
-            for name, weight in zip(mixture.names, phase.weights, strict=True):
-                others = sum(phase.weights) - weight
-                if 0 < weight * smallest < weight + others:
-                    least = weights[name] * others / (weight * max(smallest - 1, 1))
-                    remedy = f"write at least {math.ceil(least * 1e6) / 1e6:g}, a larger batch.global_batch_size, or 0"
-                    given = f'weight {weights[name]:g} gives "{name}" less than one sample per batch of {smallest}'
-                    yield f"data.sources: {given}; {remedy}"
-        samples = timeline.at(total_steps).samples_before
-        for number, phase in enumerate(mixture.phases[1:]):
-            if phase.first_sample >= samples:
-                problem = f"it begins after {phase.first_sample:,} samples, but the run has {samples:,}"
-                yield f"data.weight_phases[{number}].from: {problem}; remove it, or lengthen train.duration"
 
     def _problems_of_the_run(self, timeline: Timeline, steps: Mapping[str, int]) -> Iterator[str]:
         """What does not fit into the run; `steps` are the durations by their paths."""

@@ -16,7 +16,7 @@ from largebatch.batch.division import valid_micro_batch_sizes
 from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
-from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
+from largebatch.config.learning_rate import LearningRate, StepDecay, WarmupStableDecay
 from largebatch.config.optimizers import EMA, GroupOptions, OptimizerEntry, Shape
 from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
@@ -52,7 +52,6 @@ class RunPlan:
     uses_batch_norm: bool  # whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)
     sync_batch_norm: bool  # whether `micro_batch_size` x `world_size` is, instead
     coupled_loss: bool  # whether the loss of a sample depends on all other samples of its global batch
-    optimizer_explanation: str  # a line about the optimizer, which may be empty
 
     # What is decided.
     world_size: int  # data-parallel processes: observed, never configured
@@ -65,7 +64,6 @@ class RunPlan:
     total_steps: int
     stop_after_steps: int  # last step of this run: `total_steps`, or fewer if the recipe asks to stop early
     schedule: Schedule
-    scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
     optimizer_options: dict[str, Any]  # momentum, betas and the like, as torch names them, for this batch size
 
     # What the optimizer's section says of parameters by patterns of their names, for each of its fields.
@@ -99,7 +97,7 @@ class RunPlan:
 
     def peak_lr_for(self, global_batch_size: int) -> float:
         """The learning rate after warmup at a batch size."""
-        return self.learning_rate.peak_for(self.scaled_batch_size or global_batch_size)
+        return self.learning_rate.peak_for(global_batch_size)
 
     def ema_weight_at(self, step: int) -> float:
         """The weight with which the weights after a step enter their moving average; 0 if there is none.
@@ -234,8 +232,7 @@ def resolve(
     obstacle = _obstacle_to_compiling(config, world_size, accumulation)
     if obstacle and config.compute.compile not in ("auto", "off"):
         raise ConfigError(f'compute.compile: {obstacle}, which cannot be compiled; write "auto" or "off"')
-    scaled_batch_size = sizes[0] if isinstance(rate.decay, BatchGrowth) else None
-    max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))
+    max_peak_lr = rate.peak_for(max(sizes))
     k = sizes[0] / rate.reference_batch_size
     optimizer = {name: getattr(config.optimizer, name) for name in OptimizerSection.model_fields}
     optimizer["weight_decay"], decay_explanation = config.optimizer.weight_decay_for(
@@ -259,7 +256,6 @@ def resolve(
         uses_batch_norm=config.model.uses_batch_norm,
         sync_batch_norm=config.model.synchronizes_batch_norm,
         coupled_loss=config.couples_the_batch,
-        optimizer_explanation=entry.explanation,
         decay_explanation=decay_explanation,
         world_size=world_size,
         micro_batch_size=micro_batch_size,
@@ -267,11 +263,10 @@ def resolve(
         max_gradient_accumulation_steps=accumulation,
         max_peak_lr=max_peak_lr,
         timeline=timeline,
-        mixture=data.mixture(timeline),
+        mixture=data.mixture,
         total_steps=total_steps,
         stop_after_steps=min(config.train.stop_after_steps or total_steps, total_steps),
         schedule=_schedule(rate, timeline, total_steps, max_peak_lr),
-        scaled_batch_size=scaled_batch_size,
         optimizer_options=config.optimizer.options_for(k),
         name_patterns=config.optimizer.name_patterns,
         obstacle_to_compiling=obstacle,
@@ -317,7 +312,7 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr:
         warmup=warmup,
         warmup_start_lr=warmup_start_lr,
         warmup_shape=rate.warmup.shape if rate.warmup is not None else "gradual",
-        decay="constant" if isinstance(decay, BatchGrowth) else decay.name,
+        decay=decay.name,
         final_fraction=getattr(decay, "final_fraction", 0.0),
         power=getattr(decay, "power", 1.0),
         milestones=tuple(place_after(milestone.length) for milestone in milestones),

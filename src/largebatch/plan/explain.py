@@ -142,18 +142,14 @@ def _epoch(plan: RunPlan) -> list[str]:
 
 
 def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
-    """What each source of a mixture contributes in each phase, and how often it is seen."""
+    """What each source of a mixture contributes, and how often it is seen."""
     counts = mixture.counts_after(plan.timeline.at(plan.total_steps).samples_before)
     lines = []
-    for number, (name, size) in enumerate(zip(mixture.names, mixture.sizes, strict=True)):
-        shares = [f"{100 * phase.weights[number] / sum(phase.weights):.3g} %" for phase in mixture.phases]
+    for name, size, weight, count in zip(mixture.names, mixture.sizes, mixture.weights, counts, strict=True):
         lines.append(
-            f"{name}: {', then '.join(shares)} of each batch, {counted(counts[number], 'sample')}: "
-            f"{counted(counts[number] / size, 'pass', 'passes', form='.3g')} over its {size:,}"
+            f"{name}: {100 * weight / sum(mixture.weights):.3g} % of each batch, {counted(count, 'sample')}: "
+            f"{counted(count / size, 'pass', 'passes', form='.3g')} over its {size:,}"
         )
-    if len(mixture.phases) > 1:
-        starts = [f"{_steps_to(plan, phase.first_sample):,}" for phase in mixture.phases[1:]]
-        lines.append(f"the shares change after step {', '.join(starts)}")
     return lines
 
 
@@ -164,10 +160,10 @@ def _steps_to(plan: RunPlan, place: int) -> int:
 
 def _learning_rate(plan: RunPlan) -> list[str]:
     rate = plan.learning_rate
-    size = plan.scaled_batch_size or plan.max_global_batch_size
     return [
         f"peak {plan.max_peak_lr:.6g} = {rate.base_lr:.6g} x {plan.max_peak_lr / rate.base_lr:.6g} (scaling "
-        f"{rate.scaling}): {rate.base_lr:.6g} was tuned at batch {rate.reference_batch_size:,}; this one is {size:,}",
+        f"{rate.scaling}): {rate.base_lr:.6g} was tuned at batch {rate.reference_batch_size:,}; this one is "
+        f"{plan.max_global_batch_size:,}",
         _warmup(plan),
         _decay(plan),
     ]
@@ -189,7 +185,7 @@ def _warmup(plan: RunPlan) -> str:
 def _decay(plan: RunPlan) -> str:
     schedule = plan.schedule
     if schedule.decay == "constant":
-        return "then constant" if plan.scaled_batch_size is None else "then constant, while the batch grows"
+        return "then constant"
     last = f"{plan.lr_at(plan.total_steps - 1):.3g} in the last step"
     if schedule.decay == "step":
         milestones = ", ".join(f"{_steps_to(plan, milestone):,}" for milestone in schedule.milestones)
@@ -207,8 +203,6 @@ def _optimizer(plan: RunPlan) -> list[str]:
     if exempt and optimizer.weight_decay:
         decay += f", none on {', '.join(exempt)} parameters"
     lines = [f"{optimizer.name} with {_options(plan.optimizer_options)}; {decay}"]
-    if plan.optimizer_explanation:
-        lines.append(plan.optimizer_explanation)
     if plan.decay_explanation:
         lines.append(f"weight decay = {plan.decay_explanation}")
     for field, patterns in plan.name_patterns.items():

@@ -76,7 +76,6 @@ class OptimizerEntry:
             and rates, such as {"layerwise": True}; parameters with different options are in different groups.
         products: A function as `states`, of an optimizer that needs whole layers. It returns the floating-point
             operations of the matrix products that a step of the layer takes, which are computed in bf16 on GPUs.
-        explanation: A line that the plan adds to the optimizer's name and options.
         constants: Further constructor options, which affect speed but not results.
     """
 
@@ -87,7 +86,6 @@ class OptimizerEntry:
     needs: Literal["elements", "norms of layers", "whole layers", "whole matrices"] = "elements"
     group_of: Callable[[ParameterRole], GroupOptions] = lambda _: {}
     products: Callable[[Options, Shape], int] = lambda *_: 0
-    explanation: str = ""
     constants: Options = field(default_factory=dict)
 
     @property

@@ -31,5 +31,4 @@ LAMB = OptimizerEntry(
     tolerance=ENLARGED_ROUNDING,
     needs="norms of layers",
     group_of=adapt_if_decayed,
-    explanation="each layer's step, with its decay, is scaled by norms of the whole layer, unless no_decay exempts it",
 )

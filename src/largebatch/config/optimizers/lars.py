@@ -23,5 +23,4 @@ LARS = OptimizerEntry(
     tolerance=ROUNDING,
     needs="norms of layers",
     group_of=adapt_if_decayed,
-    explanation="each layer's step is scaled by norms of the whole layer, except where no_decay exempts it",
 )

@@ -120,6 +120,4 @@ MUON = OptimizerEntry(
     needs="whole layers",
     group_of=muon_group,
     products=muon_products,
-    explanation="matrices are made orthogonal, each on one process; embeddings, the output layer and all others are "
-    "stepped by AdamW",
 )

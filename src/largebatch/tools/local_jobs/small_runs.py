@@ -6,7 +6,7 @@ Small are a recipe's debug model, data and a batch for a laptop's CPU without a 
 from collections.abc import Sequence
 from typing import Any
 
-from largebatch.config import RecipeConfig, as_json, override_words
+from largebatch.config import RecipeConfig, override_words
 from largebatch.config.learning_rate import StepDecay, WarmupStableDecay
 from largebatch.config.sections import LinearRamp
 
@@ -37,24 +37,20 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
     """The overrides with which everything that is planned for some moment of the run happens within its first steps.
 
     In the first steps of a long warmup, the learning rate is so small that no error of an optimizer shows in weights.
-    The warmup and the decay of a warmup-stable-decay schedule each become a quarter of the run. Milestones, batch
-    sizes and weights of a mixture change at equal intervals. The schedule is only longer than `steps` if they are too
-    few for all of this.
+    The warmup and the decay of a warmup-stable-decay schedule each become a quarter of the run. Milestones and batch
+    sizes change at equal intervals. The schedule is only longer than `steps` if they are too few for all of this.
     """
     rate = config.learning_rate
-    recipe = as_json(config)
     milestones = rate.decay.at if isinstance(rate.decay, StepDecay) else []
     planned = [size for _, size in config.batch.sizes]
     if isinstance(config.batch.global_batch_size, LinearRamp):
         planned = sorted({*planned[:: -(-len(planned) // MAX_SIZES)], planned[-1]})
     all_sizes: list[dict[str, Any]] = [{"from": {"steps": 0}, "size": size} for size in planned]
     sizes = all_sizes[1:]
-    phases = recipe["data"].get("weight_phases") or []
-    length = max(steps, 4, *(len(each) + 2 for each in (milestones, sizes, phases)))
+    length = max(steps, 4, *(len(each) + 2 for each in (milestones, sizes)))
     quarter = length // 4
-    for parts in (sizes, phases):
-        for part, at in zip(parts, _moments(parts, 0, length), strict=True):
-            part["from"] = at
+    for size, at in zip(sizes, _moments(sizes, 0, length), strict=True):
+        size["from"] = at
     changes: dict[str, Any] = {"train.duration": {"steps": length}}
     if rate.warmup:
         changes["learning_rate.warmup.duration"] = {"steps": quarter}
@@ -64,8 +60,6 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
         changes["learning_rate.decay.at"] = _moments(milestones, quarter, length)
     if sizes:
         changes["batch.global_batch_size"] = all_sizes
-    if phases:
-        changes["data.weight_phases"] = phases
     return override_words(changes)
 
 

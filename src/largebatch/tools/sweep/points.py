@@ -55,7 +55,7 @@ class Sweep:
     @property
     def options(self) -> list[str]:
         """The words of each run besides its overrides: a branch differs from the run of its checkpoint in these."""
-        changed = f"{BATCH},learning_rate,train.duration,optimizer.groups,data.weight_phases,seed"
+        changed = f"{BATCH},learning_rate,train.duration,optimizer.groups,seed"
         return [f"--allow-change={changed}"] if self.start else []
 
     @classmethod
