@@ -61,7 +61,7 @@ class FakeBackend:
         self.state = state_of(0)
         self.scalars: Mapping[str, Mapping[str, float]] = {}
 
-    raise_on_all_ranks = future_states = staticmethod(nullcontext)
+    raise_on_all_ranks = staticmethod(nullcontext)
 
     def gather_objects(self, value):
         return [value]

@@ -14,7 +14,6 @@ USES = {
     "model/test_starting_weights.py": 2,
     "model/test_token_losses.py": 1,
     "optim/test_registry.py": 1,
-    "run/checkpoint/test_reserved.py": 1,
     "run/test_bad_input.py": 1,
     "run/test_command_line.py": 1,
     "run/test_hang.py": 1,

@@ -253,20 +253,6 @@ class Backend(Processes, ABC):
         depends on the norm, it need not be computed.
         """
 
-    @contextmanager
-    def future_states(self) -> Iterator[None]:
-        """For the duration of the block, the optimizer has states of all parameters: on the meta device, of those that
-        it has not stepped yet."""
-        state = self._torch_optimizer.state
-        unstepped = {tensor: group for tensor, group in self._groups().items() if not state.get(tensor)}
-        for tensor, group in unstepped.items():
-            for kind, shape in self.plan.states_of(tuple(tensor.shape), group).items():
-                like = torch.empty_like(tensor, device="meta")
-                state[tensor][kind] = like if shape == tensor.shape else like.new_empty(shape) if shape else 0.0
-        yield
-        for tensor in unstepped:
-            state.pop(tensor, None)
-
     def parameters_without_gradient(self) -> list[str]:
         """Names of trainable parameters that the first step's backward passes did not reach; before its `update`."""
         return self._watch.end()

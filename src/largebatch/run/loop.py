@@ -160,8 +160,8 @@ class Loop:
                 self.backend.statistics.move_averages(1.0 if is_first else ema_weight)
             self.backend.untouched.note()
             if step.index == self.start.step:
-                # Refuse state that a checkpoint cannot hold now, not at the first checkpoint.
-                self.backend.engine_state()
+                # Now, not at the first checkpoint.
+                self.writer.reserve()
             self.recorder.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
             if step.noise_parts and update.applied and update.grad_norm is not None:

@@ -228,7 +228,6 @@ class Run(Generic[Config]):
 
         Raises:
             BackendMismatch: The strategy would not do what the plan says.
-            UserError: The host has too little memory for asynchronous checkpoints.
         """
         self._starting.check()
         with self.backend.raise_on_all_ranks():
@@ -271,7 +270,6 @@ class Run(Generic[Config]):
             self._given, self.backend, self.folder, self._start, self._recipe, utilization, self._ending
         )
         self._loop = Loop(self._given, self.backend, self._start, recorder, self._stop, files)
-        self._loop.writer.reserve()
         self._loop.agree_on_compiling()
         self._starting.check()
         # Garbage collection during training need not go through everything that exists by now.

@@ -111,18 +111,21 @@ class CheckpointWriter:
             self.wait()
 
     def reserve(self) -> None:
-        """Before training, take what page-locked memory asynchronous checkpoints will need; every process must call it.
+        """Refuse state that a checkpoint cannot hold, and take what page-locked memory asynchronous ones will need.
 
-        Page-locking takes seconds in which no kernel can be launched.
+        Every process must call it after its first step, when all states are there. Page-locking takes seconds in which
+        no kernel can be launched.
 
         Raises:
+            BackendMismatch: The optimizer has other states than its entry declares.
             UserError: The host has too little memory.
         """
+        state = self.backend.engine_state()
         if self.settings.asynchronous and self._copy_stream is not None:
             # Every process asks before any takes some.
             available = min(self.backend.gather_objects(available_memory())) // self.backend.launch.local_world_size
-            with self.backend.raise_on_all_ranks(), self.backend.future_states():
-                self._staging.tensors(_shapes(self.backend.engine_state()), available)
+            with self.backend.raise_on_all_ranks():
+                self._staging.tensors(_shapes(state), available)
 
     def wait_until_copied(self) -> None:
         """Return when the state may be changed."""
