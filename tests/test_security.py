@@ -30,7 +30,7 @@ OF_A_RUN = {
     "snapshot": ["--to=copy", "RECIPE"],
 }
 # `new` copies what it is told, `effective-batch` computes, and the others are part of a job, which trains.
-OTHERS = {"new", "effective-batch", "preflight", "job-begins", "job-ended"}
+OTHERS = {"audit", "new", "effective-batch", "preflight", "job-begins", "job-ended"}
 
 
 @pytest.fixture

@@ -25,6 +25,10 @@ LINEAR = "--learning_rate.scaling=linear"
     ("overrides", "words"),
     [
         (
+            ['--learning_rate.decay={"name": "batch_growth"}'],
+            'learning_rate.decay: "batch_growth" needs a growing batch',
+        ),
+        (
             ["--optimizer.beta_scaling=sde", *TEN_TIMES],
             "optimizer.beta_scaling: at 10 times the batch that they were tuned at, the beta 0.9 would become",
         ),

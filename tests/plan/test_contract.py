@@ -153,8 +153,7 @@ def test_a_batch_that_grows_instead_of_the_rate_decaying():
     """Smith et al. 2018: rate over batch, and so SGD's noise, falls as by the step decay with the inverse factor."""
     grows = '[{"from": {"steps": 0}, "size": 64}, {"from": {"epochs": 2}, "size": 320}]'
     words = ["--learning_rate.warmup=null", '--train.duration={"epochs": 4}', "--learning_rate.base_lr=0.3"]
-    constant = ['--learning_rate.decay={"name": "constant"}', "--learning_rate.scaling=none"]
-    growth = [*words, f"--batch.global_batch_size={grows}", *constant]
+    growth = [*words, f"--batch.global_batch_size={grows}", '--learning_rate.decay={"name": "batch_growth"}']
     decay = [*words, '--learning_rate.decay={"name": "step", "at": [{"epochs": 2}], "factor": 0.2}']
     growing, decaying = (planned(DIGITS, *found) for found in (growth, decay))
     # 1437 digits: 22 steps of 64, or 4 of 320, an epoch.
@@ -165,8 +164,16 @@ def test_a_batch_that_grows_instead_of_the_rate_decaying():
     assert decaying.lr_at(43) / 64 == pytest.approx(growing.lr_at(43) / 64)
     assert decaying.lr_at(44) / 64 == pytest.approx(growing.lr_at(44) / 320)
     text = explain(growing, "x")
-    assert "peak 0.3 = 0.3 x 1 (scaling none): 0.3 was tuned at batch 64; this one is 320" in text
-    assert "then constant" in text
+    assert "peak 0.3 = 0.3 x 1 (scaling linear): 0.3 was tuned at batch 64; this one is 64" in text
+    assert "then constant, while the batch grows" in text
+
+
+def test_a_growing_batch_warms_up_to_the_rate_of_its_first_size():
+    grows = '[{"from": {"steps": 0}, "size": 128}, {"from": {"epochs": 3}, "size": 640}]'
+    words = [f"--batch.global_batch_size={grows}", '--learning_rate.decay={"name": "batch_growth"}']
+    plan = planned(DIGITS, *words, '--learning_rate.warmup.duration={"epochs": 1}')
+    assert [plan.lr_at(step) for step in (0, 11, 33, 34)] == pytest.approx([0.1, 0.2, 0.2, 0.2])
+    assert "warmup from 0.1 to the peak in 11 steps" in explain(plan, "x")
 
 
 def test_moments_follow_the_batch_size():

@@ -29,12 +29,7 @@ class Warmup(Section):
 
 
 class ConstantDecay(Section):
-    """The peak learning rate until the end.
-
-    With SGD, a batch f times as large changes the noise of training like a rate divided by f (Smith et al. 2018, arXiv
-    1711.00489): instead of a step decay by 0.2, write this, `scaling` "none" and a `global_batch_size` that is a list
-    whose sizes grow fivefold.
-    """
+    """The peak learning rate until the end."""
 
     name: Literal["constant"]
 
@@ -78,8 +73,18 @@ class WarmupStableDecay(Section):
     """Learning rate at the end, as a fraction of the peak."""
 
 
+class BatchGrowth(Section):
+    """The peak learning rate of the first batch size until the end: the batch grows instead of the rate decaying.
+
+    With SGD, a batch f times as large changes the noise of training like a rate divided by f (Smith et al. 2018, arXiv
+    1711.00489): instead of a step decay by 0.2, write a `global_batch_size` that is a list whose sizes grow fivefold.
+    """
+
+    name: Literal["batch_growth"]
+
+
 Decay = Annotated[
-    ConstantDecay | StepDecay | CosineDecay | PolynomialDecay | WarmupStableDecay,
+    ConstantDecay | StepDecay | CosineDecay | PolynomialDecay | WarmupStableDecay | BatchGrowth,
     Field(discriminator="name"),
 ]
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 from largebatch.batch import Timeline
 from largebatch.batch.division import nearest_multiples
 from largebatch.config.data import Data, Mixable, TextData
-from largebatch.config.learning_rate import LearningRate, WarmupStableDecay
+from largebatch.config.learning_rate import BatchGrowth, LearningRate, WarmupStableDecay
 from largebatch.config.models import Model
 from largebatch.config.optimizers import OptimizerEntry, union_of_sections
 from largebatch.config.optimizers.sections import OptimizerSection
@@ -194,6 +194,12 @@ class RecipeConfig(Section):
             total = sum(getattr(section, field) for section in sections)
             if given != total:
                 yield f"data.{field}: {given}, but the sources add up to {total}; write {total}"
+
+    @check
+    def _growth_instead_of_decay(self) -> Iterator[str]:
+        sizes = [size for _, size in self.batch.sizes]
+        if isinstance(self.learning_rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
+            yield 'learning_rate.decay: "batch_growth" needs a growing batch; write a list as batch.global_batch_size'
 
     @check
     def _shares_of_the_sources(self) -> Iterator[str]:

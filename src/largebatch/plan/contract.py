@@ -16,7 +16,7 @@ from largebatch.batch.division import valid_micro_batch_sizes
 from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
-from largebatch.config.learning_rate import LearningRate, StepDecay, WarmupStableDecay
+from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
 from largebatch.config.optimizers import EMA, GroupOptions, OptimizerEntry, Shape
 from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
@@ -64,6 +64,7 @@ class RunPlan:
     total_steps: int
     stop_after_steps: int  # last step of this run: `total_steps`, or fewer if the recipe asks to stop early
     schedule: Schedule
+    scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
     optimizer_options: dict[str, Any]  # momentum, betas and the like, as torch names them, for this batch size
 
     # What the optimizer's section says of parameters by patterns of their names, for each of its fields.
@@ -97,7 +98,7 @@ class RunPlan:
 
     def peak_lr_for(self, global_batch_size: int) -> float:
         """The learning rate after warmup at a batch size."""
-        return self.learning_rate.peak_for(global_batch_size)
+        return self.learning_rate.peak_for(self.scaled_batch_size or global_batch_size)
 
     def ema_weight_at(self, step: int) -> float:
         """The weight with which the weights after a step enter their moving average; 0 if there is none.
@@ -232,7 +233,8 @@ def resolve(
     obstacle = _obstacle_to_compiling(config, world_size, accumulation)
     if obstacle and config.compute.compile not in ("auto", "off"):
         raise ConfigError(f'compute.compile: {obstacle}, which cannot be compiled; write "auto" or "off"')
-    max_peak_lr = rate.peak_for(max(sizes))
+    scaled_batch_size = sizes[0] if isinstance(rate.decay, BatchGrowth) else None
+    max_peak_lr = rate.peak_for(scaled_batch_size or max(sizes))
     k = sizes[0] / rate.reference_batch_size
     optimizer = {name: getattr(config.optimizer, name) for name in OptimizerSection.model_fields}
     optimizer["weight_decay"], decay_explanation = config.optimizer.weight_decay_for(
@@ -267,6 +269,7 @@ def resolve(
         total_steps=total_steps,
         stop_after_steps=min(config.train.stop_after_steps or total_steps, total_steps),
         schedule=_schedule(rate, timeline, total_steps, max_peak_lr),
+        scaled_batch_size=scaled_batch_size,
         optimizer_options=config.optimizer.options_for(k),
         name_patterns=config.optimizer.name_patterns,
         obstacle_to_compiling=obstacle,
@@ -312,7 +315,7 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr:
         warmup=warmup,
         warmup_start_lr=warmup_start_lr,
         warmup_shape=rate.warmup.shape if rate.warmup is not None else "gradual",
-        decay=decay.name,
+        decay="constant" if isinstance(decay, BatchGrowth) else decay.name,
         final_fraction=getattr(decay, "final_fraction", 0.0),
         power=getattr(decay, "power", 1.0),
         milestones=tuple(place_after(milestone.length) for milestone in milestones),

@@ -160,10 +160,10 @@ def _steps_to(plan: RunPlan, place: int) -> int:
 
 def _learning_rate(plan: RunPlan) -> list[str]:
     rate = plan.learning_rate
+    size = plan.scaled_batch_size or plan.max_global_batch_size
     return [
         f"peak {plan.max_peak_lr:.6g} = {rate.base_lr:.6g} x {plan.max_peak_lr / rate.base_lr:.6g} (scaling "
-        f"{rate.scaling}): {rate.base_lr:.6g} was tuned at batch {rate.reference_batch_size:,}; this one is "
-        f"{plan.max_global_batch_size:,}",
+        f"{rate.scaling}): {rate.base_lr:.6g} was tuned at batch {rate.reference_batch_size:,}; this one is {size:,}",
         _warmup(plan),
         _decay(plan),
     ]
@@ -185,7 +185,7 @@ def _warmup(plan: RunPlan) -> str:
 def _decay(plan: RunPlan) -> str:
     schedule = plan.schedule
     if schedule.decay == "constant":
-        return "then constant"
+        return "then constant" if plan.scaled_batch_size is None else "then constant, while the batch grows"
     last = f"{plan.lr_at(plan.total_steps - 1):.3g} in the last step"
     if schedule.decay == "step":
         milestones = ", ".join(f"{_steps_to(plan, milestone):,}" for milestone in schedule.milestones)

@@ -16,11 +16,12 @@ def add_parser(commands: Commands) -> None:
         "averaged or summed, is a sample lost, does the learning rate follow? FILE is run as any program of yours. "
         "The exit code is 0 only if all agree.",
         epilog="""examples:
-  largebatch audit train.py                  calls audit(indices, micro_batch_size, accumulation) in train.py
+  largebatch audit train.py
   largebatch audit train.py:fit --world-sizes 1,2 --accumulations 1,4
   largebatch audit train.py --accelerate recipes/accelerate_configs/fsdp.yaml
 
-docs/audit.md has examples of such a function.""",
+FILE defines audit(indices, micro_batch_size, accumulation), which trains on those samples and returns the model;
+docs/audit.md has examples.""",
     )
     function = "Python file, and the name of its function if that is not audit"
     parser.add_argument("loop", metavar="FILE[:FUNCTION]", help=function)

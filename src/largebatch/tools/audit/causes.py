@@ -76,11 +76,11 @@ OF_OTHERS = {
     ),
     ("coupled", True): (
         "the loss depends on which samples share a micro-batch: BatchNorm's statistics are those of the micro-batch, "
-        "and negatives of a contrastive loss are its own samples; or random numbers differ"
+        "and negatives are its own samples; or random numbers differ"
     ),
     ("coupled", False): (
         "the loss depends on which samples share a process: BatchNorm's statistics are its own (SyncBatchNorm takes "
-        "them over processes), negatives of a contrastive loss are its own samples (gather features with their "
+        "them over processes), negatives are its own samples (gather features with their "
         "gradient); or random numbers or data differ between processes"
     ),
 }

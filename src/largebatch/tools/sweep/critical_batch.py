@@ -148,6 +148,8 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     """
     recipe = options.config
     step = options.at
+    if plan.scaled_batch_size is not None:
+        raise UserError('learning_rate.decay: with "batch_growth", the rate does not follow the batch: choose another')
     start = plan.timeline.at(step)
     total = plan.timeline.at(plan.total_steps).samples_before
     sizes = [multiple * start.global_batch_size for multiple in sorted({1, *options.batches})]
