@@ -27,6 +27,45 @@ def audit(options: argparse.Namespace) -> bool:
     """Try all layouts and print what is wrong; return whether nothing is."""
     # Where sums come out in one order.
     os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    loop, layouts = _given(options)
+    loop, reference = _in_finest_precision(loop)
+    show = (lambda *_, **__: None) if options.json else print
+    show(
+        f"{loop.file.name}: {counted(loop.batch_size, 'sample')} a step in {loop.precision} on the CPU, each layout "
+        "against one backward pass of one process\n\n"
+        + LINE.format("processes", "accumulation", "micro-batch", "gradient, beside that of one process")
+    )
+    outcomes: list[Outcome] = []
+    wrong: list[str] = []
+    for layout in layouts:
+        try:
+            outcomes.append(Outcome(layout, loop.call(layout, range(loop.batch_size)), reference))
+            said = shown(outcomes[-1])
+        except UserError as error:
+            wrong.append(str(error))
+            said = "failed"
+        show(LINE.format(layout.world_size, layout.accumulation, loop.batch_size // layout.parts, said), flush=True)
+    wrong += faults(outcomes)
+    remarks = list(_remarks(outcomes))
+    try:
+        wrong += faults_of_rates(_rates(loop, layouts))
+        remarks += [] if wrong else _short_batch(loop, layouts, reference)
+    except UserError as error:
+        remarks.append(f"not compared: {error}")
+    summary = f"your effective batch is {loop.batch_size} samples a step, and the optimizer gets {_meaning(reference)}"
+    if options.json:
+        tried = [{**asdict(each.layout), "gradient": shown(each)} for each in outcomes]
+        document = {"precision": loop.precision, "batch": loop.batch_size, "layouts": tried}
+        print(json.dumps({**document, "summary": summary, "wrong": wrong, "remarks": remarks}, indent=2))
+    for title, lines in (("wrong", wrong), ("remarks", remarks)):
+        if lines:
+            show(f"\n{title}:" + bulleted("\n    ".join(wrapped(line)) for line in lines))
+    show("\n" + "\n".join(wrapped(f"in {'one process' if wrong else 'all layouts'}, {summary}")))
+    return not wrong
+
+
+def _given(options: argparse.Namespace) -> tuple[Loop, list[Layout]]:
+    """The loop and the layouts that the options name."""
     file, _, function = options.loop.partition(":")
     for path in filter(None, (Path(file), options.accelerate)):
         if not path.is_file():
@@ -38,48 +77,15 @@ def audit(options: argparse.Namespace) -> bool:
         for accumulation in options.accumulations
         if world_size * accumulation > 1
     ]
-    if not layouts or any(options.batch % each.parts for each in layouts):
+    if not layouts or any(loop.batch_size % each.parts for each in layouts):
         options.refuse(
-            f"a batch of {options.batch} cannot be divided over {options.world_sizes} processes with "
+            f"a batch of {loop.batch_size} cannot be divided over {options.world_sizes} processes with "
             f"{options.accumulations} micro-batches; write a --batch of a multiple of "
             f"{math.lcm(2, *(each.parts for each in layouts))}, and two layouts or more"
         )
-    if "transformers" in loop.file.read_text(encoding="utf-8"):
+    if "transformers" in loop.file.read_text(encoding="utf-8", errors="replace"):
         preload_tasks([], "transformers.trainer")
-    loop, reference = _in_finest_precision(loop)
-    show = (lambda *_, **__: None) if options.json else print
-    show(
-        f"{loop.file.name}: {counted(options.batch, 'sample')} a step in {loop.precision} on the CPU, each layout "
-        "against one backward pass of one process\n\n"
-        + LINE.format("processes", "accumulation", "micro-batch", "gradient, beside that of one process")
-    )
-    outcomes: list[Outcome] = []
-    wrong: list[str] = []
-    for layout in layouts:
-        try:
-            outcomes.append(Outcome(layout, loop.call(layout, range(options.batch)), reference))
-            said = shown(outcomes[-1])
-        except UserError as error:
-            wrong.append(str(error))
-            said = "failed"
-        show(LINE.format(layout.world_size, layout.accumulation, options.batch // layout.parts, said), flush=True)
-    wrong += faults(outcomes)
-    remarks = list(_remarks(outcomes))
-    try:
-        wrong += faults_of_rates(_rates(loop, layouts))
-        remarks += [] if wrong else _short_batch(loop, layouts, reference)
-    except UserError as error:
-        remarks.append(f"not compared: {error}")
-    summary = f"your effective batch is {options.batch} samples a step, and the optimizer gets {_meaning(reference)}"
-    if options.json:
-        tried = [{**asdict(each.layout), "gradient": shown(each)} for each in outcomes]
-        document = {"precision": loop.precision, "batch": options.batch, "layouts": tried}
-        print(json.dumps({**document, "summary": summary, "wrong": wrong, "remarks": remarks}, indent=2))
-    for title, lines in (("wrong", wrong), ("remarks", remarks)):
-        if lines:
-            show(f"\n{title}:" + bulleted("\n    ".join(wrapped(line)) for line in lines))
-    show("\n" + "\n".join(wrapped(f"in {'one process' if wrong else 'all layouts'}, {summary}")))
-    return not wrong
+    return loop, layouts
 
 
 def _in_finest_precision(loop: Loop) -> tuple[Loop, Reference]:
