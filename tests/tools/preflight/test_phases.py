@@ -27,7 +27,10 @@ def run_forked(function, *arguments, environment, timeout, **_):
     reason = f"no result within {timeout:.0f} s"
     try:
         if mine.poll(timeout):
-            return [mine.recv()]
+            result = mine.recv()
+            # It has inherited this node's listener, on whose port the next one may have to listen.
+            process.join()
+            return [result]
         process.kill()
     except EOFError:
         process.join()
