@@ -132,7 +132,11 @@ class _Watch:
             [name for each, name in names.items() if each.requires_grad and name not in used],
         )
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, _: Any, kwargs: dict[str, Any]) -> None:
+        # Lightning's has the backward pass.
+        if closure := kwargs.get("closure"):
+            loss = closure()
+            kwargs["closure"] = lambda: loss
         if not self.in_engine:
             self._note(optimizer, gradients_of(each for group in optimizer.param_groups for each in group["params"]))
 
@@ -145,9 +149,10 @@ class _Watch:
         step = self.steps[-1]
         step.rates += [float(group["lr"]) for group in optimizer.param_groups]
         step.gradients |= gradients
-        step.unclipped |= gradients | self.clipped
+        # What was clipped for the step's first optimizer may be what the next one gets.
+        step.unclipped = gradients | step.unclipped | self.clipped
         if self.norms:
-            step.norm = math.hypot(*self.norms)
+            step.norm = math.hypot(step.norm or 0, *self.norms)
         self.clipped = {}
         self.norms = []
 
