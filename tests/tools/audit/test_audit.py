@@ -102,6 +102,13 @@ RIGHT = {
         ("SGD(model.parameters()", "SGD(model.module[0].parameters()"),
         ("    schedule =", "    other = torch.optim.AdamW(model.module[2].parameters())\n    schedule ="),
         ("optimizer.zero_grad()", "model.zero_grad()"),
+        ("parameters(), 1.0)", "parameters(), 0.1)"),
+    ],
+    "a closure": [
+        ("        loss.backward()\n        if number % accumulation == 0", "        if number % accumulation"),
+        (":\n            nn.utils", ":\n            loss.backward()\n        else:\n            nn.utils"),
+        ("            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", ""),
+        ("optimizer.step()", "optimizer.step(closure=loss.backward)"),
     ],
     "the whole batch's targets": [
         (

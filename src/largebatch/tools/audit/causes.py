@@ -108,7 +108,7 @@ def faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
         said = OF_OTHERS[kind, first.layout.world_size == 1 and (kind, True) in OF_OTHERS]
         yield f"{'; '.join(str(each.layout) for each in found)}: {shown(first)}; {said}"
     yield from _of_gradients(multiples)
-    norms = {each.layout: each.norm for each in multiples if each.norm is not None}
+    norms = {each.layout: each.norm for each in multiples if each.norm}
     yield from _of_factor("the norm by which gradients are clipped", norms, OF_NORMS, "that of the gradient")
 
 

@@ -35,7 +35,7 @@ class Step:
     rates: list[float] = field(default_factory=list)  # the learning rate of each parameter group
     gradients: Gradients = field(default_factory=dict)  # as the optimizers get them
     unclipped: Gradients = field(default_factory=dict)  # the same without clipping
-    norm: float | None = None  # what clipping takes for their norm; None without clipping
+    norm: float = 0.0  # what clipping takes for their norm; 0 without clipping
 
 
 @dataclass
@@ -132,7 +132,7 @@ class _Watch:
             [name for each, name in names.items() if each.requires_grad and name not in used],
         )
 
-    def _before_step(self, optimizer: Optimizer, _: Any, kwargs: dict[str, Any]) -> None:
+    def _before_step(self, optimizer: Optimizer, _: Any, kwargs: Any) -> None:
         # Lightning's has the backward pass.
         if closure := kwargs.get("closure"):
             loss = closure()
@@ -151,8 +151,7 @@ class _Watch:
         step.gradients |= gradients
         # What was clipped for the step's first optimizer may be what the next one gets.
         step.unclipped = gradients | step.unclipped | self.clipped
-        if self.norms:
-            step.norm = math.hypot(step.norm or 0, *self.norms)
+        step.norm = math.hypot(step.norm, *self.norms)
         self.clipped = {}
         self.norms = []
 

@@ -117,8 +117,8 @@ class Outcome:
         return weights
 
     @property
-    def norm(self) -> float | None:
-        """What clipping takes for the gradient's norm, as a multiple of it; None without clipping."""
+    def norm(self) -> float:
+        """What clipping takes for the gradient's norm, as a multiple of it; 0 without clipping."""
         step = self.step
         return step.norm and step.norm / float(np.sqrt(sum(np.sum(each**2) for each in step.unclipped.values())))
 
