@@ -53,7 +53,8 @@ def audit(options: argparse.Namespace) -> bool:
         "against one backward pass of one process\n\n"
         + LINE.format("processes", "accumulation", "micro-batch", "gradient, beside that of one process")
     )
-    outcomes, wrong = [], []
+    outcomes = []
+    wrong = []
     for layout in layouts:
         try:
             outcomes.append(Outcome(layout, loop.call(layout, range(options.batch)), reference))
