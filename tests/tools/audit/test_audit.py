@@ -72,6 +72,29 @@ OTHERS = {
         ],
         "gradients are clipped before they are averaged",
     ),
+    "only the first process steps": (
+        [("            optimizer.step()", "            dist.get_rank() or optimizer.step()")],
+        "the number of steps is not that of one process .*W = 2, A = 1: 0",
+    ),
+    "synchronized once": (
+        [
+            (
+                "            optimizer.zero_grad()",
+                "            optimizer.zero_grad()\n            model.require_backward_grad_sync = False",
+            )
+        ],
+        "W = 2, A = 1, in the first 4 steps: each process steps with a gradient of its own",
+    ),
+    "the rate of a second group": (
+        [
+            ("SGD(model.parameters(), lr=0.1", "SGD(groups, lr=0.1"),
+            ("    optimizer =", "    groups = [{'params': [each]} for each in model.parameters()]\n    optimizer ="),
+            ("    schedule =", "    groups[1]['lr'] = 0.1 * dist.get_world_size()\n    schedule ="),
+            ("LinearLR(optimizer", "LinearLR(torch.optim.SGD(model.parameters())"),
+            ("    groups[1]['lr']", "    optimizer.param_groups[1]['lr']"),
+        ],
+        "it is multiplied by the number of processes",
+    ),
     "negatives of its own": (
         [("cross_entropy(model(x), y)", "cross_entropy(model(x) @ model(2 * x).T, torch.arange(len(x)))")],
         "the loss depends on which samples share a micro-batch",
@@ -102,6 +125,13 @@ RIGHT = {
         ("SGD(model.parameters()", "SGD(model.module[0].parameters()"),
         ("    schedule =", "    other = torch.optim.AdamW(model.module[2].parameters())\n    schedule ="),
         ("optimizer.zero_grad()", "model.zero_grad()"),
+        ("parameters(), 1.0)", "parameters(), 0.1)"),
+    ],
+    "a closure": [
+        ("        loss.backward()\n        if number % accumulation == 0", "        if number % accumulation"),
+        (":\n            nn.utils", ":\n            loss.backward()\n        else:\n            nn.utils"),
+        ("            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", ""),
+        ("optimizer.step()", "optimizer.step(closure=loss.backward)"),
     ],
     "the whole batch's targets": [
         (
@@ -118,7 +148,7 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_loops(name, audit):
     code, found = audit(changed(EXAMPLES["train"], *RIGHT[name]))
-    assert (code, found["wrong"], found["precision"]) == (0, [], "float64")
+    assert (code, found["wrong"], found["precision"]) == (0, [], "float64"), found
     assert [each["gradient"] for each in found["layouts"]] == ["the same"] * 3
 
 
@@ -184,12 +214,12 @@ def test_a_process_that_does_not_return(line, audit):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("def audit(", "def fit(", "has no function audit of three arguments"),
+        ("def audit(", "def fit(", "loop.py has no function audit"),
         ("return model\n", "return None\n", "it returned NoneType without parameters"),
         ("return model\n", "exit(0)\n", "called exit(0) before the function had returned"),
         ("model(x)", "model(x.cuda())", "the audit is on the CPU: choose the device"),
-        ("model(x)", "model(x + torch.rand(1))", "called twice, the function has two gradients"),
-        ("(Subset(data, indices)", "(data", "4 samples in micro-batches of 4 make 25 steps"),
+        ("model(x)", "model(x + torch.rand(1))", "with the samples in reverse order, the gradient differs by"),
+        ("(Subset(data, indices)", "(data", "4 samples in one micro-batch make 25 steps"),
         ("parameters(), lr=0.1", "parameters(), lr=0.1 if indices else", "SyntaxError"),
     ],
 )

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from largebatch.tools.audit.loop import ALONE, Layout
-from largebatch.tools.audit.outcome import Outcome
+from largebatch.tools.audit.observe import Observed
+from largebatch.tools.audit.outcome import Outcome, is_equal_on_all
 from largebatch.words import counted
 
 MAX_NAMED = 4
@@ -102,15 +103,31 @@ def faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield from _of_gradients(multiples)
 
 
-def faults_of_rates(rates: Mapping[Layout, Sequence[float]]) -> Iterator[str]:
-    """What is wrong with the learning rate of the first steps in each layout, beside those of one process."""
-    expected = rates[ALONE]
-    wrong = {layout: found for layout, found in rates.items() if not _agree(found, expected)}
+def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iterator[str]:
+    """What goes wrong in the first steps of each layout, on any process, beside those of one process."""
+    for layout, by_rank in observed.items():
+        if not is_equal_on_all(by_rank, "unclipped"):
+            yield f"{layout}, in the first {len(by_rank[0].steps)} steps: {OF_OTHERS['own', False]}"
+    for group in range(len(observed[ALONE][0].steps[0].rates)):
+        rates = {
+            layout: [[step.rates[group] for step in each.steps] for each in by_rank]
+            for layout, by_rank in observed.items()
+        }
+        yield from _of_rates(rates, rates[ALONE][0])
+
+
+def _of_rates(rates: Mapping[Layout, Sequence[Sequence[float]]], expected: Sequence[float]) -> Iterator[str]:
+    """What is wrong with the learning rate of the first steps, which each process has in each layout."""
+    by_layout = {
+        layout: next((each for each in found if not _agree(each, expected)), found[0])
+        for layout, found in rates.items()
+    }
+    wrong = {layout: found for layout, found in by_layout.items() if not _agree(found, expected)}
     if not wrong:
         return
     others = "; ".join(f"{layout}: {_numbers(found)}" for layout, found in wrong.items())
     said = f"the learning rate of the first steps is {_numbers(expected)} in one process, and {others}"
-    if expected[0] and _name_of({layout: found[0] / expected[0] for layout, found in rates.items()}) == "W":
+    if expected[0] and _name_of({layout: found[0] / expected[0] for layout, found in by_layout.items()}) == "W":
         said += (
             ": it is multiplied by the number of processes for the same effective batch, whose gradient is a mean "
             "already; scale it by the effective batch (Goyal et al. 2017, section 2.1)"
@@ -123,8 +140,8 @@ def faults_of_rates(rates: Mapping[Layout, Sequence[float]]) -> Iterator[str]:
 
 def _kind_of(outcome: Outcome) -> str | None:
     """The key of `OF_OTHERS` for a gradient that is no multiple of that of one process."""
-    if not outcome.is_equal_on_all("unclipped"):
-        return "clipped" if outcome.is_equal_on_all("gradients") else "own"
+    if not is_equal_on_all(outcome.by_rank, "unclipped"):
+        return "clipped" if is_equal_on_all(outcome.by_rank, "gradients") else "own"
     if None not in outcome.factors.values():
         return None
     if outcome.weights is None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.util
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +22,8 @@ Gradients = dict[str, np.ndarray]
 """By parameter, whole and in fp64."""
 
 CONTRACT = "audit(indices, micro_batch_size, accumulation)"
+# Of torch.nn.functional, which begin with the input and the probability.
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 # What wrappers put before a parameter's name.
 WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
@@ -80,8 +81,8 @@ def _function_in(file: Path, name: str) -> Callable[[list[int], int, int], Any]:
     module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
-    if not callable(function) or len(inspect.signature(function).parameters) != 3:
-        raise UserError(f"{file.name} has no function {name} of three arguments; define {CONTRACT}")
+    if not callable(function):
+        raise UserError(f"{file.name} has no function {name}; define {CONTRACT}")
     return function  # type: ignore[no-any-return]
 
 
@@ -95,7 +96,8 @@ class _Watch:
         self.clipped: dict[Any, np.ndarray] = {}  # gradients before they were clipped
         self.in_engine = False
         self.dropout = ""
-        nn.functional.dropout = self._no_dropout
+        for name in DROPOUTS:
+            setattr(nn.functional, name, self._no_dropout)
         nn.functional.scaled_dot_product_attention = self._attention_without_dropout(
             nn.functional.scaled_dot_product_attention
         )
@@ -129,9 +131,13 @@ class _Watch:
             [name for each, name in names.items() if each.requires_grad and name not in used],
         )
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        # A closure has the backward pass.
+        closure = kwargs.get("closure") or next(iter(args[1:]), None)
+        loss = closure() if closure else None
         if not self.in_engine:
             self._note(optimizer, gradients_of(each for group in optimizer.param_groups for each in group["params"]))
+        return (args[:1], {"closure": lambda: loss}) if closure else None
 
     def _note(self, optimizer: Any, gradients: dict[Any, np.ndarray]) -> None:
         # Several optimizers of a model, one after another, make one step.
@@ -142,7 +148,8 @@ class _Watch:
         step = self.steps[-1]
         step.rates += [float(group["lr"]) for group in optimizer.param_groups]
         step.gradients |= gradients
-        step.unclipped |= gradients | self.clipped
+        # What was clipped for the step's first optimizer may be what the next one gets.
+        step.unclipped = gradients | step.unclipped | self.clipped
         self.clipped = {}
 
     def _observed_engine_step(self, step: Callable[..., Any]) -> Callable[..., Any]:

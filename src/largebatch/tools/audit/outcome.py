@@ -13,9 +13,11 @@ from largebatch.tools.audit.observe import Gradients, Observed, Step
 NEGLIGIBLE = 1e-10
 # Samples can be told apart if the smallest singular value of their gradients is so large a part of the largest.
 INDEPENDENT = 1e-5
-# What rounding may make of a gradient that is added up in another order, at most and, if it is measured, in bf16.
+# What rounding may make of a gradient, as a part of it, by torch's default dtype.
 TOLERANCES = {"float64": 1e-7, "float32": 1e-3}
-TOLERANCE_IN_BF16 = 0.05
+# What it may make at most, as multiples of what it makes if the samples are in reverse order, as in bf16.
+MULTIPLES_OF_NOISE = 5
+MAX_NOISE = 0.02
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Reference:
 
     observed: Observed
     samples: Sequence[Observed]  # empty if a sample cannot be trained alone
+    noise: Gradients  # by how much the gradient differs if the samples are in reverse order
     precision: str
 
     @property
@@ -39,29 +42,28 @@ class Reference:
         return self.weights_in(self.step.unclipped)
 
     @cached_property
-    def tolerance(self) -> float:
-        """The relative difference that rounding makes: in bf16, ten times that of the sum over samples."""
-        least = TOLERANCES[self.precision]
-        error = 10 * self._as_sum(self.step.unclipped)[1]
-        return error if least < error < TOLERANCE_IN_BF16 else least
+    def relative_noise(self) -> float:
+        """The noise as a part of the gradient."""
+        return float(np.linalg.norm(self._flat(self.noise)) / np.linalg.norm(self._flat(self.step.unclipped)))
 
     def weights_in(self, gradient: Gradients) -> np.ndarray | None:
         """The weight of each sample in a gradient; None if it is not a sum over them, or they cannot be told apart."""
         weights, error = self._as_sum(gradient)
-        return weights if error <= self.tolerance else None
+        return weights if error <= max(TOLERANCES[self.precision], MULTIPLES_OF_NOISE * self.relative_noise) else None
 
     def factors(self, gradient: Gradients) -> Mapping[str, float | None]:
         """By parameter: how many times the reference a gradient is; None if it is no multiple of it."""
-        least = NEGLIGIBLE * np.linalg.norm(self._flat(self.step.unclipped))
+        least = NEGLIGIBLE * float(np.linalg.norm(self._flat(self.step.unclipped)))
         factors: dict[str, float | None] = {}
         for name, expected in self.step.unclipped.items():
             size = float(np.linalg.norm(expected))
-            if size > least:
+            noise = MULTIPLES_OF_NOISE * float(np.linalg.norm(self.noise.get(name, 0)))
+            if size > max(least, noise):
                 found = gradient.get(name, np.zeros_like(expected))
                 factor = float(np.sum(found * expected)) / size**2
                 error = np.linalg.norm(found - factor * expected)
-                is_multiple = error <= self.tolerance * max(float(np.linalg.norm(found)), size)
-                factors[name] = factor if is_multiple else None
+                rounding = max(TOLERANCES[self.precision] * size, noise) * max(float(np.linalg.norm(found)) / size, 1)
+                factors[name] = factor if error <= rounding else None
         return factors
 
     def _as_sum(self, gradient: Gradients) -> tuple[np.ndarray | None, float]:
@@ -94,7 +96,7 @@ class Outcome:
 
     @property
     def num_steps(self) -> int:
-        return len(self.by_rank[0].steps)
+        return min(len(each.steps) for each in self.by_rank)
 
     @property
     def step(self) -> Step:
@@ -116,11 +118,14 @@ class Outcome:
         weights: np.ndarray = np.divide(found, expected, out=np.ones_like(found), where=expected != 0)
         return weights
 
-    def is_equal_on_all(self, of: str) -> bool:
-        """Whether all processes have the same in their first step, "gradients" or "unclipped"."""
-        first, *others = (getattr(each.steps[0], of) for each in self.by_rank)
-        return all(
-            each.keys() == first.keys()
-            and all(np.allclose(each[name], first[name], rtol=1e-5, atol=0) for name in first)
-            for each in others
-        )
+
+def is_equal_on_all(by_rank: Sequence[Observed], of: str) -> bool:
+    """Whether all processes have the same in every step, "gradients" or "unclipped"."""
+    steps = zip(*(each.steps for each in by_rank), strict=False)
+    return all(_is_equal(getattr(each, of), getattr(first, of)) for first, *others in steps for each in others)
+
+
+def _is_equal(found: Gradients, expected: Gradients) -> bool:
+    return found.keys() == expected.keys() and all(
+        np.allclose(found[name], expected[name], rtol=1e-5, atol=0) for name in expected
+    )

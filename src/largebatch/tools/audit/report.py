@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -12,14 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from largebatch.errors import UserError
-from largebatch.tools.audit.causes import faults, faults_of_rates, shown
+from largebatch.tools.audit.causes import faults, faults_of_first_steps, shown
 from largebatch.tools.audit.loop import ALONE, Layout, Loop
-from largebatch.tools.audit.observe import CONTRACT
-from largebatch.tools.audit.outcome import TOLERANCES, Outcome, Reference
+from largebatch.tools.audit.observe import CONTRACT, Observed
+from largebatch.tools.audit.outcome import MAX_NOISE, Outcome, Reference
 from largebatch.tools.local_jobs.jobs import preload_tasks
 from largebatch.words import bulleted, counted, wrapped
 
-STEPS_OF_RATES = 4
+NUM_FIRST_STEPS = 4
 LINE = "{:>9}{:>14}{:>13}  {}"
 
 
@@ -48,7 +49,8 @@ def audit(options: argparse.Namespace) -> bool:
     wrong += faults(outcomes)
     remarks = list(_remarks(outcomes))
     try:
-        wrong += faults_of_rates(_rates(loop, layouts))
+        # Parameter groups often have one rate.
+        wrong += dict.fromkeys(faults_of_first_steps(_first_steps(loop, layouts)))
         remarks += [] if wrong else _short_batch(loop, layouts, reference)
     except UserError as error:
         remarks.append(f"not compared: {error}")
@@ -90,42 +92,49 @@ def _given(options: argparse.Namespace) -> tuple[Loop, list[Layout]]:
 
 def _in_finest_precision(loop: Loop) -> tuple[Loop, Reference]:
     """The loop in fp64 if its code allows that, or else in fp32."""
-    for precision in TOLERANCES:
-        loop = replace(loop, precision=precision)
-        try:
-            return loop, _reference(loop, loop.batch_size)
-        except UserError as error:
-            refusal = error
-    raise refusal
+    try:
+        return loop, _reference(loop)
+    except UserError as error:
+        if not re.search("double|dtype", str(error), re.IGNORECASE):
+            raise
+    loop = replace(loop, precision="float32")
+    return loop, _reference(loop)
 
 
-def _reference(loop: Loop, size: int) -> Reference:
-    """One process with one backward pass of the first samples, and each of them alone."""
-    observed, again = (loop.call(ALONE, range(size))[0] for _ in range(2))
-    if len(observed.steps) != 1:
+def _reference(loop: Loop) -> Reference:
+    """One process with one backward pass of the batch, forward and in reverse order, and each sample alone."""
+    indices = range(loop.batch_size)
+    observed, reverse = (loop.call(ALONE, each)[0] for each in (indices, indices[::-1]))
+    if len(observed.steps) != 1 or len(reverse.steps) != 1:
         raise UserError(
-            f"{counted(size, 'sample')} in micro-batches of {loop.batch_size} make "
-            f"{counted(len(observed.steps), 'step')}; train on the given indices alone, once, in micro-batches of "
-            "micro_batch_size, and step after `accumulation` of them"
+            f"{counted(loop.batch_size, 'sample')} in one micro-batch make {counted(len(observed.steps), 'step')} of a "
+            "torch optimizer; train on the given indices alone, once, in micro-batches of micro_batch_size, and step "
+            "after `accumulation` of them"
         )
     samples = []
     # A sample alone has no statistics for BatchNorm, and no negatives.
     with suppress(UserError):
-        samples = [loop.call(ALONE, [sample])[0] for sample in range(size)]
-    reference = Reference(observed, samples if all(each.steps for each in samples) else [], loop.precision)
-    if shown(Outcome(ALONE, [again], reference)) != "the same":
+        samples = [loop.call(ALONE, [sample])[0] for sample in indices]
+    found, again = observed.steps[0].unclipped, reverse.steps[0].unclipped
+    if not found or found.keys() != again.keys():
         raise UserError(
-            "called twice, the function has two gradients, or none: it draws random numbers that do not follow from a "
-            "seed; seed them, and turn shuffling and augmentation off"
+            "the optimizer gets no gradient, or not always of the same parameters; call backward before step"
+        )
+    noise = {name: again[name] - found[name] for name in found}
+    reference = Reference(observed, samples if all(each.steps for each in samples) else [], noise, loop.precision)
+    if not reference.relative_noise < MAX_NOISE:
+        raise UserError(
+            f"with the samples in reverse order, the gradient differs by {reference.relative_noise:.2g} of itself: "
+            "random numbers do not follow from a seed or depend on the order; seed them, turn shuffling and "
+            "augmentation off, and train in fp32"
         )
     return reference
 
 
-def _rates(loop: Loop, layouts: Sequence[Layout]) -> dict[Layout, list[float]]:
-    """The learning rate of the first steps, by layout."""
-    indices = range(STEPS_OF_RATES * loop.batch_size)
-    tried = {ALONE: None} | {each: None for each in layouts if 1 in (each.world_size, each.accumulation)}
-    return {each: [step.rates[0] for step in loop.call(each, indices)[0].steps] for each in tried}
+def _first_steps(loop: Loop, layouts: Sequence[Layout]) -> dict[Layout, list[Observed]]:
+    """What each process notes in the first steps, by layout."""
+    tried = [ALONE, *(each for each in layouts if 1 in (each.world_size, each.accumulation))]
+    return {each: loop.call(each, range(NUM_FIRST_STEPS * loop.batch_size)) for each in tried}
 
 
 def _short_batch(loop: Loop, layouts: Sequence[Layout], whole_batch: Reference) -> list[str]:
@@ -134,7 +143,7 @@ def _short_batch(loop: Loop, layouts: Sequence[Layout], whole_batch: Reference) 
     observed = loop.call(ALONE, range(size))[0]
     if not observed.steps:
         return [f"if {counted(size, 'sample')} are left at the end, they make no step"]
-    reference = Reference(observed, whole_batch.samples[:size], loop.precision)
+    reference = Reference(observed, whole_batch.samples[:size], whole_batch.noise, loop.precision)
     outcomes = [Outcome(each, loop.call(each, range(size)), reference) for each in layouts]
     others = "; ".join(f"{each.layout}: {found}" for each in outcomes if (found := shown(each)) != "the same")
     cause = (
