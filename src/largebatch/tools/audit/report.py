@@ -115,7 +115,8 @@ def _reference(loop: Loop) -> Reference:
     # A sample alone has no statistics for BatchNorm, and no negatives.
     with suppress(UserError):
         samples = [loop.call(ALONE, [sample])[0] for sample in indices]
-    found, again = observed.steps[0].unclipped, reverse.steps[0].unclipped
+    found = observed.steps[0].unclipped
+    again = reverse.steps[0].unclipped
     if not found or found.keys() != again.keys():
         raise UserError(
             "the optimizer gets no gradient, or not always of the same parameters; call backward before step"
