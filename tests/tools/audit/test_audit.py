@@ -83,7 +83,7 @@ OTHERS = {
                 "            optimizer.zero_grad()\n            model.require_backward_grad_sync = False",
             )
         ],
-        "W = 2, A = 1, in the first 4 steps: each process steps with a gradient of its own",
+        "W = 2, A = 1, step 2: each process steps with a gradient of its own",
     ),
     "the rate of a second group": (
         [

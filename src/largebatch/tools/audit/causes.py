@@ -8,7 +8,7 @@ import numpy as np
 
 from largebatch.tools.audit.loop import ALONE, Layout
 from largebatch.tools.audit.observe import Observed
-from largebatch.tools.audit.outcome import Outcome, is_equal_on_all
+from largebatch.tools.audit.outcome import Outcome, step_that_differs
 from largebatch.words import counted
 
 MAX_NAMED = 4
@@ -69,20 +69,23 @@ OF_OTHERS = {
     ),
     ("unequal", True): (
         "it is a mean over each micro-batch's targets, then over micro-batches, so targets count for more where there "
-        "are few: divide sums by the number of targets of the whole batch"
+        "are few (divide sums by the number of targets of the whole batch); or something else that is not a sum is "
+        "made of each micro-batch, such as a root or clipping"
     ),
     ("unequal", False): (
         "it is a mean over each process's targets, then over processes, so targets count for more where there are few: "
-        "divide sums by the number of targets of the whole batch (all_reduce it before the backward pass)"
+        "divide sums by the number of targets of the whole batch (all_reduce it before the backward pass); or "
+        "something else that is not a sum is made of each process's samples"
     ),
     ("coupled", True): (
         "the loss depends on which samples share a micro-batch: BatchNorm's statistics are those of the micro-batch, "
-        "and negatives are its own samples; or random numbers differ"
+        "and negatives are its own samples; or a term that has no samples, such as a regularizer, is added for each "
+        "micro-batch; or random numbers differ"
     ),
     ("coupled", False): (
         "the loss depends on which samples share a process: BatchNorm's statistics are its own (SyncBatchNorm takes "
-        "them over processes), negatives are its own samples (gather features with their "
-        "gradient); or random numbers or data differ between processes"
+        "them over processes), negatives are its own samples (gather features with their gradient); or random numbers "
+        "or data differ between processes"
     ),
 }
 
@@ -106,8 +109,9 @@ def faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iterator[str]:
     """What goes wrong in the first steps of each layout, on any process, beside those of one process."""
     for layout, by_rank in observed.items():
-        if not is_equal_on_all(by_rank, "unclipped"):
-            yield f"{layout}, in the first {len(by_rank[0].steps)} steps: {OF_OTHERS['own', False]}"
+        # `faults` has the first one.
+        if step := step_that_differs(by_rank, "unclipped"):
+            yield f"{layout}, step {step + 1}: {OF_OTHERS['own', False]}"
     for group in range(len(observed[ALONE][0].steps[0].rates)):
         rates = {
             layout: [[step.rates[group] for step in each.steps] for each in by_rank]
@@ -127,21 +131,22 @@ def _of_rates(rates: Mapping[Layout, Sequence[Sequence[float]]], expected: Seque
         return
     others = "; ".join(f"{layout}: {_numbers(found)}" for layout, found in wrong.items())
     said = f"the learning rate of the first steps is {_numbers(expected)} in one process, and {others}"
+    cause = "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps"
     if expected[0] and _name_of({layout: found[0] / expected[0] for layout, found in by_layout.items()}) == "W":
-        said += (
-            ": it is multiplied by the number of processes for the same effective batch, whose gradient is a mean "
+        cause = (
+            "it is multiplied by the number of processes for the same effective batch, whose gradient is a mean "
             "already; scale it by the effective batch (Goyal et al. 2017, section 2.1)"
         )
     for attribute, unit in (("world_size", "process"), ("accumulation", "micro-batch")):
         if all(_agree(found, expected[:: getattr(layout, attribute)]) for layout, found in wrong.items()):
-            said += f": the schedule moves once per {unit} instead of once per step"
-    yield said
+            cause = f"the schedule moves once per {unit} instead of once per step"
+    yield f"{said}: {cause}"
 
 
 def _kind_of(outcome: Outcome) -> str | None:
     """The key of `OF_OTHERS` for a gradient that is no multiple of that of one process."""
-    if not is_equal_on_all(outcome.by_rank, "unclipped"):
-        return "clipped" if is_equal_on_all(outcome.by_rank, "gradients") else "own"
+    if step_that_differs(outcome.by_rank, "unclipped") is not None:
+        return "clipped" if step_that_differs(outcome.by_rank, "gradients") is None else "own"
     if None not in outcome.factors.values():
         return None
     if outcome.weights is None:

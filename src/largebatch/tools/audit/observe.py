@@ -1,6 +1,5 @@
 """Calls an audited function in one process of a job, and notes what its optimizers get."""
 
-import hashlib
 import importlib.util
 import os
 import sys
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from largebatch.errors import UserError
+from largebatch.storage.tensors import fingerprint
 
 Gradients = dict[str, np.ndarray]
 """By parameter, whole and in fp64."""
@@ -126,7 +126,7 @@ class _Watch:
         used = self.steps[0].gradients.keys() if self.steps else set()
         return Observed(
             self.steps,
-            {_unwrapped(name): digest(whole(buffer)) for name, buffer in model.named_buffers()},
+            {_unwrapped(name): fingerprint(buffer) for name, buffer in model.named_buffers()},
             self.dropout,
             [name for each, name in names.items() if each.requires_grad and name not in used],
         )
@@ -178,7 +178,7 @@ class _Watch:
 
     def _no_dropout(self, input: Tensor, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Tensor:
         if p and training:
-            self.dropout = self.dropout or digest(torch.get_rng_state().numpy())
+            self.dropout = self.dropout or fingerprint(torch.get_rng_state())
         return input
 
     def _attention_without_dropout(self, attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -208,10 +208,6 @@ def whole(tensor: Tensor) -> np.ndarray:
 def gradients_of(parameters: Iterable[Tensor]) -> dict[Any, np.ndarray]:
     """The gradients of those that have one."""
     return {each: whole(each.grad) for each in parameters if each.grad is not None}
-
-
-def digest(values: np.ndarray) -> str:
-    return hashlib.sha256(values.tobytes()).hexdigest()
 
 
 def _over_gloo(join: Callable[..., None]) -> Callable[..., None]:

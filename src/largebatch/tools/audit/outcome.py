@@ -119,10 +119,12 @@ class Outcome:
         return weights
 
 
-def is_equal_on_all(by_rank: Sequence[Observed], of: str) -> bool:
-    """Whether all processes have the same in every step, "gradients" or "unclipped"."""
-    steps = zip(*(each.steps for each in by_rank), strict=False)
-    return all(_is_equal(getattr(each, of), getattr(first, of)) for first, *others in steps for each in others)
+def step_that_differs(by_rank: Sequence[Observed], of: str) -> int | None:
+    """The first step in which processes have different "gradients" or "unclipped"; None if there is none."""
+    for index, (first, *others) in enumerate(zip(*(each.steps for each in by_rank), strict=False)):
+        if not all(_is_equal(getattr(each, of), getattr(first, of)) for each in others):
+            return index
+    return None
 
 
 def _is_equal(found: Gradients, expected: Gradients) -> bool:
