@@ -173,7 +173,7 @@ def differences(mine: dict, theirs: dict) -> list[str]:
 
 
 # Recipe, strategy, number of processes and, where it is not the recipe's own, micro-batch size: each recipe meets
-# what could treat it differently. The full product ran once: bench/results/agreement.
+# what could treat it differently. The full product is `bench/agreement.py`.
 SAMPLE = [
     ("sgd", "ddp", 2),
     ("adamw", "zero2", 1, 8),

@@ -1,8 +1,12 @@
 """Text in every format that can be read, alone and mixed, against a plain loop over the documents."""
 
+import bz2
 import csv
 import gzip
+import io
 import json
+import lzma
+import zipfile
 from pathlib import Path
 
 import datasets
@@ -13,7 +17,7 @@ import zstandard
 from pyarrow import parquet
 
 import tasks
-from largebatch.data import preparation, prepared
+from largebatch.data import hub, preparation, prepared
 from largebatch.data.preparation import NotPrepared
 from largebatch.errors import ConfigError, DataError
 from megatron_files import write as write_megatron
@@ -104,17 +108,40 @@ def test_a_format_alone(kind, tmp_path):
         assert blocks.tolist() == blocks_of(split)
 
 
-def test_a_job_prepares_less_of_compressed_files(tmp_path, monkeypatch):
-    """Four times their size, about what they hold."""
-    file = tmp_path / "rows.jsonl.gz"
-    file.write_bytes(gzip.compress(json_lines(["x" * 2**18])))
-    limit = 2 * 4 * file.stat().st_size
-    section = {"path": "json", "data_files": {"train": str(file), "eval": str(file)}, **sizes()}
-    monkeypatch.setattr(preparation, "MAX_BYTES_IN_A_JOB", limit - 1)
+def zip_of(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("rows.jsonl", content)
+    return file.getvalue()
+
+
+COMPRESSORS = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.compress,
+    "zip": zip_of,
+}
+
+
+@pytest.mark.parametrize("kind", COMPRESSORS)
+def test_what_compressed_files_hold_is_what_a_job_may_prepare(kind, tmp_path, monkeypatch):
+    """A byte may hold a thousand; the files are not read to their ends."""
+    row = json_lines(["x" * 2**18])
+    files = [str(tmp_path / f"{name}.jsonl.{kind}") for name in ("train", "eval")]
+    for file, count in zip(files, (64, 1), strict=True):
+        Path(file).write_bytes(COMPRESSORS[kind](row * count))
+    assert Path(files[0]).stat().st_size < 2**18
+    section = {"path": "json", "data_files": {"train": files[0], "eval": files[1]}, **sizes()}
+    monkeypatch.setattr(hub, "MAX_BYTES_IN_A_JOB", 2**21)
+    monkeypatch.setattr(preparation, "MAX_BYTES_IN_A_JOB", 2**21)
     with monkeypatch.context() as unprepared:
         unprepared.setattr(datasets.DatasetBuilder, "download_and_prepare", None)
-        with pytest.raises(NotPrepared, match=r"data\.prepare: .* MiB would have to be prepared"):
+        with pytest.raises(NotPrepared, match=r"data\.prepare: (2|3|16)\.\d MiB would have to be prepared"):
             opened(**section)
+    section["data_files"] = {"train": files[1], "eval": files[1]}
+    if kind != "zip":
+        assert len(opened(**section)[0]) == sizes()["num_train_samples"]
 
 
 def mixed(folder: Path, *kinds: str) -> dict[str, object]:

@@ -4,16 +4,19 @@ import errno
 import re
 import socket
 from collections import Counter
+from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from zipfile import ZipFile
 
+import fsspec
 from fsspec.utils import infer_compression
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.preparation import Preparation, write_errors
+from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
 from largebatch.words import counted
@@ -193,7 +196,9 @@ def _size(builder: "datasets.DatasetBuilder") -> int:
     files = [file for split in (builder.config.data_files or {}).values() for file in split]
     local = [Path(file) for file in files if "://" not in file]
     if local or not files:
-        return sum(file.stat().st_size * (COMPRESSION if infer_compression(file.name) else 1) for file in local)
+        sizes = [file.stat().st_size * (COMPRESSION if infer_compression(file.name) else 1) for file in local]
+        # Some hold far more, so what a job may prepare is counted.
+        return sum(sizes) if sum(sizes) > MAX_BYTES_IN_A_JOB else _held(local)
     from huggingface_hub import HfFileSystem
 
     # datasets/USER/NAME@COMMIT, whose files are listed with one request for each thousand.
@@ -202,6 +207,23 @@ def _size(builder: "datasets.DatasetBuilder") -> int:
         return builder.info.download_size or 0
     found: Any = HfFileSystem().find(repository[1], detail=True)
     return sum(found.get(file.removeprefix("hf://"), {}).get("size", 0) for file in files)
+
+
+def _held(files: Iterable[Path]) -> int:
+    """Bytes in files, which may be compressed; not much more than a job may prepare, even if they hold more."""
+    total = 0
+    for file in files:
+        compression = infer_compression(file.name)
+        if compression is None:
+            total += file.stat().st_size
+        elif compression == "zip":
+            with ZipFile(file) as archive:
+                total += sum(member.file_size for member in archive.infolist())
+        else:
+            with fsspec.open(file, "rb", compression=compression) as opened:
+                while total <= MAX_BYTES_IN_A_JOB and (block := opened.read(2**20)):
+                    total += len(block)
+    return total
 
 
 def column(dataset: "datasets.Dataset", name: str, field: str) -> str:
