@@ -20,3 +20,5 @@ BERT = ROOT / "recipes/masked_lm/bert_pydoc.json"
 # Imports little: a job of it is all launch.
 MAPS = ROOT / "tests/outside_task/maps.json"
 SIMCLR = ROOT / "recipes/contrastive/simclr_digits.json"
+CLIP_DIGITS = ROOT / "recipes/two_towers/clip_digits.json"
+EMBED_PYDOC = ROOT / "recipes/two_towers/embed_pydoc.json"

@@ -95,8 +95,8 @@ class Config(RecipeConfig):
     free_on_resume = ("neighbors",)
 
     @property
-    def couples_the_batch(self) -> bool:
-        return True
+    def coupled_features(self) -> int:
+        return 2 * self.projection.output_size
 
     def tiny_data(self) -> dict[str, Any] | None:
         if not isinstance(self.data, HubOrLocal):

@@ -13,27 +13,17 @@ __package__ = load_package(__file__)  # so that a script can import the modules 
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 from largebatch.data.images import normalize_pixels
 from largebatch.data.source import Batch
+from largebatch.model.coupled_losses import nt_xent
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, RunOptions, Value, from_command_line
 
 from .config import Config
-from .data import NUM_VIEWS, sources
+from .data import sources
 from .model import build_model
-
-
-def nt_xent(features: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The loss of finding each view's other view among all views of the batch, averaged over each sample's views.
-
-    Chen et al. 2020, equation 1. Features have length 1 and shape (samples, 2, size), losses have shape (samples,).
-    """
-    views = features.transpose(0, 1).flatten(0, 1)
-    similarities = (views @ views.T / temperature).fill_diagonal_(-torch.inf)
-    other_view = torch.arange(len(views), device=views.device).roll(len(features))
-    return cross_entropy(similarities, other_view, reduction="none").view(NUM_VIEWS, -1).mean(dim=0)
 
 
 def main(config: Config, options: RunOptions) -> None:
@@ -44,11 +34,12 @@ def main(config: Config, options: RunOptions) -> None:
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 
-    def features_of(batch: Batch) -> torch.Tensor:
-        """Projections of all views of each sample, normalized to length 1; shape (batch, views, size)."""
+    def encode(batch: Batch) -> dict[str, torch.Tensor]:
+        """Projections of the views of each sample, normalized to length 1, shape (batch, views, size)."""
         pixels = batch["pixel_values"]
         _, projections = model(normalize_pixels(pixels.flatten(0, 1), config.data, run.dtype))
-        return normalize(projections.to(run.dtype), dim=-1).view(*pixels.shape[:2], -1)
+        features = normalize(projections.to(run.dtype), dim=-1).view(*pixels.shape[:2], -1)
+        return {"features": features, "scale": features.new_full((), 1 / config.loss.temperature)}
 
     def represent(batch: Batch) -> dict[str, torch.Tensor]:
         """Representations of whole images, normalized to length 1, shape (batch, width); and labels."""
@@ -70,12 +61,8 @@ def main(config: Config, options: RunOptions) -> None:
         run.evaluate(eval_set, evaluate_batch)
 
     for step in run.steps(train_set):
-        # The loss couples all samples: a pass without gradients gathers the features of the whole global batch.
-        features = step.gather(features_of)
-        step.couple(nt_xent(features, config.loss.temperature).sum())
-        for batch in step.micro_batches():
-            # Each micro-batch again, with gradients: the features pass the loss's gradient on to the weights.
-            step.backward_features(features_of(batch))
+        # The loss compares each sample with all others of the global batch: one call for all micro-batches.
+        step.couple(encode, nt_xent)
         run.update(step)
         if run.should_evaluate:
             evaluate()

@@ -25,5 +25,12 @@ def test_refused(words, message):
 
 def test_the_plan_says_that_the_batch_is_part_of_the_loss():
     plan = resolve(load_config(SIMCLR), 2)
-    assert plan.coupled_loss
+    assert plan.coupled_features == 64
     assert "changing global_batch_size changes the loss" in explain(plan, "title")
+    assert "each sample is encoded twice, first without gradients, per step, and compared with all 256" in explain(
+        plan, "title"
+    )
+    once = resolve(load_config(SIMCLR, ["--batch.micro_batch_size=128"]), 2)
+    assert "each sample is encoded once per step, and compared with all 256" in explain(once, "title")
+    with pytest.raises(ConfigError, match='"one_pass" takes one micro-batch per process, but there are 4'):
+        resolve(load_config(SIMCLR, ["--compute.couple=one_pass"]), 2)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch.nn.functional import normalize
 
 import tasks
 from jobs import run_job, train, train_in_job
+from largebatch.model.coupled_losses import nt_xent
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import read_object
 from paths import SIMCLR
@@ -122,7 +124,9 @@ def test_steps_in_fp32(tmp_path):
     assert_same(result, reference(SMALL, STEPS))
 
 
-@pytest.mark.parametrize(("strategy", "world_size", "micro_batch_size"), [("ddp", 4, 4), ("fsdp", 2, 4)])
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "micro_batch_size"), [("ddp", 4, 4), ("fsdp", 2, 4), ("hsdp", 4, 8)]
+)
 def test_factorisations_are_exact(strategy, world_size, micro_batch_size, tmp_path):
     words = (*SMALL, FP64, FEW, f"--batch.micro_batch_size={micro_batch_size}")
     result = run_job(recorded, SIMCLR, tmp_path / "run", *words, strategy=strategy, world_size=world_size)[0]
@@ -141,9 +145,11 @@ def test_dropout_is_the_same_in_both_passes(tmp_path):
     assert expected["metrics"][0]["loss"] != pytest.approx(reference((*SMALL, FP64), 4)["metrics"][0]["loss"])
 
 
-def test_batch_norm_counts_each_micro_batch_once(tmp_path):
+@pytest.mark.parametrize("couple", ["one_pass", "two_passes"])
+def test_batch_norm_counts_each_micro_batch_once(couple, tmp_path):
     """Weights and running statistics, with statistics of the whole global batch."""
-    result = run_job(recorded, SIMCLR, tmp_path / "run", *BATCH_NORM, strategy="fsdp")[0]
+    words = (*BATCH_NORM, f"--compute.couple={couple}")
+    result = run_job(recorded, SIMCLR, tmp_path / "run", *words, strategy="fsdp")[0]
     expected = reference(BATCH_NORM, 4)
     assert any("running_mean" in name for name in expected["weights"][0])
     assert_same(result, expected, 4, tolerance=1e-11)
@@ -201,39 +207,47 @@ def accuracy_of(file, words) -> float:
 def loop_with(mistake: str, run_dir) -> str:
     """Train with a mistake in the loop, and return the error."""
     if mistake == "not declared":
-        tasks.module("contrastive", "config").Config.couples_the_batch = False
+        tasks.module("contrastive", "config").Config.coupled_features = 0
     run, _, model, train_set = prepared(SIMCLR, run_dir, *SMALL, "--logging.trackers=[]")
     passes = [0]
 
-    def features_of(batch):
+    def encode(batch):
         passes[0] += 1
         pixels = batch["pixel_values"].flatten(0, 1).float() / 255
         if mistake == "other augmentation" and passes[0] > 2:
             pixels = pixels.flip(-1)
         features = model(pixels)[1]
-        return features if mistake == "a row a view" else features.unflatten(0, (-1, 2))
+        if mistake == "too few numbers":
+            features = features[:, 1:]
+        features = normalize(features, dim=-1)
+        features = features if mistake == "a row a view" else features.unflatten(0, (-1, 2))
+        return {"features": features, "scale": features.new_full((), 5.0)}
+
+    def loss(rows, everything):
+        features = everything["features"]
+        if mistake == "a trained temperature":
+            everything = {**everything, "scale": next(model.parameters()).sum()}
+        if mistake == "only each other":
+            local = {**everything, "features": features[rows]}
+            return nt_xent(slice(0, rows.stop - rows.start), local)
+        if mistake == "others detached":
+            mine = torch.zeros(len(features), 1, 1, dtype=torch.bool).index_fill_(
+                0, torch.arange(rows.start, rows.stop), True
+            )
+            everything = {**everything, "features": torch.where(mine, features, features.detach())}
+        if mistake == "another loss":
+            return torch.zeros(rows.stop - rows.start)
+        losses = nt_xent(rows, everything)
+        return losses.sum() if mistake == "not by sample" else losses
 
     try:
         for step in run.steps(train_set):
-            if mistake == "no gather":
-                step.couple(torch.zeros(()))
-            features = step.gather(features_of)
-            loss = features.square().sum()
-            if mistake == "gathered twice":
-                step.gather(features_of)
-            if mistake == "a trained temperature":
-                loss = loss * next(model.parameters()).sum()
-            if mistake == "another loss":
-                loss = torch.zeros(())
-            if mistake == "not a scalar":
-                loss = features.square().sum(dim=(1, 2))
-            if mistake != "no loss":
-                step.couple(loss)
-            for batch in step.micro_batches():
-                if mistake == "plain backward":
-                    step.backward(features_of(batch).sum())
-                features = features_of(batch)
-                step.backward_features(features[:1] if mistake == "other shape" else features)
+            if mistake == "after backward":
+                for batch in step.micro_batches():
+                    step.backward(encode(batch)["features"].sum())
+            step.couple(encode, loss)
+            if mistake == "twice":
+                step.couple(encode, loss)
             run.update(step)
             if step.index == 2:
                 return "no error"
@@ -246,17 +260,20 @@ def loop_with(mistake: str, run_dir) -> str:
     ("mistake", "words"),
     [
         ("none", "no error"),
-        ("no gather", "step.couple was called without step.gather"),
-        ("not declared", "couples_the_batch of Config in config.py return True"),
-        ("gathered twice", "step.gather was called twice"),
-        ("a row a view", "features with one row per sample, for 8 samples; given shape (16, 16)"),
+        ("not declared", "make coupled_features of Config in config.py return"),
+        ("twice", "step.couple was called twice"),
+        ("after backward", "step.couple was called twice, or after step.backward"),
+        ("a row a view", "one row per sample, for 8 samples; given 'features' of shape (16, 16)"),
+        ("too few numbers", "`encode` returns 30 numbers per sample, but the plan counts 32"),
         ("a trained temperature", "the loss depends on the parameter "),
-        ("another loss", "does not require grad"),
-        ("not a scalar", "grad can be implicitly created only for scalar outputs"),
-        ("no loss", "step.backward_features was called before step.couple"),
-        ("plain backward", "step.backward was called after step.gather"),
-        ("other shape", "BackendMismatch: a micro-batch has different features in step.micro_batches() than in"),
-        ("other augmentation", "BackendMismatch: a micro-batch has different features in step.micro_batches() than in"),
+        ("another loss", "the loss does not depend on what `encode` returns"),
+        ("not by sample", "for 32 samples the loss has shape (); return the loss of each sample"),
+        ("only each other", "compare the samples in `rows` with all samples, not only with each other"),
+        ("others detached", "the loss has no gradient for the samples that it compares its own with"),
+        (
+            "other augmentation",
+            "BackendMismatch: step.couple: `encode` returns other features for a micro-batch when it",
+        ),
     ],
 )
 def test_mistakes_of_a_loop(mistake, words, tmp_path):
@@ -270,19 +287,16 @@ def train_with_nan(run_dir, bad_step: int, where: str, words) -> None:
     """The loss, or the features of the second process, are not finite in a step."""
     from largebatch.run import Step
 
-    gather = Step.gather
     couple = Step.couple
 
-    def bad_gather(step, encode):
-        is_bad = where == "features" and step.index + 1 == bad_step and os.environ["RANK"] == "1"
-        return gather(step, (lambda batch: encode(batch) * math.nan) if is_bad else encode)
-
-    def bad_couple(step, loss_sum):
+    def bad_couple(step, encode, loss):
+        if step.index + 1 != bad_step or os.environ["RANK"] != "1":
+            return couple(step, encode, loss)
+        if where == "features":
+            return couple(step, lambda batch: {name: each * math.nan for name, each in encode(batch).items()}, loss)
         # Only its value: the gradient is finite.
-        is_bad = where == "loss" and step.index + 1 == bad_step
-        couple(step, loss_sum + math.inf if is_bad else loss_sum)
+        return couple(step, encode, lambda rows, everything: loss(rows, everything) + math.inf)
 
-    Step.gather = bad_gather
     Step.couple = bad_couple
     train(SIMCLR, *words, run_dir=run_dir)
 

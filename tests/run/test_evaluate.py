@@ -14,8 +14,8 @@ from largebatch.backend.start import start
 from largebatch.config import load_config
 from largebatch.errors import DataError, UserError
 from largebatch.plan import resolve
+from largebatch.run.coupled import CoupledBatch
 from largebatch.run.evaluate import Evaluator, mean_over_samples
-from largebatch.run.gradcache import FeatureCache
 from largebatch.run.record.metrics import Stopwatch
 from paths import DIGITS
 
@@ -130,7 +130,7 @@ def use_rows_of_batches():
         lambda: rows(8, per_sample=dtypes_of_batches),
         lambda: rows(8, per_sample=names_of_batches),
         # One micro-batch of two features on the first process, and of three on the second.
-        lambda: FeatureCache(backend, 8, [torch.zeros(4, 2 + backend.rank)]),
+        lambda: CoupledBatch(backend, 8, [{"features": torch.zeros(4, 2 + backend.rank)}], lambda *_: None),
     ):
         with pytest.raises(UserError) as caught:
             call()
@@ -153,7 +153,7 @@ def test_rows_that_differ_from_batch_to_batch_are_refused_on_all_processes():
         "run.rows: batches have rows 'text' (1,) torch.int64 or 'text' (8,) torch.int64" + rest,
         "run.rows: batches have rows 'length' () torch.float32 or 'length' () torch.float64" + rest,
         "run.rows: batches have rows 'length_4' () torch.int64 or 'length_8' () torch.int64" + rest,
-        "step.gather: batches have rows 'features' (2,) torch.float32 or 'features' (3,) torch.float32" + rest,
+        "step.couple: batches have rows 'features' (2,) torch.float32 or 'features' (3,) torch.float32" + rest,
     ]
     assert found == list(range(1, 11))
     # A value that only some batches have is a mean over their samples.

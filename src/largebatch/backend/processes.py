@@ -76,6 +76,30 @@ class Processes:
             result[name] = self.all_gather(padded).transpose(0, 1).flatten(0, 2)[:count]
         return result
 
+    def sum_rows(self, values: torch.Tensor, num_batches: int) -> torch.Tensor:
+        """The sums over all processes of values for the rows of `gather_rows`, of which each gets those of its batches.
+
+        Args:
+            values: Each process's own, one for each sample of all processes; or a scalar, which all get the sum of.
+            num_batches: The number of this process's micro-batches, the same on all.
+
+        Returns:
+            Shape (num_batches, micro_batch_size, …); rows beyond the last sample are zero.
+        """
+        if not values.ndim:
+            if self.world_size > 1:
+                torch.distributed.all_reduce(values)
+            return values
+        slots = values.new_zeros(num_batches * self.world_size * self._micro_batch_size, *values.shape[1:])
+        slots[: len(values)] = values
+        by_slot = slots.view(num_batches, self.world_size, self._micro_batch_size, *values.shape[1:])
+        by_process = by_slot.transpose(0, 1).contiguous()
+        if self.world_size == 1:
+            return by_process[0]
+        mine = torch.empty_like(by_process[0])
+        torch.distributed.reduce_scatter_tensor(mine, by_process.flatten(0, 1))
+        return mine
+
     def new_host_group(self) -> torch.distributed.ProcessGroup | None:
         """A group of all processes that communicates over the host, for one thread; every process must call this."""
         return torch.distributed.new_group(backend="gloo", timeout=PATIENCE) if self.world_size > 1 else None

@@ -119,9 +119,10 @@ class RecipeConfig(Section):
         return folder_of(type(self)).name
 
     @property
-    def couples_the_batch(self) -> bool:
-        """Whether the loss of a sample depends on all other samples of its global batch."""
-        return False
+    def coupled_features(self) -> int:
+        """How many numbers of each sample the loss compares with those of all others of its global batch, as
+        `Step.couple` gathers them; 0 if each sample has its own loss."""
+        return 0
 
     @property
     def tokens_processed_per_sample(self) -> int | None:
@@ -148,6 +149,8 @@ class RecipeConfig(Section):
             yield "learning_rate.reference_duration: only rules of weight_decay_scaling use it; write one, or remove it"
         if faults.max_bad_steps != Faults().max_bad_steps and faults.on_non_finite == "stop":
             yield 'faults.max_bad_steps: has no effect with on_non_finite "stop"; write "skip", or remove it'
+        if self.compute.couple != "auto" and not self.coupled_features:
+            yield "compute.couple: each sample of this task has its own loss; remove it"
 
     @check
     def _checkpoints_to_roll_back_to(self) -> Iterator[str]:
@@ -177,13 +180,13 @@ class RecipeConfig(Section):
 
     @check
     def _others_in_the_batch(self) -> Iterator[str]:
-        if self.couples_the_batch and min(size for _, size in self.batch.sizes) == 1:
+        if self.coupled_features and min(size for _, size in self.batch.sizes) == 1:
             yield "batch.global_batch_size: a single sample has no others to be compared with; write at least 2"
 
     @check
     def _gradients_of_their_own(self) -> Iterator[str]:
-        if self.logging.noise_scale is not None and (self.couples_the_batch or self.model.uses_batch_norm):
-            which = "a loss over the whole global batch" if self.couples_the_batch else "BatchNorm"
+        if self.logging.noise_scale is not None and (self.coupled_features or self.model.uses_batch_norm):
+            which = "a loss over the whole global batch" if self.coupled_features else "BatchNorm"
             yield f"logging.noise_scale: {which} makes the gradients of samples depend on each other; write null"
 
     @check

@@ -300,6 +300,10 @@ class Compute(Section):
     process keeps only its shard, or with the last, so that it keeps whole gradients and sends none until then. "auto":
     fsdp sums with the last, unless that needs more than 60 % of the GPU's memory; hsdp sums with each, because that
     stays within the node. Other strategies have no choice."""
+    couple: Literal["auto", "one_pass", "two_passes"] = "auto"
+    """How often a step encodes each sample for a loss over the whole global batch. "one_pass": once, which takes one
+    micro-batch per process. "two_passes": first all micro-batches without gradients, then each again. "auto": once
+    where there is one micro-batch per process."""
     deterministic: bool = False
     """Whether to use only kernels that give the same bits each time. This is slower on GPUs, and operations without
     such a kernel raise an error. CPUs give the same bits in any case."""

@@ -6,10 +6,10 @@ from typing import Any
 
 from largebatch.config import RecipeConfig
 from largebatch.errors import ConfigError
-from largebatch.estimate.memory import model_states, when_reduced
+from largebatch.estimate.memory import coupling_phase, model_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, Strategy
 from largebatch.estimate.step_time import Hardware, step_time
-from largebatch.estimate.traffic import traffic_of_a_step
+from largebatch.estimate.traffic import coupled, traffic_of_a_step
 from largebatch.estimate.update import most_products
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.strategies import SHARDS, find_strategy
@@ -105,8 +105,15 @@ def _cost(
     reduced = when_reduced(model, strategy, plan, gpu_memory)
     strategy = replace(strategy, reduces_each=reduced == "each_micro_batch")
     states = model_states(model, strategy, plan.world_size, plan.states_of, micro_batches)
+    if (coupling := coupling_phase(plan, model.element_bytes)) is not None:
+        states = replace(states, phases=[*states.phases, coupling])
     recomputes = plan.compute.activation_checkpointing != "none"
     traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes)
+    if plan.coupled_features and plan.world_size > 1:
+        size = plan.max_global_batch_size * plan.coupled_features * model.element_bytes
+        traffic += coupled(size, plan.world_size)
+    if flops and plan.coupled_features and not plan.encodes_once(micro_batches):
+        flops = (2 * flops[0], flops[1])
     activations = max(0, (workload.activations or 0) - (0 if recomputes else states.not_cast))
     total, transient = states.peak(activations)
     kinds = ("weights", "masters", "gradients", "optimizer", "buffers")

@@ -16,12 +16,15 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, elements_of, padded
-from largebatch.plan.contract import RunPlan
+from largebatch.plan.contract import PAIRS_PER_TILE, RunPlan
 from largebatch.plan.strategies import Policy, find_strategy
 
 MAX_FRACTION_OF_GPU = 0.6
 """The fraction of a GPU's memory that model states and transient memory may take if gradients stay whole until the last
 micro-batch; the rest is left for activations."""
+
+
+NUMBERS_PER_PAIR = 20  # NT-Xent's at most: the similarities of two views with two others, held five times
 
 
 class Phase(NamedTuple):
@@ -80,6 +83,17 @@ def model_states(
         ],
         not_cast=2 * held.not_cast,
     )
+
+
+def coupling_phase(plan: RunPlan, element_bytes: int) -> Phase | None:
+    """The moment at which a process has the features of the global batch, if the loss couples it: these, their
+    gradient, a copy that is reduced, and a tile of pairs with its gradient."""
+    if not plan.coupled_features:
+        return None
+    features = plan.max_global_batch_size * plan.coupled_features * element_bytes
+    kept = float(plan.encodes_once(plan.max_gradient_accumulation_steps))
+    pairs = min(plan.max_global_batch_size**2, PAIRS_PER_TILE) * NUMBERS_PER_PAIR * element_bytes
+    return Phase(kept, {"features of the global batch": 3 * features, "pairs of samples": pairs})
 
 
 def when_reduced(model: ModelShape, strategy: Strategy, plan: RunPlan, gpu_memory: int | None) -> Policy:

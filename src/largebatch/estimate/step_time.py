@@ -10,7 +10,8 @@ compares the model with published figures.
 
 Of the optimizer's update, only matrix products are counted (Muon's), which nothing hides.
 
-Not modeled: slow processes, congestion, waiting for data, the rest of the optimizer's update, checkpoints.
+Not modeled: the similarities of a loss that couples samples, slow processes, congestion, waiting for data, the rest of
+the optimizer's update, checkpoints.
 """
 
 import math

@@ -29,8 +29,10 @@ al. 2020, arXiv 1910.02054, section 7):
 - FSDP2 keeps three units gathered from the forward to the backward pass: the root, with everything outside the blocks;
   the tail, with the final norm and the output layer; and an embedding, if it is a unit.
 
-Not counted are scalars (the vote on whether to stop, the norm of each parameter or group), the features that a loss
-that couples samples exchanges, and the statistics of BatchNorm over all processes.
+A loss that couples samples gathers the features of the global batch, and reduce-scatters their gradient, once each.
+
+Not counted are scalars (the vote on whether to stop, the norm of each parameter or group), and the statistics of
+BatchNorm over all processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -117,6 +119,15 @@ def traffic_of_a_step(
     case = TrafficCase(model, strategy, world_size, micro_batches, recomputes)
     found = count(case) + exchanged(case)
     return tuple(each for each in found if each.group.size > 1 and each.size)
+
+
+def coupled(features_bytes: int, world_size: int) -> Collectives:
+    """The features of a global batch, for a loss that couples it, and their gradient."""
+    everyone = Group(world_size)
+    return (
+        Collective("gather", features_bytes, 1, "forward", everyone),
+        Collective("reduce-scatter", features_bytes, 1, "backward", everyone),
+    )
 
 
 def exchanged(case: TrafficCase) -> Collectives:

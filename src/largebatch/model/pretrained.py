@@ -32,6 +32,7 @@ IGNORED_CONFIG_FIELDS = {
     "max_position_embeddings",
     "pad_token_id",
     "pretraining_tp",
+    "scalar_parameters",
     "transformers_version",
     "use_cache",
 }
@@ -131,7 +132,7 @@ class PretrainedWeights:
             shape = tuple(parameter.shape)
             self._places[aliases[0]] = (file, found[0])
             stored_tensor = self._files.find(file, found[0])
-            if stored_tensor.shape != shape:
+            if stored_tensor.shape not in (shape, () if shape == (1,) else shape):
                 yield f"{found[0]} is of shape {stored_tensor.shape}, but the model's is of shape {shape}"
             self.checksums[aliases[0]] = f"{file}, {(self._folder / file).stat().st_size} bytes, {stored_tensor}"
         known = {name for aliases in names.values() for name in aliases} | {name for name, _ in model.named_buffers()}
@@ -187,6 +188,18 @@ def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
     # For values that it does not understand `transformers` raises exceptions of many kinds.
     except Exception as error:
         raise CheckpointError(f"its {CONFIG} does not describe a model: {reason_of(error)}") from error
-    for name, mine in config.to_dict().items():
-        if name not in IGNORED_CONFIG_FIELDS and not name.startswith("_") and theirs.get(name) != mine:
-            yield f"its {CONFIG} has {name} {theirs.get(name)}, but this model has {mine}"
+    stored = dict(_fields(theirs))
+    for name, mine in _fields(config.to_dict()):
+        if stored.get(name) != mine:
+            yield f"its {CONFIG} has {name} {stored.get(name)}, but this model has {mine}"
+
+
+def _fields(config: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a configuration that matter, those of its parts with the part's name."""
+    for name, value in config.items():
+        if name in IGNORED_CONFIG_FIELDS or name.startswith("_"):
+            continue
+        if name.endswith("_config") and isinstance(value, dict):
+            yield from _fields(value, f"{within}{name}.")
+        else:
+            yield f"{within}{name}", value

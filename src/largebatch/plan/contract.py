@@ -22,6 +22,8 @@ from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
 from largebatch.errors import ConfigError, UserError
 
+# Pairs of samples whose losses `Step.couple` computes at a time.
+PAIRS_PER_TILE = 2**22
 # Processes read a vote on stopping this many steps after they have begun it: over the hosts of hundreds of processes it
 # takes as long as a short step.
 STOP_VOTE_STEPS = 2
@@ -51,7 +53,7 @@ class RunPlan:
     loss_weight_per_sample: int | None
     uses_batch_norm: bool  # whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)
     sync_batch_norm: bool  # whether `micro_batch_size` x `world_size` is, instead
-    coupled_loss: bool  # whether the loss of a sample depends on all other samples of its global batch
+    coupled_features: int  # numbers of a sample that the loss compares with those of its global batch's other samples
 
     # What is decided.
     world_size: int  # data-parallel processes: observed, never configured
@@ -170,6 +172,10 @@ class RunPlan:
         is_due = section is not None and self._is_due(completed_steps, section.every)
         return is_due and self.batch_at(completed_steps - 1).size > self.micro_batch_size
 
+    def encodes_once(self, micro_steps: int) -> bool:
+        """Whether `Step.couple` makes one pass where each process has this many micro-batches, and not two."""
+        return micro_steps == 1 and self.compute.couple != "two_passes"
+
     # --- on a kind of device --------------------------------------------------------------------------------------
 
     def compiles_on(self, kind: str) -> bool:
@@ -230,6 +236,11 @@ def resolve(
         micro_batch_size, *_ = valid_micro_batch_sizes(size, (micro_batch_size or size) + 1, world_size) or [1]
     micro_batch_size = micro_batch_size or config.batch.micro_batch_size
     accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in to_come)
+    if config.compute.couple == "one_pass" and accumulation > 1:
+        raise ConfigError(
+            f'compute.couple: "one_pass" takes one micro-batch per process, but there are {accumulation}; '
+            'write "auto", or a larger batch.micro_batch_size'
+        )
     obstacle = _obstacle_to_compiling(config, world_size, accumulation)
     if obstacle and config.compute.compile not in ("auto", "off"):
         raise ConfigError(f'compute.compile: {obstacle}, which cannot be compiled; write "auto" or "off"')
@@ -257,7 +268,7 @@ def resolve(
         loss_weight_per_sample=data.loss_weight_per_sample,
         uses_batch_norm=config.model.uses_batch_norm,
         sync_batch_norm=config.model.synchronizes_batch_norm,
-        coupled_loss=config.couples_the_batch,
+        coupled_features=config.coupled_features,
         decay_explanation=decay_explanation,
         world_size=world_size,
         micro_batch_size=micro_batch_size,

@@ -74,10 +74,13 @@ def _loss(plan: RunPlan) -> list[str]:
     ]
     if weight is None:
         lines.append(f"samples have different numbers of {unit}, which are counted over all processes before each step")
-    if plan.coupled_loss:
-        lines.append(
-            "each sample's loss depends on the whole global batch: changing global_batch_size changes the loss"
-        )
+    if plan.coupled_features:
+        is_once = plan.encodes_once(plan.max_gradient_accumulation_steps)
+        often = "once" if is_once else "twice, first without gradients,"
+        lines += [
+            "each sample's loss depends on the whole global batch: changing global_batch_size changes the loss",
+            f"each sample is encoded {often} per step, and compared with all {plan.max_global_batch_size:,}",
+        ]
     if plan.uses_batch_norm:
         of = "micro_batch_size"
         size = plan.micro_batch_size

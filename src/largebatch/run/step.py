@@ -7,8 +7,8 @@ import torch
 from largebatch.backend.base import Backend
 from largebatch.data.source import Batch
 from largebatch.errors import BackendMismatch, TrainingFailed
+from largebatch.run.coupled import CoupledBatch, CoupledLoss, Encode, Encoded
 from largebatch.run.feed import MicroStep, StepFeed
-from largebatch.run.gradcache import FeatureCache
 from largebatch.run.record.task_metrics import Logged, TaskMetrics
 
 
@@ -33,7 +33,7 @@ class Step:
         self._micro_steps_done = 0
         self._micro_step: MicroStep | None = None
         self._loss_sum: torch.Tensor | None = None
-        self._cache: FeatureCache | None = None
+        self._coupled: CoupledBatch | None = None
 
     def micro_batches(self) -> Iterator[Batch]:
         """This process's micro-batches; the loop's body must call `backward` once for each.
@@ -76,8 +76,8 @@ class Step:
             )
         if self._micro_step is None:
             raise RuntimeError("step.backward was called outside of step.micro_batches()")
-        if self._cache is not None:
-            raise RuntimeError("step.backward was called after step.gather; call step.backward_features instead")
+        if self._coupled is not None:
+            raise RuntimeError("step.backward was called after step.couple, which has added the gradient")
         detached = loss_sum.detach() if self._micro_step.contributes else loss_sum.detach() * 0.0
         self._loss_sum = detached if self._loss_sum is None else self._loss_sum + detached
         self._add_gradient(self._micro_step, loss_sum)
@@ -125,69 +125,72 @@ class Step:
         loss = sum(self._backend.gather_objects(float(self._loss_sum))) / self.weight
         return self.own_metrics.over_processes(self._backend) | {"loss": loss}
 
-    def gather(self, encode: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
-        """Compute the features of the whole global batch, for a coupled loss, without gradients.
+    def couple(self, encode: Encode, loss: CoupledLoss) -> None:
+        """Add the gradient of a loss that compares each sample with all others; in place of `micro_batches`.
 
-        The micro-batches stay on the device for the second pass, by `micro_batches`: images as bytes are small
-        compared with what a backward pass keeps.
+        With one micro-batch per process, each is encoded once. With several, they are encoded twice, and stay on the
+        device meanwhile, which is little compared with what a backward pass keeps; `compute.couple` decides otherwise.
 
         Args:
-            encode: Maps a micro-batch to features of shape (batch, ...). The recipe calls it again in the second pass,
-                where the model draws the same random numbers.
-
-        Returns:
-            Shape (samples of the global batch, ...), in the order of samples, the same on every process.
+            encode: Maps a micro-batch to tensors by name, which depend on the model and on the micro-batch alone. Each
+                has one row per sample, or is a scalar that is trained, such as a temperature, and the same in all.
+            loss: Maps a range of the global batch's samples, as a slice, and what all samples are encoded as, in their
+                order, to the losses of those in the range, shape (samples in the range,). It may depend on nothing else
+                that is trained. `largebatch.model.coupled_losses` has some.
         """
-        if self._micro_steps_done or self._cache is not None:
-            raise RuntimeError("step.gather was called twice, or after step.backward; call it once, and first")
-        if not self._backend.plan.coupled_loss:
+        if self._micro_steps_done or self._coupled is not None:
+            raise RuntimeError("step.couple was called twice, or after step.backward; call it once, and alone")
+        plan = self._backend.plan
+        if plan.coupled_features == 0:
             raise RuntimeError(
-                "step.gather was called, but the plan says that each sample has its own loss; make "
-                "couples_the_batch of Config in config.py return True"
+                "step.couple was called, but the plan says that each sample has its own loss; make coupled_features "
+                "of Config in config.py return how many numbers a sample is encoded as"
             )
-        micro_steps = self._micro_steps = list(self._micro_steps)
-        features = []
+        size = self.batch.size
+        if not plan.encodes_once(self._feed.num_micro_steps):
+            self._micro_steps = list(self._micro_steps)
+            self._coupled = CoupledBatch(self._backend, size, self._encode_all(self._micro_steps, encode), loss)
+        for number, batch in enumerate(self.micro_batches()):
+            encoded = _encode(encode, batch)
+            if self._coupled is None:
+                self._coupled = CoupledBatch(self._backend, size, [encoded], loss)
+            assert self._micro_step is not None
+            self._add_gradient(self._micro_step, self._coupled.surrogate(number, encoded))
+        assert self._coupled is not None
+        self._loss_sum = self._coupled.loss_sum
+
+    def _encode_all(self, micro_steps: Iterable[MicroStep], encode: Encode) -> list[Encoded]:
+        """Each micro-batch as the second pass will encode it, without gradients."""
+        encoded = []
         with self._backend.forward_only():
             for micro_step in micro_steps:
                 self._heartbeat()
                 self._backend.seed(micro_step.seed)
-                features.append(encode(micro_step.batch))
-                num_samples = len(next(iter(micro_step.batch.values())))
-                if features[-1].shape[:1] != (num_samples,):
-                    raise ValueError(
-                        f"step.gather needs features with one row per sample, for {num_samples} samples; given shape "
-                        f"{tuple(features[-1].shape)}: put several views of a sample into one row"
-                    )
-        self._cache = FeatureCache(self._backend, self.batch.size, features)
-        return self._cache.gathered
-
-    def couple(self, loss_sum: torch.Tensor) -> None:
-        """Set the loss of the whole global batch, for `backward_features`.
-
-        Args:
-            loss_sum: The *sum* of the losses of all samples, a scalar, computed from what `gather` returned. It may
-                depend on the model's parameters through these features only.
-        """
-        if self._cache is None:
-            raise RuntimeError("step.couple was called without step.gather; compute the loss from gathered features")
-        self._loss_sum = self._cache.differentiate(loss_sum)
-
-    def backward_features(self, features: torch.Tensor) -> None:
-        """Add the gradient of the coupled loss through one micro-batch's features, which `encode` returned."""
-        if self._cache is None or self._micro_step is None:
-            raise RuntimeError("step.backward_features was called outside of micro_batches(), or before step.gather")
-        self._add_gradient(self._micro_step, self._cache.surrogate(self._micro_steps_done, features))
+                encoded.append(_encode(encode, micro_step.batch))
+        return encoded
 
     def check_passes(self) -> None:
         """Raise BackendMismatch on every process if the two passes of a coupled loss had different features."""
-        if self._cache is None:
+        if self._coupled is None:
             return
         with self._backend.raise_on_all_ranks():
-            if not self._cache.passes_agree():
+            if not self._coupled.passes_agree():
                 raise BackendMismatch(
-                    "a micro-batch has different features in step.micro_batches() than in step.gather, so their "
-                    "gradient is not the loss's; compute them with the same function, and no randomness but torch's"
+                    "step.couple: `encode` returns other features for a micro-batch when it is called again, so their "
+                    "gradient is not the loss's; let it depend on no randomness but torch's, and on no earlier call"
                 )
+
+
+def _encode(encode: Encode, batch: Batch) -> Encoded:
+    encoded = encode(batch)
+    num_samples = len(next(iter(batch.values())))
+    for name, values in encoded.items():
+        if values.ndim and len(values) != num_samples:
+            raise ValueError(
+                f"step.couple needs one row per sample, for {num_samples} samples; given {name!r} of shape "
+                f"{tuple(values.shape)}: put several vectors of a sample into one row, and return a number as a scalar"
+            )
+    return encoded
 
 
 def check_gradients(backend: Backend) -> None:

@@ -77,6 +77,9 @@ def export_intact(
             raise CheckpointError(f"its {MODEL_CONFIG} is not an object")
         with TensorFiles(folder) as files:
             shapes = _shapes(files, manifest, sources, getattr(torch, dtype) if dtype else None)
+            # Sharded strategies need a dimension to divide; a model says what is a number to whoever loads it.
+            scalars = config.get("scalar_parameters", ()) if config else ()
+            shapes = {**shapes, **{name: (shapes[name][0], ()) for name in scalars}}
 
             def read(name: str) -> torch.Tensor:
                 progress()
@@ -102,8 +105,9 @@ def export_intact(
                     write_json_file(temporary / "config.json", config | written)
 
             for file, names in contents.items():
-                tensors = (read(ours[name]).to(shapes[ours[name]][0]) for name in names)
-                save_tensors(temporary / file, {name: shapes[ours[name]] for name in names}, tensors)
+                written_as = {name: shapes[ours[name]] for name in names}
+                tensors = (read(ours[name]).to(dtype).view(shape) for name, (dtype, shape) in written_as.items())
+                save_tensors(temporary / file, written_as, tensors)
         for name in COPIED_FILES:
             if (folder / name).exists():
                 write_file(temporary / name, [memoryview(read_bytes(folder / name))])

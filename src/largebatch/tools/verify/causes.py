@@ -36,7 +36,7 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
         "other micro-batch": (
             "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch "
             "instead of a sum, or the source's `weight` is; or samples that share a micro-batch change each other "
-            "(statistics over it, padding without a mask, other samples as negatives: see couples_the_batch); or "
+            "(statistics over it, padding without a mask, other samples as negatives: see coupled_features); or "
             "random numbers are drawn for it (dropout: declare uses_dropout; torch.rand in train.py: draw them in "
             "`fetch`, from `derive_seed`)"
         ),

@@ -1,0 +1,193 @@
+"""The config of this folder's recipes: pairs of images and texts, or of texts; two towers; the loss between them."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from largebatch.config import RecipeConfig, check
+from largebatch.config.data import Data, DigitsData, HubOrLocal
+from largebatch.config.models import LargeModel, Transformer
+from largebatch.config.sections import NonNegativeInt, PositiveFloat, Section, Size
+from largebatch.system.repositories import RepositoryKind
+
+DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+class NamedDigits(DigitsData):
+    """Handwritten digits with their names in words, such as "a photo of the number seven"."""
+
+
+Images = NamedDigits
+
+
+class Headings(Data):
+    """The language reference that ships with every Python (`pydoc_data.topics`): the headings above a paragraph, and
+    the paragraph. The text differs between Python versions; exactly the first num_train_samples + num_eval_samples
+    pairs are used, of which evaluation has evenly spaced ones."""
+
+    source: Literal["pydoc"]
+
+
+class TextPairs(HubOrLocal):
+    """Pairs of texts through Hugging Face `datasets`: a query, the passage that answers it, and hard negatives."""
+
+    source: Literal["texts"]  # type: ignore[assignment]
+    query_column: str = "query"
+    """Column with the queries."""
+    passage_column: str = "positive"
+    """Column with the passages that answer them."""
+    negative_columns: tuple[str, ...] = ()
+    """Columns with passages that do not: the hard negatives of each query."""
+    query_prefix: str = ""
+    """What every query begins with, such as "query: "."""
+    passage_prefix: str = ""
+    """What every passage begins with, such as "passage: "."""
+
+
+class Text(Section):
+    """How texts become tokens."""
+
+    tokenizer: str = "bytes"
+    """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, or "bytes"."""
+    max_tokens: Size
+    """Tokens of a text, with those that begin and end it; what is longer is cut off."""
+
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        """The field that names a repository on the hub."""
+        return {} if self.tokenizer == "bytes" else {"tokenizer": "model"}
+
+
+class Tower(Transformer):
+    """A transformer over the patches of an image, or over tokens."""
+
+
+class ImageText(LargeModel):
+    """A tower for images and one for texts, as in `transformers`."""
+
+    architecture: Literal["clip", "siglip"]
+    """"clip" (`CLIPModel`): both towers project to `features`; texts are read from left to right. "siglip"
+    (`SiglipModel`): images are pooled by attention; `features` is the width of the towers."""
+    image: Tower
+    """The tower of images."""
+    patch_size: Size
+    """Side in pixels of the patches that an image is cut into."""
+    text: Tower
+    """The tower of texts."""
+    vocab_size: Size
+    """Rows of the embedding of tokens; at least the tokenizer's number of tokens."""
+    end_of_text: NonNegativeInt
+    """The tokenizer's token that ends a text, at which "clip" takes its features: 0 for bytes, 49407 for CLIP's."""
+    features: Size
+    """Size of the vectors that are compared."""
+
+
+class SharedText(Transformer, LargeModel):
+    """One BERT for both sides, as in `transformers` (`BertModel`); a text's vector is the mean over its tokens."""
+
+    architecture: Literal["bert"]
+    vocab_size: Size
+    """Rows of the embedding of tokens; at least the tokenizer's number of tokens."""
+    max_positions: Size = 512
+    """Learned positions; at least `text.max_tokens`."""
+
+    @property
+    def features(self) -> int:
+        """Size of the vectors that are compared."""
+        return self.hidden_size
+
+
+class Loss(Section):
+    """The loss between all pairs of the global batch."""
+
+    name: Literal["clip", "one_way", "sigmoid"]
+    """"clip": InfoNCE in both directions (Radford et al. 2021, arXiv 2103.00020). "one_way": from the first to the
+    second of a pair and its hard negatives (Karpukhin et al. 2020, arXiv 2004.04906). "sigmoid": each pair alone
+    (Zhai et al. 2023, arXiv 2303.15343)."""
+    temperature: PositiveFloat
+    """Divides the cosines; its initial value if it is learned. The papers': 0.07 for CLIP, 0.1 for SigLIP, 0.01 for
+    E5."""
+    learned: bool
+    """Whether the temperature is trained, as one parameter, which needs `architecture` "clip" or "siglip"."""
+    bias: float = 0.0
+    """Initial bias of "sigmoid", which is trained: -10 in the paper, where almost all pairs are negative."""
+    min_temperature: PositiveFloat = 0.01
+    """A learned temperature stays above this: CLIP's is never under 0.01."""
+    duplicates: Literal["negatives", "left_out"] = "left_out"
+    """What pairs with the same second text are to each other. "left_out": neither positive nor negative."""
+
+
+class ZeroShot(Section):
+    """Classification by the names of classes: that of the nearest name, which is a mean over templates."""
+
+    class_names: list[str]
+    """The name of each class, in the order of the labels."""
+    templates: Annotated[list[str], Field(min_length=1)]
+    """Texts with {} for the name, such as "a photo of a {}."."""
+
+
+class Config(RecipeConfig):
+    """Contrastive learning of two towers."""
+
+    data: Annotated[NamedDigits | Headings | TextPairs, Field(discriminator="source")]
+    text: Text
+    model: Annotated[ImageText | SharedText, Field(discriminator="architecture")]
+    loss: Loss
+    zero_shot: ZeroShot | None = None
+
+    free_on_resume: ClassVar[tuple[str, ...]] = ("zero_shot",)
+
+    @property
+    def vectors_per_sample(self) -> int:
+        """An image and its text; or a query, its passage and hard negatives."""
+        return 2 + (len(self.data.negative_columns) if isinstance(self.data, TextPairs) else 0)
+
+    @property
+    def coupled_features(self) -> int:
+        return self.vectors_per_sample * self.model.features
+
+    def tiny_data(self) -> dict[str, Any] | None:
+        if not isinstance(self.data, HubOrLocal):
+            return None
+        tokens = {"text": {"max_tokens": 32}, "model.vocab_size": 256}
+        if isinstance(self.model, SharedText):
+            return tokens | {"data": {"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64}}
+        return tokens | {"data": {"source": "digits", "image_size": 32}, "model.end_of_text": 0, "zero_shot": None}
+
+    @check
+    def _models_of_the_data(self) -> Iterator[str]:
+        is_text = not isinstance(self.data, Images)
+        if is_text != isinstance(self.model, SharedText):
+            kind, others = ("pairs of texts", '"bert"') if is_text else ("images", '"clip" or "siglip"')
+            yield f'model.architecture: "{self.model.architecture}" is not for {kind}; write {others}'
+        if self.loss.learned and isinstance(self.model, SharedText):
+            yield "loss.learned: a BERT has no parameter for a temperature; write false"
+        if isinstance(self.model, SharedText) and self.text.max_tokens > self.model.max_positions:
+            yield f"text.max_tokens: {self.text.max_tokens} is more than model.max_positions; write fewer"
+
+    @check
+    def _fitting_loss(self) -> Iterator[str]:
+        if (self.loss.name == "sigmoid") != (self.model.architecture == "siglip"):
+            yield 'loss.name: "sigmoid" and model.architecture "siglip" go together; write both, or neither'
+        if self.loss.bias and self.loss.name != "sigmoid":
+            yield 'loss.bias: only "sigmoid" has one; remove it'
+        if self.loss.learned and self.loss.temperature < self.loss.min_temperature:
+            yield f"loss.temperature: {self.loss.temperature:g} is below min_temperature; write more"
+        if self.vectors_per_sample > 2 and self.loss.name != "one_way":
+            yield 'data.negative_columns: only "one_way" compares with hard negatives; write it as loss.name'
+
+    @check
+    def _whole_patches(self) -> Iterator[str]:
+        if isinstance(self.model, ImageText) and isinstance(self.data, Images):
+            patch = self.model.patch_size
+            if self.data.image_size % patch:
+                size = self.data.image_size
+                yield f"model.patch_size: {patch} does not divide data.image_size {size}; change one of them"
+
+    @check
+    def _names_of_all_classes(self) -> Iterator[str]:
+        if self.zero_shot and not isinstance(self.data, NamedDigits):
+            yield "zero_shot: this data has no classes; remove it"
+        elif self.zero_shot and len(self.zero_shot.class_names) != len(DIGIT_NAMES):
+            yield f"zero_shot.class_names: {len(self.zero_shot.class_names)} names for {len(DIGIT_NAMES)} classes"

@@ -1,0 +1,134 @@
+"""The towers of this folder, whose `forward` returns the vectors of a micro-batch and the scalars of the loss."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import normalize
+from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
+
+from largebatch.model.attention import freeze_key_biases
+
+from .config import Config, Images, ImageText, SharedText, Tower
+
+Encoded = dict[str, torch.Tensor]
+
+
+def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
+    """The towers with random weights; called with texts or images, or both, they return features."""
+    if isinstance(config.model, SharedText):
+        return _shared_text(config.model, 1 / config.loss.temperature)
+    section = config.model
+    data = config.data
+    assert isinstance(data, Images)
+    text = _settings(section.text) | {
+        "vocab_size": section.vocab_size,
+        "max_position_embeddings": config.text.max_tokens,
+        "bos_token_id": None,
+        "eos_token_id": section.end_of_text,
+        "pad_token_id": None,
+    }
+    image = _settings(section.image) | {
+        "image_size": data.image_size,
+        "patch_size": section.patch_size,
+        "num_channels": data.num_channels,
+    }
+    model: CLIPModel | SiglipModel
+    if section.architecture == "clip":
+        model = CLIPModel(CLIPConfig(text_config=text, vision_config=image, projection_dim=section.features))
+    else:
+        model = SiglipModel(SiglipConfig(text_config=text | {"projection_size": section.features}, vision_config=image))
+    freeze_key_biases(model)
+    loss = config.loss
+    scalars = {"logit_scale": -math.log(loss.temperature)} | (
+        {"logit_bias": loss.bias} if hasattr(model, "logit_bias") else {}
+    )
+    model.config.scalar_parameters = [name for name in scalars if getattr(model, name).ndim == 0]
+    for name, value in scalars.items():
+        # Of shape (1,), as sharded strategies need it; exported as a scalar, as `from_pretrained` does.
+        parameter = nn.Parameter(torch.empty(1), requires_grad=loss.learned or name == "logit_bias")
+        parameter._no_weight_decay = True  # type: ignore[attr-defined]
+        setattr(model, name, parameter)
+        nn.init.constant_(getattr(model, name), value)
+    max_logit_scale = -math.log(loss.min_temperature)
+
+    def forward(pixel_values: torch.Tensor | None = None, input_ids: torch.Tensor | None = None, **_: Any) -> Encoded:
+        features = []
+        if pixel_values is not None:
+            features.append(model.get_image_features(pixel_values=pixel_values).pooler_output)
+        if input_ids is not None:
+            # What follows the end of a text is not masked: "clip" does not look at it, "siglip" is trained with it.
+            features.append(model.get_text_features(input_ids=input_ids.flatten(0, -2)).pooler_output)
+        scale = capped(model.logit_scale, max_logit_scale).exp().squeeze()
+        encoded = {"features": normalize(torch.stack(features, dim=1).to(scale.dtype), dim=-1), "scale": scale}
+        return encoded | ({"bias": model.logit_bias.squeeze()} if "logit_bias" in scalars else {})
+
+    model.forward = forward
+    return model
+
+
+def _shared_text(section: SharedText, scale: float) -> BertModel:
+    model = BertModel(
+        BertConfig(
+            **_settings(section),
+            vocab_size=section.vocab_size,
+            max_position_embeddings=section.max_positions,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            pad_token_id=None,
+        ),
+        add_pooling_layer=False,
+    )
+    freeze_key_biases(model)
+    read = model.forward
+
+    def forward(input_ids: torch.Tensor, mask: torch.Tensor) -> Encoded:
+        flat = mask.flatten(0, -2)
+        states = read(input_ids=input_ids.flatten(0, -2), attention_mask=flat).last_hidden_state
+        # The sum and the mean of vectors have the same direction.
+        vectors = (states.to(torch.get_default_dtype()) * flat.unsqueeze(-1)).sum(dim=1)
+        features = normalize(vectors, dim=-1).view(*mask.shape[:-1], -1)
+        return {"features": features, "scale": features.new_full((), scale)}
+
+    model.forward = forward
+    return model
+
+
+def _settings(tower: Tower | Any) -> dict[str, int]:
+    return {
+        "hidden_size": tower.hidden_size,
+        "num_hidden_layers": tower.num_layers,
+        "num_attention_heads": tower.num_heads,
+        "intermediate_size": 4 * tower.hidden_size,
+    }
+
+
+def capped(parameter: torch.Tensor, limit: float) -> torch.Tensor:
+    """The smaller of a parameter and a limit; beyond the limit, only a gradient that leads back passes."""
+    value: torch.Tensor = _Capped.apply(parameter, limit)  # type: ignore[no-untyped-call]
+    return value
+
+
+class _Capped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, limit: float) -> torch.Tensor:
+        ctx.save_for_backward(parameter > limit)
+        return parameter.clamp(max=limit)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (is_beyond,) = ctx.saved_tensors
+        return torch.where(is_beyond, gradient.clamp(min=0), gradient), None
+
+
+def example_batch(config: Config) -> dict[str, torch.Tensor]:
+    """A micro-batch of the arguments with which training calls the model."""
+    count = config.batch.micro_batch_size
+    num_texts = config.vectors_per_sample - isinstance(config.model, ImageText)
+    tokens = torch.zeros(count, num_texts, config.text.max_tokens, dtype=torch.int64)
+    batch = {"input_ids": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool)}
+    if isinstance(config.data, Images):
+        side = config.data.image_size
+        batch["pixel_values"] = torch.zeros(count, config.data.num_channels, side, side)
+    return batch

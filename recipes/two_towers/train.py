@@ -1,0 +1,96 @@
+"""Contrastive learning of two towers, of images and texts or of texts alone, at any batch size.
+
+clip_digits.json      a small CLIP on scikit-learn's digits and their names: a laptop's CPU, two minutes
+embed_pydoc.json      a small text embedder on the Python reference's headings and paragraphs: a laptop's CPU
+
+    accelerate launch --config_file recipes/accelerate_configs/ddp.yaml recipes/two_towers/train.py \
+        --config recipes/two_towers/clip_digits.json
+"""
+
+from largebatch.task_folders import load_package
+
+__package__ = load_package(__file__)  # so that a script can import the modules of its folder (PEP 366)
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.functional import normalize
+
+from largebatch.data.images import normalize_pixels
+from largebatch.data.source import Batch
+from largebatch.model.coupled_losses import info_nce, sigmoid_loss
+from largebatch.optim import build_optimizer
+from largebatch.run import CoupledLoss, Run, RunOptions, Value, from_command_line
+
+from .config import Config, Images, ZeroShot
+from .data import Prompts, sources
+from .model import build_model
+
+LOSSES: dict[str, CoupledLoss] = {
+    "clip": info_nce,
+    "one_way": partial(info_nce, both_ways=False),
+    "sigmoid": sigmoid_loss,
+}
+RANKS = (1, 10)
+
+
+def main(config: Config, options: RunOptions) -> None:
+    run = Run(config, options)
+    train_set, eval_set = run.load(sources)
+
+    model: nn.Module = run.build(build_model)
+    optimizer = build_optimizer(model, run.plan)
+    model, optimizer = run.prepare(model, optimizer)
+
+    def encode(batch: Batch) -> dict[str, torch.Tensor]:
+        """The vectors of each pair, of length 1 and shape (batch, vectors, size), and what the loss needs besides."""
+        inputs = {"input_ids": batch["input_ids"], "mask": batch["mask"]}
+        if isinstance(config.data, Images):
+            inputs["pixel_values"] = normalize_pixels(batch["pixel_values"], config.data, run.dtype)
+        encoded: dict[str, torch.Tensor] = model(**inputs)
+        return encoded | ({"ids": batch["ids"]} if config.loss.duplicates == "left_out" else {})
+
+    def class_vectors(zero_shot: ZeroShot) -> torch.Tensor:
+        """The mean of each class's name over the templates, of length 1, shape (classes, size)."""
+        prompts = Prompts(config, zero_shot)
+        rows = run.rows(prompts, len(prompts), lambda batch: {"name": model(**batch)["features"][:, 0]})
+        return normalize(rows["name"].view(len(zero_shot.class_names), -1, config.model.features).mean(dim=1), dim=-1)
+
+    def evaluate() -> None:
+        """Measure how often the other one of a pair is among the nearest of all evaluation pairs, both ways, and how
+        often an image is nearest to the name of its class."""
+
+        def row(batch: Batch) -> dict[str, torch.Tensor]:
+            return {"features": encode(batch)["features"][:, :2], "ids": batch["ids"][:, :2]}
+
+        everything = run.rows(eval_set, config.evaluation.samples_of(len(eval_set)), row)
+        classes = None if config.zero_shot is None else class_vectors(config.zero_shot)
+
+        def evaluate_batch(batch: Batch) -> dict[str, Value]:
+            own = row(batch)
+            found: dict[str, Value] = {}
+            for name, this, other in (("recall", 0, 1), ("reverse_recall", 1, 0)):
+                nearest = (own["features"][:, this] @ everything["features"][:, other].T).topk(max(RANKS)).indices
+                # Another pair with the same text is as right.
+                is_right = (everything["ids"][nearest] == own["ids"].unsqueeze(1)).any(dim=2)
+                found |= {f"{name}@{rank}": is_right[:, :rank].any(dim=1).float() for rank in RANKS}
+            if classes is not None:
+                best = (own["features"][:, 0] @ classes.T).argmax(dim=1)
+                found["zero_shot_accuracy"] = (best == batch["labels"]).float()
+            return found
+
+        run.evaluate(eval_set, evaluate_batch)
+
+    for step in run.steps(train_set):
+        # The loss compares each pair with all others of the global batch: one call for all micro-batches.
+        step.couple(encode, LOSSES[config.loss.name])
+        run.update(step)
+        if run.should_evaluate:
+            evaluate()
+    run.finish()
+
+
+if __name__ == "__main__":
+    with from_command_line(Config) as (config, options):
+        main(config, options)

@@ -1,0 +1,148 @@
+"""A loss that couples the whole global batch, exact for every division into micro-batches and processes.
+
+Such a loss compares each sample with all others, so it is not a sum over micro-batches. Its gradient is one, by the
+chain rule: with g, the loss's gradient with respect to the features, it is that of (features * g).sum() (Gao et al.
+2021, "GradCache", arXiv 2101.06983). So the features of the global batch are gathered once. Each process computes the
+losses of an equal share of the samples against all of them, in tiles of a few rows with their gradient, so that no
+matrix of all pairs exists. A reduce-scatter sums the shares of g, and leaves each process the rows of its own samples.
+
+With one micro-batch per process, the graph of its features is kept for the backward pass. With several, a first pass
+without gradients computes the features, and a second one, with the same randomness, those of one micro-batch at a time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from largebatch.backend.base import Backend
+from largebatch.data.source import Batch
+from largebatch.errors import UserError
+from largebatch.plan.contract import PAIRS_PER_TILE
+
+Encoded = Mapping[str, torch.Tensor]
+"""By name: one row per sample, or a scalar that is trained, such as a temperature."""
+Encode = Callable[[Batch], Encoded]
+CoupledLoss = Callable[[slice, Encoded], torch.Tensor]
+"""Maps a range of samples, and what all samples of the global batch are encoded as, to the losses of the former."""
+
+# Relative differences between the features of both passes, or the losses of two tiles, that rounding may cause.
+ROUNDING = {"fp64": 1e-9, "fp32": 1e-2, "bf16": 5e-2}
+
+
+class CoupledBatch:
+    """The loss of one step's global batch, and its gradient with respect to what this process encodes.
+
+    Args:
+        backend: The prepared backend.
+        size: Samples of the global batch.
+        mine: What `encode` returned for each of this process's micro-batches.
+        loss: See `Step.couple`.
+    """
+
+    def __init__(self, backend: Backend, size: int, mine: Sequence[Encoded], loss: CoupledLoss):
+        self._plan = backend.plan
+        self._rank = backend.rank
+        self._size = size
+        self._mine = [{name: values.detach() for name, values in each.items()} for each in mine]
+        self._largest_difference = torch.zeros((), device=backend.device)
+        rows = [{name: values for name, values in each.items() if values.ndim} for each in self._mine]
+        if not backend.has_checked_features:
+            backend.check_rows(rows, "step.couple")
+        # Passes that do not contribute (see `order.MicroBatch`) are beyond the end of the global batch.
+        everything = backend.gather_rows(rows, size)
+        everything |= {name: values.clone() for name, values in self._mine[0].items() if not values.ndim}
+        trained = {name: values.requires_grad_() for name, values in everything.items() if values.is_floating_point()}
+        start = size * backend.rank // backend.world_size
+        stop = size * (backend.rank + 1) // backend.world_size
+        tile = max(1, PAIRS_PER_TILE // size)
+        if not backend.has_checked_features:
+            with backend.raise_on_all_ranks():
+                rounding = ROUNDING[self._plan.precision]
+                _check_size(trained, self._plan.coupled_features)
+                _check(loss, slice(start, min(start + tile, stop)), everything, backend.unwrapped_model, rounding)
+            backend.has_checked_features = True
+        self.loss_sum = torch.zeros((), dtype=next(iter(trained.values())).dtype, device=backend.device)
+        """This process's share of the sum of all samples' losses."""
+        for first in range(start, stop, tile):
+            with torch.enable_grad():
+                losses = loss(slice(first, min(first + tile, stop)), everything).sum()
+            torch.autograd.backward(losses, inputs=list(trained.values()))
+            self.loss_sum += losses.detach()
+        # A loss that is not finite must show even if its gradient is finite.
+        factor = torch.where(torch.isfinite(self.loss_sum), 1.0, torch.nan)
+        self._gradients = {}
+        for name, values in trained.items():
+            share = torch.zeros_like(values) if values.grad is None else values.grad
+            self._gradients[name] = backend.sum_rows(share * factor, len(mine))
+
+    def surrogate(self, micro_step: int, encoded: Encoded) -> torch.Tensor:
+        """A scalar whose gradient is the loss's through what `encode` returned for a micro-batch."""
+        slot = micro_step * self._plan.world_size + self._rank
+        # There are no rows beyond the end of the global batch.
+        count = min(max(self._size - slot * self._plan.micro_batch_size, 0), self._plan.micro_batch_size)
+        parts = []
+        for name, gradient in self._gradients.items():
+            values = encoded[name]
+            first = self._mine[micro_step][name]
+            difference = (values.detach() - first).norm() / first.norm()
+            self._largest_difference = torch.maximum(self._largest_difference, difference)
+            if values.ndim:
+                parts.append((values[:count] * gradient[micro_step][:count]).sum())
+            else:
+                # Each sample of the global batch adds its part.
+                parts.append(values * gradient * (count / self._size))
+        return torch.stack(parts).sum()
+
+    def passes_agree(self) -> bool:
+        """Whether both passes had the same features, up to rounding; waits for the device."""
+        return not float(self._largest_difference) > ROUNDING[self._plan.precision]
+
+
+def _check_size(trained: Encoded, planned: int) -> None:
+    numbers = sum(values[0].numel() for values in trained.values() if values.ndim)
+    if numbers != planned:
+        raise UserError(
+            f"step.couple: `encode` returns {numbers} numbers per sample, but the plan counts {planned}; correct "
+            "coupled_features of Config in config.py"
+        )
+
+
+def _check(loss: CoupledLoss, rows: slice, everything: Encoded, model: nn.Module, rounding: float) -> None:
+    """Raise UserError unless these samples' losses compare them with all samples, and depend on nothing else."""
+    count = rows.stop - rows.start
+    if not count:
+        return
+    part = slice(rows.start, rows.start + (count + 1) // 2)
+    with torch.enable_grad():
+        both = loss(rows, everything).detach()
+        losses = loss(part, everything)
+    if both.shape != (count,) or losses.shape != (part.stop - part.start,):
+        raise UserError(
+            f"step.couple: for {count} samples the loss has shape {tuple(both.shape)}; return the loss of each sample "
+            "in `rows`, without a sum or mean over them"
+        )
+    if not torch.allclose(both[: len(losses)], losses, rtol=rounding, atol=rounding, equal_nan=True):
+        raise UserError(
+            "step.couple: the losses of samples change with the range of samples that is asked for, which is "
+            "arbitrary; compare the samples in `rows` with all samples, not only with each other"
+        )
+    names = [name for name, values in everything.items() if values.requires_grad]
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not losses.requires_grad:
+        raise UserError("step.couple: the loss does not depend on what `encode` returns, so nothing would be trained")
+    wanted = [*(everything[name] for name in names), *parameters.values()]
+    gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    for name, gradient in zip(parameters, gradients[len(names) :], strict=True):
+        if gradient is not None:
+            raise UserError(
+                f"step.couple: the loss depends on the parameter {name} itself, which would get no gradient; return "
+                "it from the model's forward pass, and from `encode` as a scalar"
+            )
+    of_rows = [gradient for name, gradient in zip(names, gradients, strict=False) if everything[name].ndim]
+    others = [part_of for each in of_rows if each is not None for part_of in (each[: part.start], each[part.stop :])]
+    if losses.sum() > rounding and not any(each.any() for each in others):
+        raise UserError(
+            "step.couple: the loss has no gradient for the samples that it compares its own with, so a part of the "
+            "gradient would be missing; do not detach them"
+        )

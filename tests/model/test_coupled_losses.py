@@ -1,0 +1,96 @@
+"""Losses of some samples against all, in tiles, against plain loops over all pairs."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from largebatch.model.coupled_losses import info_nce, nt_xent, sigmoid_loss
+
+NUM_SAMPLES = 7
+SCALE = 3.0
+BIAS = -1.5
+# Samples 1 and 4 have the same second vector, 0 and 3 the same first one; sample 2's hard negative is 5's second one.
+IDS = torch.tensor([[20, 0, 10], [21, 1, 11], [22, 2, 5], [20, 3, 13], [24, 1, 14], [25, 5, 15], [26, 6, 16]])
+
+
+def of_nt_xent(features):
+    """Chen et al. 2020, equation 1, view by view."""
+    views = [tuple(view.tolist()) for sample in features for view in sample]
+    losses = []
+    for number, view in enumerate(views):
+        terms = [math.exp(SCALE * dot(view, other)) for other in views]
+        losses.append(-math.log(terms[number ^ 1] / (sum(terms) - terms[number])))
+    return [(losses[2 * n] + losses[2 * n + 1]) / 2 for n in range(NUM_SAMPLES)]
+
+
+def of_info_nce(features, both_ways, ids):
+    rows = features.tolist()
+
+    def is_same(n, m, k):
+        if ids is None or (n == m and k == 1):
+            return False
+        of_n, of_m = ids[n].tolist(), ids[m].tolist()
+        return of_n[1] == of_m[k] or (k == 1 and of_n[0] == of_m[0])
+
+    losses = []
+    for n, (first, second, *_) in enumerate(rows):
+        there = {
+            (m, k): math.exp(SCALE * dot(first, rows[m][k]))
+            for m in range(NUM_SAMPLES)
+            for k in range(1, features.shape[1])
+            if not is_same(n, m, k)
+        }
+        loss = -math.log(there[n, 1] / sum(there.values()))
+        if both_ways:
+            back = {m: math.exp(SCALE * dot(second, rows[m][0])) for m in range(NUM_SAMPLES) if not is_same(n, m, 1)}
+            loss = (loss - math.log(back[n] / sum(back.values()))) / 2
+        losses.append(loss)
+    return losses
+
+
+def of_sigmoid(features):
+    rows = features.tolist()
+    return [
+        -sum(
+            math.log(1 / (1 + math.exp((1 if n != m else -1) * (SCALE * dot(rows[n][0], rows[m][1]) + BIAS))))
+            for m in range(NUM_SAMPLES)
+        )
+        for n in range(NUM_SAMPLES)
+    ]
+
+
+def dot(first, second):
+    return sum(a * b for a, b in zip(first, second, strict=True))
+
+
+def encoded(num_vectors, ids=None):
+    generator = torch.Generator().manual_seed(num_vectors)
+    features = torch.randn(NUM_SAMPLES, num_vectors, 4, dtype=torch.float64, generator=generator)
+    result = {"features": normalize(features, dim=-1)}
+    result |= {"scale": torch.tensor(SCALE, dtype=torch.float64), "bias": torch.tensor(BIAS, dtype=torch.float64)}
+    return result if ids is None else {**result, "ids": ids}
+
+
+@pytest.mark.parametrize(
+    ("loss", "everything", "expected"),
+    [
+        (nt_xent, encoded(2), of_nt_xent),
+        (info_nce, encoded(2), lambda features: of_info_nce(features, True, None)),
+        (info_nce, encoded(4), lambda features: of_info_nce(features, True, None)),
+        (info_nce, encoded(3, IDS), lambda features: of_info_nce(features, True, IDS)),
+        (
+            lambda rows, everything: info_nce(rows, everything, both_ways=False),
+            encoded(3, IDS),
+            lambda features: of_info_nce(features, False, IDS),
+        ),
+        (sigmoid_loss, encoded(2), of_sigmoid),
+    ],
+)
+@pytest.mark.parametrize("tile", [1, 3, 7])
+def test_losses_in_tiles(loss, everything, expected, tile):
+    losses = [loss(slice(start, min(start + tile, NUM_SAMPLES)), everything) for start in range(0, NUM_SAMPLES, tile)]
+    torch.testing.assert_close(
+        torch.cat(losses), torch.tensor(expected(everything["features"]), dtype=torch.float64), rtol=1e-12, atol=0
+    )

@@ -1,0 +1,250 @@
+"""Two towers against plain loops that compute the matrix of all pairs at once, and what is refused."""
+
+import json
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch.nn.functional import cross_entropy
+
+import tasks
+from jobs import run_job, train_in_job
+from largebatch.config import load_config
+from largebatch.errors import ConfigError, DataError
+from largebatch.model.building import SeededWeights, build_without_weights
+from largebatch.storage.files import read_json_lines
+from paths import CLIP_DIGITS, EMBED_PYDOC
+from reference import global_batches, train_plainly
+from resuming import Interruption, assert_bit_for_bit, stop_and_resume
+from test_strategies import assert_same, recorded
+
+STEPS = 4
+TINY_TOWER = '{"hidden_size": 16, "num_layers": 1, "num_heads": 2}'
+# SGD, because Adam hides a factor that all gradients have.
+SGD = (
+    '--optimizer={"name": "sgd", "momentum": 0.9, "weight_decay": 0.01}',
+    "--learning_rate.warmup=null",
+    '--learning_rate.decay={"name": "constant"}',
+    "--learning_rate.base_lr=0.05",
+    "--learning_rate.scaling=none",
+    f"--train.stop_after_steps={STEPS}",
+    "--batch.global_batch_size=24",
+    "--batch.micro_batch_size=4",
+)
+CLIP = (
+    *SGD,
+    f"--model.image={TINY_TOWER}",
+    f"--model.text={TINY_TOWER}",
+    "--model.features=16",
+    "--evaluation.max_samples=30",
+)
+SIGLIP = (
+    *CLIP,
+    "--model.architecture=siglip",
+    '--loss={"name": "sigmoid", "temperature": 0.1, "learned": true, "bias": -10}',
+)
+FP64 = "--precision=fp64"
+
+
+def plain(recipe, words: tuple[str, ...], mean_loss) -> dict:
+    """The same training in plain PyTorch, the whole global batch at once."""
+    torch.set_default_dtype(torch.float64 if FP64 in words else torch.float32)
+    config = load_config(recipe, words)
+    model, draws = build_without_weights(partial(tasks.build_model(recipe), config))
+    weights = SeededWeights(model, draws, config.seed)
+    drawn = {name: weights.read(name, 0, each.numel()).view(each.shape) for name, each in model.named_parameters()}
+    model = tasks.build_model(recipe)(config)
+    model.load_state_dict(drawn, strict=False)
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    # Matrices and embeddings decay; neither norms and biases, nor the scalars.
+    groups = [
+        {"params": [each], "weight_decay": 0.01 if each.ndim > 1 or name.endswith("class_embedding") else 0.0}
+        for name, each in trained.items()
+    ]
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
+    source, _ = tasks.sources("two_towers")(config)
+    batches = global_batches(len(source), {0: 24}, not config.batch.drop_last, STEPS)
+    upcoming = iter(batches)
+
+    def loss_of(indices):
+        epoch, *_ = next(upcoming)
+        return mean_loss(config, model, source.fetch(indices, epoch))
+
+    return train_plainly(config, model, optimizer, loss_of, batches, [0.05] * STEPS)
+
+
+def of_images(config, model, batch):
+    """By the forward pass of `transformers` itself, which computes all logits."""
+    from largebatch.data.images import normalize_pixels
+
+    dtype = torch.get_default_dtype()
+    pixels = normalize_pixels(batch["pixel_values"], config.data, dtype)
+    is_sigmoid = config.loss.name == "sigmoid"
+    outputs = type(model).forward(model, batch["input_ids"].squeeze(1), pixels, return_loss=is_sigmoid)
+    if is_sigmoid:
+        return outputs.loss
+    logits = outputs.logits_per_image
+    same = batch["labels"][:, None] == batch["labels"]
+    logits = logits.masked_fill(same & ~torch.eye(len(same), dtype=torch.bool), -torch.inf)
+    targets = torch.arange(len(logits))
+    return (cross_entropy(logits, targets) + cross_entropy(logits.T, targets)) / 2
+
+
+def of_texts(config, model, batch):
+    features = model(input_ids=batch["input_ids"], mask=batch["mask"])["features"]
+    candidates = torch.cat([features[:, number] for number in range(1, features.shape[1])])
+    logits = features[:, 0] @ candidates.T / config.loss.temperature
+    # All texts differ.
+    return cross_entropy(logits, torch.arange(len(features)))
+
+
+@cache
+def reference(recipe, words: tuple[str, ...], mean_loss) -> dict:
+    (result,) = run_job(plain, recipe, words, mean_loss, strategy="single")
+    return result
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> tuple[str, ...]:
+    """Overrides for a file of queries with a passage and a hard negative each."""
+    file = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    rows = [
+        {"query": f"what is {n}?", "positive": f"{n} it is", "hard": f"not {n + 1}" * (n % 3 + 1)} for n in range(70)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {
+        "source": "texts",
+        "path": "json",
+        "data_files": {"train": str(file), "eval": str(file)},
+        "negative_columns": ["hard"],
+        "query_prefix": "query: ",
+        "num_train_samples": 70,
+        "num_eval_samples": 70,
+    }
+    words = (f"--data={json.dumps(data)}", "--model.hidden_size=16", "--model.num_layers=1", "--model.num_heads=2")
+    return (*SGD, *words, "--text.max_tokens=24")
+
+
+# --- every division of a global batch ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "micro_batch_size"),
+    [("ddp", 3, 4), ("fsdp", 2, 12), ("hsdp", 4, 3)],
+)
+@pytest.mark.parametrize("words", [CLIP, SIGLIP], ids=["clip", "siglip"])
+def test_images_and_texts(words, strategy, world_size, micro_batch_size, tmp_path):
+    words = (*words, FP64)
+    found = (*words, f"--batch.micro_batch_size={micro_batch_size}")
+    result = run_job(recorded, CLIP_DIGITS, tmp_path / "run", *found, strategy=strategy, world_size=world_size)[0]
+    expected = reference(CLIP_DIGITS, words, of_images)
+    assert_same(result, expected, STEPS, tolerance=1e-12)
+    scale = [weights["logit_scale"] for weights in expected["weights"]]
+    assert not np.array_equal(scale[0], scale[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_images_and_texts_in_fp32(strategy, tmp_path):
+    result = run_job(recorded, CLIP_DIGITS, tmp_path / "run", *CLIP, strategy=strategy)[0]
+    assert_same(result, reference(CLIP_DIGITS, CLIP, of_images), STEPS)
+
+
+@pytest.mark.slow
+def test_hard_negatives_and_a_smaller_last_batch(pairs, tmp_path):
+    """Of 70 pairs, 22 are left at the end of an epoch."""
+    words = (*pairs, FP64, "--batch.drop_last=false")
+    result = run_job(recorded, EMBED_PYDOC, tmp_path / "run", *words, strategy="fsdp", world_size=3)[0]
+    assert_same(result, reference(EMBED_PYDOC, words, of_texts), STEPS, tolerance=1e-12)
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_bit_for_bit(tmp_path):
+    words = (*CLIP, "--train.stop_after_steps=12", "--logging.every=1", "--logging.trackers=[]")
+    stop_and_resume(tmp_path, words, Interruption("signal", 0, 4), strategy="single", recipe=CLIP_DIGITS)
+    assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
+
+
+# --- what a run leaves ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "kind"), [(CLIP, "CLIPModel"), (SIGLIP, "SiglipModel")])
+def test_weights_load_with_from_pretrained(words, kind, tmp_path):
+    import transformers
+
+    train_in_job(CLIP_DIGITS, tmp_path / "run", *words, strategy="fsdp")
+    model, report = getattr(transformers, kind).from_pretrained(tmp_path / "run/model", output_loading_info=True)
+    assert not any(report.values())
+    # Its own shape, which is () in CLIP.
+    assert model.logit_scale.shape == getattr(transformers, kind)(model.config).logit_scale.shape
+    with safe_open(tmp_path / "run/model/model.safetensors", "pt") as files:
+        assert files.get_tensor("logit_scale") == model.logit_scale
+    # The metrics are those of the weights, by the other library's forward pass.
+    config = load_config(CLIP_DIGITS, words)
+    _, source = tasks.sources("two_towers")(config)
+    batch = source.fetch(np.arange(30), None)
+    from largebatch.data.images import normalize_pixels
+
+    with torch.no_grad():
+        logits = model.eval()(batch["input_ids"].squeeze(1), normalize_pixels(batch["pixel_values"], config.data))
+    (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
+    nearest = logits.logits_per_text.argmax(dim=1)
+    assert logged["reverse_recall@1"] == pytest.approx((batch["labels"][nearest] == batch["labels"]).double().mean())
+    # And they start another run.
+    train_in_job(
+        CLIP_DIGITS, tmp_path / "second", *words, f"--model.initial_weights={tmp_path / 'run/model'}", strategy="ddp"
+    )
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_texts_keep_their_end(pairs):
+    config = load_config(EMBED_PYDOC, (*pairs, "--text.max_tokens=12"))
+    source, _ = tasks.sources("two_towers")(config)
+    batch = source.fetch(np.array([3]), 0)
+    assert bytes(batch["input_ids"][0, 0].tolist()) == b"query: what\0"
+    assert bytes(batch["input_ids"][0, 1].tolist()) == b"3 it is\0\0\0\0\0"
+    assert batch["mask"][0].sum(dim=1).tolist() == [12, 8, 6]
+    assert len(set(batch["ids"][0].tolist())) == 3
+
+
+def test_an_empty_text_is_named(tmp_path, pairs):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"query": "a", "positive": "b"}\n{"query": "", "positive": "b"}\n')
+    data = {"source": "texts", "path": "json", "data_files": {"train": str(file), "eval": str(file)}}
+    data |= {"num_train_samples": 2, "num_eval_samples": 2}
+    words = (*pairs[1:], f"--data={json.dumps(data)}", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
+    with pytest.raises(DataError, match="row 1 of 'train' has no text in 'query'"):
+        tasks.sources("two_towers")(load_config(EMBED_PYDOC, words))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "message"),
+    [
+        (CLIP_DIGITS, ["--model.patch_size=5"], "model.patch_size: 5 does not divide data.image_size 16"),
+        (CLIP_DIGITS, ["--loss.name=sigmoid"], 'loss.name: "sigmoid" and model.architecture "siglip" go together'),
+        (CLIP_DIGITS, ["--loss.bias=-10"], 'loss.bias: only "sigmoid" has one'),
+        (CLIP_DIGITS, ["--loss.temperature=0.001"], "loss.temperature: 0.001 is below min_temperature"),
+        (CLIP_DIGITS, ['--zero_shot.class_names=["zero"]'], "zero_shot.class_names: 1 names for 10 classes"),
+        (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
+        (EMBED_PYDOC, ["--text.max_tokens=4096"], "text.max_tokens: 4096 is more than model.max_positions"),
+    ],
+)
+def test_refused(recipe, words, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe, words)
+    assert message in str(caught.value)
+
+
+def test_another_end_of_text():
+    config = load_config(CLIP_DIGITS, ["--model.end_of_text=1"])
+    with pytest.raises(DataError, match=r"model\.end_of_text: 1, but texts of 'bytes' end with 0"):
+        tasks.sources("two_towers")(config)
