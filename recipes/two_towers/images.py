@@ -76,7 +76,7 @@ def _usable(rows: Rows, config: CaptionedImages, preparation: Preparation) -> Pa
         # Pillow decodes without Python's lock.
         with ThreadPool(preparation.workers_for(config) or 1) as pool:
             unusable = [*chain(*pool.imap(source.unusable, range(0, len(rows), ROWS_AT_ONCE)))]
-        if len(unusable) == len(rows):
+        if len(rows) == len(unusable) > 0:
             # Tell why.
             source.pair(0, None)
         keep(path, np.delete(source.pairs.places, unusable))
@@ -135,9 +135,9 @@ class CaptionedImageSource:
         for index in range(start, min(start + ROWS_AT_ONCE, len(self))):
             try:
                 self.pair(index, None)
-            except DataError:
+            except DataError as error:
                 if self.config.on_invalid == "refuse":
-                    raise
+                    raise DataError(f'{error}; or leave such pairs out: data.on_invalid "skip"') from error
                 found.append(index)
         return found
 
@@ -147,8 +147,8 @@ class CaptionedImageSource:
         (encoded,) = row[self.config.image_column]
         (caption,) = row[self.config.caption_column]
         if not isinstance(caption, str) or not caption.strip() or caption != caption.encode(errors="ignore").decode():
-            name = self.config.caption_column
-            raise DataError(f"sample {index} has no {name!r} in UTF-8, in {encoded['path']}; write one, or remove it")
+            where = f"{self.config.caption_column!r} in UTF-8, in {encoded['path'] or 'the data'}"
+            raise DataError(f"sample {index} has no {where}; write one, or remove it")
         crop = decode(encoded, index, partial(self._crop, index=index, epoch=epoch), self.config.max_pixels)
         return crop.pixels, caption
 
