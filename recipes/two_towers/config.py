@@ -6,11 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from largebatch.config import RecipeConfig, check
-from largebatch.config.data import Data, DigitsData, HubOrLocal
+from largebatch.config.data import Data, DigitsData, EncodedImages, HubOrLocal, Mixable
 from largebatch.config.models import LargeModel, Transformer
 from largebatch.config.sections import NonNegativeInt, PositiveFloat, Section, Size
 from largebatch.system.repositories import RepositoryKind
 
+MAX_PIXELS = 2**30 // 4 // 3
+"""Above this, Pillow warns of a file that may be a decompression bomb (`PIL.Image.MAX_IMAGE_PIXELS`)."""
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -18,7 +20,28 @@ class NamedDigits(DigitsData):
     """Handwritten digits with their names in words, such as "a photo of the number seven"."""
 
 
-Images = NamedDigits
+class CaptionedImages(Mixable, EncodedImages):
+    """Images with their captions, in WebDataset's tars (`"path": "webdataset"`, `"image_column": "jpg;png;webp"`,
+    `"caption_column": "txt"`) or through Hugging Face `datasets`: Parquet, or CSV and JSON with the paths of images,
+    which are relative to the folder that the job starts in."""
+
+    caption_column: str = "caption"
+    """Column with the captions; in tars the ending of the files that hold them, such as "txt"."""
+    train_augmentation: Literal["random_crop", "none"] = "random_crop"
+    """Augmentation of training images. "random_crop": a random crop of 90 to 100 % of the area with an aspect ratio of
+    3/4 to 4/3, as in open_clip. "none": the center crop of the evaluation, whose side is the image's shorter side."""
+    max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] = MAX_PIXELS
+    """The most pixels that an image may have; larger ones are not used, because decoding them takes long and much
+    memory."""
+    on_invalid: Literal["refuse", "skip"] = "refuse"
+    """How to treat samples without a caption, or with an image that is missing, damaged or too large: a run prints how
+    many there are, and either does not start or skips them. With "skip", an image that is damaged later is replaced by
+    another sample, the same one in each run with this seed, with a warning."""
+
+    per_source_fields: ClassVar[tuple[str, ...]] = ("image_column", "caption_column", "on_invalid")
+
+
+Images = NamedDigits | CaptionedImages
 
 
 class Headings(Data):
@@ -29,7 +52,7 @@ class Headings(Data):
     source: Literal["pydoc"]
 
 
-class TextPairs(HubOrLocal):
+class TextPairs(Mixable):
     """Pairs of texts through Hugging Face `datasets`: a query, the passage that answers it, and hard negatives."""
 
     source: Literal["texts"]  # type: ignore[assignment]
@@ -43,6 +66,8 @@ class TextPairs(HubOrLocal):
     """What every query begins with, such as "query: "."""
     passage_prefix: str = ""
     """What every passage begins with, such as "passage: "."""
+
+    per_source_fields: ClassVar[tuple[str, ...]] = ("query_column", "passage_column")
 
 
 class Text(Section):
@@ -130,7 +155,7 @@ class ZeroShot(Section):
 class Config(RecipeConfig):
     """Contrastive learning of two towers."""
 
-    data: Annotated[NamedDigits | Headings | TextPairs, Field(discriminator="source")]
+    data: Annotated[NamedDigits | CaptionedImages | Headings | TextPairs, Field(discriminator="source")]
     text: Text
     model: Annotated[ImageText | SharedText, Field(discriminator="architecture")]
     loss: Loss

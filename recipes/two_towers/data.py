@@ -7,6 +7,7 @@ is the same.
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,19 @@ import xxhash
 
 from largebatch.data.hub import Use, open_splits
 from largebatch.data.images import TensorImages, digits
+from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 
-from .config import DIGIT_NAMES, Config, ImageText, NamedDigits, TextPairs, ZeroShot
+from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, ImageText, NamedDigits, TextPairs, ZeroShot
+from .images import open_captioned
 
 TEMPLATES = ("{}", "the digit {}", "a photo of the number {}", "a handwritten {}")
 UNDERLINE = re.compile(r"([*=\-~^])\1{2,}")
 SHORTEST = 80  # characters of a paragraph that a heading is to be found by
-EVAL_EVERY = 5
 
 
 def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
@@ -40,22 +42,35 @@ def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, Sam
     if isinstance(data, NamedDigits):
         train, held_out = digits(data)
         return DigitPairs(train, texts, config.seed), DigitPairs(held_out, texts, None)
-    if isinstance(data, TextPairs):
-        columns = [data.query_column, data.passage_column, *data.negative_columns]
-        fields = ["query_column", "passage_column", *["negative_columns"] * len(data.negative_columns)]
-        uses = {column: Use(field) for column, field in zip(columns, fields, strict=True)}
-        prefixes = [data.query_prefix, *[data.passage_prefix] * (len(columns) - 1)]
-        splits = zip(open_splits(data, preparation, uses), (data.train_split, data.eval_split), strict=True)
-        train_rows, eval_rows = (_checked(rows.select_columns(columns), split) for rows, split in splits)
-        return TextPairSource(train_rows, texts, prefixes), TextPairSource(eval_rows, texts, prefixes)
+    if isinstance(data, Headings):
+        return _headings(data, texts)
+    return open_mixed(data, config.seed, partial(_open, texts, preparation))
+
+
+def _open(
+    texts: "Texts", preparation: Preparation, data: CaptionedImages | TextPairs, seed: int
+) -> tuple[SampleSource, SampleSource]:
+    if isinstance(data, CaptionedImages):
+        train_images, eval_images = open_captioned(data, preparation, texts.of_images, seed)
+        return train_images, eval_images
+    columns = [data.query_column, data.passage_column, *data.negative_columns]
+    fields = ["query_column", "passage_column", *["negative_columns"] * len(data.negative_columns)]
+    uses = {column: Use(field) for column, field in zip(columns, fields, strict=True)}
+    prefixes = [data.query_prefix, *[data.passage_prefix] * (len(columns) - 1)]
+    splits = zip(open_splits(data, preparation, uses), (data.train_split, data.eval_split), strict=True)
+    train, evaluation = (_checked(rows.select_columns(columns), split) for rows, split in splits)
+    return TextPairSource(train, texts, prefixes), TextPairSource(evaluation, texts, prefixes)
+
+
+def _headings(data: Headings, texts: "Texts") -> tuple[SampleSource, SampleSource]:
+    """Evaluation has evenly spaced pairs."""
     pairs = [{"query": heading, "passage": paragraph} for heading, paragraph in headings()]
     wanted = data.num_train_samples + data.num_eval_samples
     if len(pairs) < wanted:
         raise DataError(f"data.num_train_samples: the reference has {len(pairs)} pairs, not {wanted}; write fewer")
-    chosen = np.linspace(0, wanted - 1, data.num_eval_samples).round().astype(int)
-    evaluated = set(chosen.tolist())
-    train_pairs = [pair for number, pair in enumerate(pairs[:wanted]) if number not in evaluated]
-    return TextPairSource(train_pairs, texts), TextPairSource([pairs[number] for number in chosen], texts)
+    chosen = np.linspace(0, wanted - 1, data.num_eval_samples).round().astype(int).tolist()
+    rest = sorted({*range(wanted)} - {*chosen})
+    return TextPairSource([pairs[n] for n in rest], texts), TextPairSource([pairs[n] for n in chosen], texts)
 
 
 class Texts:
@@ -82,6 +97,11 @@ class Texts:
             mask[number, : len(whole) + 1] = True
         return {"input_ids": tokens, "mask": mask}
 
+    def of_images(self, captions: Sequence[str], kinds: Sequence[object] | None = None) -> Batch:
+        """The captions of some images, with the ids of the pairs: equal for equal captions, or for equal `kinds`."""
+        encoded = {name: values.unsqueeze(1) for name, values in self.encode(captions).items()}
+        return {**encoded, "ids": torch.tensor([[_id(kind)] * 2 for kind in kinds or captions])}
+
 
 class DigitPairs:
     """Images of digits with their names; for training, in the words of a template that is drawn in every epoch."""
@@ -105,9 +125,8 @@ class DigitPairs:
             TEMPLATES[number % len(TEMPLATES)].format(DIGIT_NAMES[label])
             for number, label in zip(drawn, labels.tolist(), strict=True)
         ]
-        encoded = {name: values.unsqueeze(1) for name, values in self.texts.encode(texts).items()}
-        # All texts about a digit are the same; no two images are.
-        return {**batch, **encoded, "ids": torch.stack([torch.from_numpy(indices), labels], dim=1)}
+        # All texts about a digit say the same.
+        return {**batch, **self.texts.of_images(texts, labels.tolist())}
 
     def weight(self, batch: Batch) -> int:
         return len(batch["labels"])
@@ -136,12 +155,16 @@ class TextPairSource:
             for index in indices.tolist()
         ]
         encoded = self.texts.encode([text for row in rows for text in row])
-        ids = [[xxhash.xxh3_64_intdigest(text.encode()) - 2**63 for text in row] for row in rows]
+        ids = [[_id(text) for text in row] for row in rows]
         batch = {name: values.view(len(rows), -1, values.shape[1]) for name, values in encoded.items()}
         return {**batch, "ids": torch.tensor(ids)}
 
     def weight(self, batch: Batch) -> int:
         return len(batch["ids"])
+
+
+def _id(what: object) -> int:
+    return xxhash.xxh3_64_intdigest(str(what).encode()) - 2**63
 
 
 def _checked(rows: Any, split: str) -> Any:

@@ -78,8 +78,8 @@ def test_crops_that_do_not_fit_are_drawn_again_ten_times():
     image = gradient_image(40, 400)
     too_wide = [1.0, np.log(4 / 3)] * 10
     crop, _ = inception_crop(image, 40, Dealt(*too_wide, 0.5))
-    # The largest centered square: rows 180 to 219 of 400.
-    assert crop[1, [0, -1], 0].tolist() == pytest.approx([255 * 180 / 399, 255 * 219 / 399], abs=1)
+    # The largest centered box whose height is at most 4/3 of its width: rows 173 to 225 of 400.
+    assert crop[1, [0, -1], 0].tolist() == pytest.approx([255 * 173 / 399, 255 * 225 / 399], abs=1)
 
 
 @pytest.mark.parametrize(("size", "scale", "on_average", "at_most"), [(96, 4, 0.5, 4), (64, 8, 2, 12)])

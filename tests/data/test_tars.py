@@ -9,7 +9,7 @@ import pytest
 
 import tasks
 from largebatch.config import load_config
-from largebatch.data import tars
+from largebatch.data import preparation, tars
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.errors import DataError
 from paths import CIFAR
@@ -18,7 +18,7 @@ from pictures import png
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(tars, "HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(preparation, "HF_HOME", str(tmp_path / "cache"))
 
 
 def write(path, numbers, mode="w", without=()):
@@ -55,6 +55,7 @@ def config_of(folder, *words):
             "--data.train_augmentation=none",
             "--data.num_train_samples=7",
             "--data.num_eval_samples=2",
+            "--data.num_workers=0",
             '--batch={"global_batch_size": 4, "micro_batch_size": 2}',
             *words,
         ],

@@ -1,5 +1,6 @@
 """The data sections that tasks share: one typed section per kind of data set."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -16,27 +17,45 @@ from largebatch.config.sections import (
     Section,
     Size,
 )
-from largebatch.errors import ConfigError
+from largebatch.errors import ConfigError, UserError
 from largebatch.system.repositories import RepositoryKind
 
 FORMATS = ("parquet", "arrow", "json", "csv", "text", "imagefolder", "webdataset")
 """Of local files: `datasets` has others, such as "pandas", whose files are code."""
 Patterns = str | Annotated[list[str], Field(min_length=1)]
-"""A path or glob, or several."""
+"""A path or glob, or several, with ranges of numbers as in "{00000..00041}.tar"."""
+MAX_SHARDS = 10**6  # of a pattern
+SHARDS = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", re.DOTALL)
 
 
 def listed(patterns: str | list[str]) -> list[str]:
-    """Several paths or globs, even if only one is given."""
-    return [patterns] if isinstance(patterns, str) else patterns
+    """Several paths or globs, even if only one is given; "{008..011}" in them stands for 008, 009, 010 and 011.
+
+    Raises:
+        UserError: These are not the first and the last of some numbers.
+    """
+    if not isinstance(patterns, str):
+        return [path for pattern in patterns for path in listed(pattern)]
+    match = SHARDS.fullmatch(patterns)
+    if match is None:
+        return [patterns]
+    before, first, last, after = match.groups()
+    numbers = [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)[:MAX_SHARDS]]
+    if numbers[-1:] != [last]:
+        raise UserError(
+            f"{{{first}..{last}}} in {patterns!r} is not a range of at most {MAX_SHARDS:,} numbers; write the lowest "
+            "and the highest as in the names of the files, such as {00000..00041}"
+        )
+    return listed([before + number + after for number in numbers])
 
 
 class DataFiles(Section):
     """Local files for the splits "train" and "validation", for data that is not laid out as a dataset repository."""
 
     train: Patterns
-    """Path or glob of the training files, or a list of them."""
+    """Path or glob of the training files, or a list of them; {000..041} in a path stands for 42 numbers."""
     eval: Patterns
-    """Path or glob of the evaluation files, or a list of them."""
+    """Path or glob of the evaluation files, or a list of them, in the same notation."""
 
     @property
     def by_split(self) -> dict[str, list[str]]:
@@ -244,28 +263,33 @@ class DigitsData(Data):
     num_channels: ClassVar[int] = 1
 
 
-class HubImages(HubOrLocal):
-    """Labeled images, opened with Hugging Face `datasets`."""
+class EncodedImages(HubOrLocal):
+    """Encoded images, each with a label or a text, in tars or opened with Hugging Face `datasets`."""
 
     image_column: str = "image"
     """Column with the encoded images; in tars (`"path": "webdataset"`), the ending of their names, such as "jpg", or
     several: "jpg;png"."""
-    label_column: str = "label"
-    """Column with the class indices; in tars the ending of the files that hold them, such as "cls"."""
-    num_classes: Size
-    """Number of classes."""
     image_size: Size
     """Side in pixels of the crops that the model sees."""
-    train_augmentation: Literal["inception_crop", "padded_crop", "none"]
-    """Augmentation of training images. "inception_crop": a random crop of 8 to 100 % of the area with an aspect ratio
-    of 3/4 to 4/3, and a random flip (Szegedy et al. 2015, as in Goyal et al. 2017, 5.1). "padded_crop", for small
-    images: a random crop of the image padded with black by an eighth of its side (4 of 32 pixels), and a random flip
-    (He et al. 2016, 4.2). "none": the center crop of the evaluation."""
     mean: tuple[Fraction, Fraction, Fraction]
     """Mean of each color over the training set, on a scale from 0 to 1."""
     std: tuple[PositiveFraction, PositiveFraction, PositiveFraction]
     """Standard deviation of each color, on the same scale."""
     num_channels: ClassVar[int] = 3
+
+
+class HubImages(EncodedImages):
+    """Labeled images, opened with Hugging Face `datasets`."""
+
+    label_column: str = "label"
+    """Column with the class indices; in tars the ending of the files that hold them, such as "cls"."""
+    num_classes: Size
+    """Number of classes."""
+    train_augmentation: Literal["inception_crop", "padded_crop", "none"]
+    """Augmentation of training images. "inception_crop": a random crop of 8 to 100 % of the area with an aspect ratio
+    of 3/4 to 4/3, and a random flip (Szegedy et al. 2015, as in Goyal et al. 2017, 5.1). "padded_crop", for small
+    images: a random crop of the image padded with black by an eighth of its side (4 of 32 pixels), and a random flip
+    (He et al. 2016, 4.2). "none": the center crop of the evaluation."""
 
 
 class TextData(Data):

@@ -22,13 +22,13 @@ class Crop(NamedTuple):
     mirrored: bool = False
 
 
-def center_crop(image: Image.Image, size: int) -> Pixels:
-    """The central square of an image, `EVALUATION_CROP` of its shorter side, resized to shape (3, size, size).
+def center_crop(image: Image.Image, size: int, part: float = EVALUATION_CROP) -> Pixels:
+    """The central square of an image, `part` of its shorter side, resized to shape (3, size, size).
 
     If the shorter side is already `size`, as with CIFAR, the square is the whole of it.
     """
     shorter = min(image.size)
-    side = shorter if shorter == size else shorter * EVALUATION_CROP
+    side = shorter if shorter == size else shorter * part
     left = (image.width - side) / 2
     top = (image.height - side) / 2
     return crop_box(image, (left, top, left + side, top + side), size)
@@ -58,7 +58,7 @@ def padded_crop(image: Image.Image, size: int, random: np.random.Generator) -> C
 def random_box(image: Image.Image, min_area: float, random: np.random.Generator) -> Box:
     """A random box of at least `min_area` of an image's area with an aspect ratio between 3/4 and 4/3.
 
-    After ten boxes that do not fit, it falls back to the largest centered square.
+    After ten boxes that do not fit, it falls back to the largest centered box of such a ratio, as torchvision does.
     """
     for _ in range(10):
         area = image.width * image.height * random.uniform(min_area, 1.0)
@@ -69,10 +69,11 @@ def random_box(image: Image.Image, min_area: float, random: np.random.Generator)
             left = int(random.integers(image.width - width + 1))
             top = int(random.integers(image.height - height + 1))
             return left, top, left + width, top + height
-    side = min(image.size)
-    left = (image.width - side) // 2
-    top = (image.height - side) // 2
-    return left, top, left + side, top + side
+    width = min(image.width, round(image.height * 4 / 3))
+    height = min(image.height, round(image.width * 4 / 3))
+    left = (image.width - width) // 2
+    top = (image.height - height) // 2
+    return left, top, left + width, top + height
 
 
 def crop_box(image: Image.Image, box: Box, size: int) -> Pixels:

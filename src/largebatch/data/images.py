@@ -1,8 +1,9 @@
 """Labeled images: scikit-learn's digits, or any image data set through `datasets`."""
 
 import io
-from collections.abc import Sequence
-from functools import cache
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from largebatch.config.data import DigitsData, HubImages, names_in
+from largebatch.config.data import DigitsData, EncodedImages, HubImages, names_in
 from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
 from largebatch.data.hub import column, open_splits
 from largebatch.data.order import Indices, derive_seed
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import datasets
 
 Rows: TypeAlias = "datasets.Dataset | TarRows"
-"""Rows with encoded images and labels, by their indices."""
+"""Rows with encoded images and their labels or texts, by their indices."""
 # Pillow would start Ghostscript for an EPS, whatever the file is named.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 LAYOUT = (
@@ -38,10 +39,10 @@ RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
 
 
 def normalize_pixels(
-    pixels: torch.Tensor, data: DigitsData | HubImages, dtype: torch.dtype = torch.float32
+    pixels: torch.Tensor, data: DigitsData | EncodedImages, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """uint8 pixels as floats, normalized by the data set's mean and standard deviation of each color."""
-    mean, std = (data.mean, data.std) if isinstance(data, HubImages) else (DIGITS_MEAN, DIGITS_STD)
+    mean, std = (DIGITS_MEAN, DIGITS_STD) if isinstance(data, DigitsData) else (data.mean, data.std)
     return (pixels.to(dtype) - _of_255(mean, dtype, pixels.device)) / _of_255(std, dtype, pixels.device)
 
 
@@ -99,12 +100,9 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
     Raises:
         DataError: As `open_splits`; or a column has another type, or a sample lacks its image or its class.
     """
-    splits = (config.train_split, config.eval_split)
     if config.path == "webdataset" and config.data_files:
-        if splits != ("train", "validation"):
-            raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
         tars = TarRows(config, "train", preparation), TarRows(config, "validation", preparation)
-        for rows, split in zip(tars, splits, strict=True):
+        for rows, split in zip(tars, ("train", "validation"), strict=True):
             _check_labels(rows.labels, config, split)
         return tars
     train, evaluation = open_splits(config, preparation)
@@ -113,6 +111,21 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
         shown = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:MAX_CLASSES_SHOWN]))
         print(f"classes: {shown}{', …' if len(classes) > MAX_CLASSES_SHOWN else ''}")
     return _rows_of(train, config, config.train_split), _rows_of(evaluation, config, config.eval_split)
+
+
+def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset":
+    """The data set, with the images of a column as encoded; DataError if it has something else."""
+    import datasets
+
+    kind = dataset.features.arrow_schema.field(name).type
+    # Lists of pixels are refused, because nothing says which value is white.
+    if str(kind).removeprefix("large_").partition("<")[0] not in ("struct", "binary", "string"):
+        raise DataError(
+            f"data.image_column: the column {name!r} has {kind}; write the bytes or the paths of image files"
+        )
+    if not isinstance(dataset.features[name], datasets.Image):
+        dataset = dataset.cast_column(name, datasets.Image())
+    return dataset.cast_column(name, datasets.Image(decode=False))
 
 
 def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "datasets.Dataset":
@@ -125,22 +138,13 @@ def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "dat
     images = column(dataset, config.image_column, "image_column")
     labels = column(dataset, config.label_column, "label_column")
     dataset = dataset.select_columns([images, labels])
-    schema = dataset.features.arrow_schema
-    image_type = schema.field(images).type
-    label_type = schema.field(labels).type
-    # Lists of pixels are refused, because nothing says which value is white.
-    if str(image_type).removeprefix("large_").partition("<")[0] not in ("struct", "binary", "string"):
-        raise DataError(
-            f"data.image_column: the column {images!r} has {image_type}; write the bytes or the paths of image files"
-        )
+    label_type = dataset.features.arrow_schema.field(labels).type
     if not (types.is_integer(label_type) or types.is_floating(label_type) or types.is_boolean(label_type)):
         raise DataError(
             f"data.label_column: the column {labels!r} has {label_type}; write one class for each image, as a whole "
             f"number from 0 to {config.num_classes - 1}"
         )
-    if not isinstance(dataset.features[images], datasets.Image):
-        dataset = dataset.cast_column(images, datasets.Image())
-    dataset = dataset.cast_column(images, datasets.Image(decode=False))
+    dataset = encoded_images(dataset, images)
     table = dataset.with_format("arrow")[:]
     # Null becomes NaN.
     _check_labels(table[labels].cast(float64(), safe=False).to_numpy(), config, split)
@@ -208,8 +212,8 @@ class HubImageSource:
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
         rows = self.dataset[indices]
         crops = [
-            self._crop(encoded, int(index), epoch)
-            for encoded, index in zip(rows[self.config.image_column], indices, strict=True)
+            decode(encoded, index, partial(self.crop, index=index, epoch=epoch))
+            for encoded, index in zip(rows[self.config.image_column], indices.tolist(), strict=True)
         ]
         labels = torch.tensor(rows[self.config.label_column], dtype=torch.int64)
         batch = {"pixel_values": torch.from_numpy(np.stack([crop.pixels for crop in crops])), "labels": labels}
@@ -220,26 +224,44 @@ class HubImageSource:
     def weight(self, batch: Batch) -> int:
         return len(batch["labels"])
 
-    def _crop(self, encoded: dict[str, bytes | str | None], index: int, epoch: int | None) -> Crop:
-        data = encoded["bytes"]
-        try:
-            file = io.BytesIO(data) if isinstance(data, bytes) else str(encoded["path"])
-            image = opaque(Image.open(file, formats=FORMATS))
-            return self.crop(image, index, epoch)
-        # Pillow raises SyntaxError for a PNG that is damaged in the middle.
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            if is_transient(error):
-                raise
-            file_name = encoded["path"]
-            where = f", in {file_name[-MAX_NAME:]}" if isinstance(file_name, str) else ""
-            raise DataError(
-                f"the image of sample {index} cannot be decoded: {reason_of(error)}{where}; replace or remove it, and "
-                "if the column is text, write paths of files"
-            ) from error
-
     def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
         """The model's view of sample `index`; `epoch` is None for evaluation."""
         if self.augmentation_seed is None or epoch is None:
             return Crop(center_crop(image, self.config.image_size))
         random = np.random.default_rng(derive_seed(self.augmentation_seed, "augmentation", epoch, index))
         return RANDOM_CROPS[self.config.train_augmentation](image, self.config.image_size, random)
+
+
+def decode(
+    encoded: dict[str, bytes | str | None],
+    index: int,
+    take: Callable[[Image.Image], Crop],
+    max_pixels: int = sys.maxsize,
+) -> Crop:
+    """A crop of an image as a viewer shows it.
+
+    Args:
+        encoded: The "bytes" of its file, or its "path".
+        index: The number of its sample, for errors.
+        take: Takes the crop from the image; a JPEG may still be decoded at a smaller scale.
+        max_pixels: The most pixels that it may have; a larger one is not decoded.
+
+    Raises:
+        DataError: It cannot be decoded.
+    """
+    data = encoded["bytes"]
+    try:
+        image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else str(encoded["path"]), formats=FORMATS)
+        if image.width * image.height > max_pixels:
+            raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than {max_pixels:,}")
+        return take(opaque(image))
+    # Pillow raises SyntaxError for a PNG that is damaged in the middle.
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        if is_transient(error):
+            raise
+        file_name = encoded["path"]
+        where = f", in {file_name[-MAX_NAME:]}" if isinstance(file_name, str) else ""
+        raise DataError(
+            f"the image of sample {index} cannot be decoded: {reason_of(error)}{where}; replace or remove it, and "
+            "if the column is text, write paths of files"
+        ) from error

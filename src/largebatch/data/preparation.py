@@ -1,16 +1,20 @@
 """Limits on preparing data: `largebatch prepare` prepares anything; a training job, whose GPUs would wait, only up to
 1 GiB."""
 
+import io
 import shutil
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from huggingface_hub.constants import HF_HOME
+from numpy.typing import NDArray
 
 from largebatch.config.data import HubOrLocal
 from largebatch.errors import DataError, file_errors
+from largebatch.storage.files import replace_file
 
 MAX_BYTES_IN_A_JOB = 2**30
 
@@ -70,3 +74,17 @@ class NotPrepared(DataError):
 def write_errors(folder: Path) -> AbstractContextManager[None]:
     """Raise OSErrors of the block as errors that name a folder of prepared data, as `file_errors` does."""
     return file_errors(f"{folder} cannot be written", "set HF_HOME to another folder")
+
+
+def kept_path(name: str) -> Path:
+    """The file for an array that was made from data, of which the name has a fingerprint."""
+    return Path(HF_HOME) / "largebatch" / f"{name}.npy"
+
+
+def keep(path: Path, array: NDArray[np.int64]) -> None:
+    """Write an array, for every later start; whenever the process stops, the file is whole or absent."""
+    content = io.BytesIO()
+    np.save(content, array)
+    with write_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content.getvalue())

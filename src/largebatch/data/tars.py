@@ -1,36 +1,42 @@
-"""Labeled images in tar files, as WebDataset writes them, read where they lie by an index that is made once.
+"""Images in tar files with their labels or texts, as WebDataset writes them, read where they lie by an index that is
+made once.
 
 Members whose names are the same up to the first dot of the last part are a sample: `n01/17.jpg` and `n01/17.cls`. The
-index says where each sample's image lies, and its label; it is in HF_HOME/largebatch. (`webdataset` reads in order; its
+index says where each sample's image lies, and its label or where its text lies. (`webdataset` reads in order; its
 `wids`, which it has not had since 1.0, read the headers of a whole tar wherever a process opened it.)
 """
 
-import io
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from io import FileIO
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
-from huggingface_hub.constants import HF_HOME
 from numpy.typing import NDArray
 
-from largebatch.config.data import HubImages
+from largebatch.config.data import EncodedImages
 from largebatch.data.hub import found_files
 from largebatch.data.order import Indices
-from largebatch.data.preparation import Preparation, write_errors
-from largebatch.data.token_stream import mapped
+from largebatch.data.preparation import Preparation, keep, kept_path
+from largebatch.data.token_stream import MAX_MAPS
 from largebatch.errors import DataError
-from largebatch.storage.files import replace_file
+from largebatch.system.parent_process import end_with_parent
 
 Index = NDArray[np.int64]
-"""A row for each sample: the number of its tar, the image's first byte there, its size in bytes, and the label."""
+"""A row for each sample: the number of its tar, the image's first byte there and its size in bytes; and the text's
+first byte and size, or the label and 0."""
 
 REMEDIES = {
     "image_column": 'write other endings, as in "jpg;jpeg;png"',
     "label_column": "write each image's class, as a whole number, into a file of its own, such as 17.cls beside 17.jpg",
 }
+_opened = lru_cache(maxsize=MAX_MAPS)(FileIO)
 MAX_DIGITS = 18
 """Of a label, which is an int64."""
 MAX_PADDING = 2**24  # bytes of zeros after the end; tar writes records of 10,240 bytes, or of a size that is given
@@ -43,39 +49,51 @@ class TarRows:
         config: The recipe's section; its columns are the endings of the members' names.
         split: "train" or "validation".
         preparation: Who makes the index.
+        text_field: The section's field for texts, such as "caption_column"; None if images have labels instead. A
+            text that is not there is empty, and bytes that are not UTF-8 are Python's surrogate escapes.
 
     Raises:
         DataError: A file is no tar without compression, or a sample lacks its image or its label.
         NotPrepared: The index is not there, and may not be made here.
     """
 
-    def __init__(self, config: HubImages, split: str, preparation: Preparation):
-        self._config = config
-        self._files = found_files(config)[split]
-        states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in self._files]
-        key = xxhash.xxh3_64_hexdigest(repr([states, config.image_column, config.label_column]).encode())
-        path = Path(HF_HOME) / "largebatch" / f"tars_{split}_{key}.npy"
+    def __init__(
+        self,
+        config: EncodedImages,
+        split: str,
+        preparation: Preparation,
+        text_field: str | None = None,
+    ):
+        if (config.train_split, config.eval_split) != ("train", "validation"):
+            raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
+        self._columns = {field: getattr(config, field) for field in ("image_column", text_field or "label_column")}
+        self._has_texts = text_field is not None
+        files = found_files(config)[split]
+        states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        # The name that `datasets` has for what tells the rows of two data sets apart.
+        self._fingerprint = xxhash.xxh3_64_hexdigest(repr([states, self._columns]).encode())
+        path = kept_path(f"tars_{split}_{self._fingerprint}")
         if not path.is_file():
             preparation.check(config, sum(size for _, size, _ in states))
-            self._write(path)
+            with ProcessPoolExecutor(
+                preparation.workers_for(config) or 1, get_context("fork"), end_with_parent
+            ) as pool:
+                keep(path, np.concatenate([*pool.map(self._rows, range(len(files)), files)]))
+        self._files = files
         try:
             self._index: Index = np.load(path, mmap_mode="r")
-            is_whole = self._index.dtype == np.int64 and self._index.shape[1:] == (4,)
+            is_whole = self._index.dtype == np.int64 and self._index.shape[1:] == (5,)
         except (ValueError, EOFError):
             is_whole = False
         if not is_whole:
             raise DataError(f"{path} is damaged; remove it, and prepare the data again")
         self.labels = self._index[:, 3]
 
-    def _write(self, path: Path) -> None:
-        rows = [row for number, file in enumerate(self._files) for row in self._samples(number, file)]
-        content = io.BytesIO()
-        np.save(content, np.array(rows, np.int64).reshape(-1, 4))
-        with write_errors(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content.getvalue())
+    def _rows(self, number: int, file: Path) -> Index:
+        rows = [(number, *places) for places in self._samples(file)]
+        return np.array(rows, np.int64).reshape(-1, 5)
 
-    def _samples(self, number: int, file: Path) -> Iterator[tuple[int, int, int, int]]:
+    def _samples(self, file: Path) -> Iterator[tuple[int, ...]]:
         try:
             # Random access needs a tar without compression.
             with tarfile.open(file, "r:") as tar:
@@ -95,16 +113,9 @@ class TarRows:
                         members[ending] = member
                 _check_end(file, tar.offset)
                 for name, members in samples.items():
-                    image = self._member(file, name, members, "image_column")
-                    label = self._member(file, name, members, "label_column")
-                    opened = tar.extractfile(label)
-                    assert opened is not None
-                    digits = opened.read(MAX_DIGITS + 1)
-                    if len(digits) > MAX_DIGITS or not digits.strip().isdigit():
-                        raise DataError(
-                            f"data.label_column: {label.name!r} in {file} has {digits!r}; {REMEDIES['label_column']}"
-                        )
-                    yield number, image.offset_data, image.size, int(digits)
+                    image, other = (self._member(file, name, members, field) for field in self._columns)
+                    last = (other.offset_data, other.size) if self._has_texts else (_label(file, other), 0)
+                    yield image.offset_data, image.size, *last
         except DataError:
             raise
         # A damaged header may ask for any amount of memory, or lead to itself.
@@ -116,12 +127,14 @@ class TarRows:
             ) from error
 
     def _member(self, file: Path, name: str, members: dict[str, tarfile.TarInfo], field: str) -> tarfile.TarInfo:
-        endings = getattr(self._config, field).split(";")
+        endings = self._columns[field].split(";")
         found = [member for ending, member in members.items() if ending in endings]
+        if self._has_texts and field != "image_column" and not found:
+            return tarfile.TarInfo()
         if len(found) != 1:
             raise DataError(
                 f"data.{field}: the sample {name!r} in {file} has {', '.join([*members][:9])}, and must have exactly "
-                f"one of {', '.join(endings)}; {REMEDIES[field]}"
+                f"one of {', '.join(endings)}; {REMEDIES.get(field, 'write other endings')}"
             )
         return found[0]
 
@@ -129,16 +142,26 @@ class TarRows:
         return len(self._index)
 
     def __getitem__(self, indices: Indices) -> dict[str, Sequence[Any]]:
-        rows = self._index[indices].tolist()
         images = []
-        for number, start, size, _ in rows:
+        others: list[int | str] = []
+        for number, start, size, *other in self._index[indices].tolist():
             file = self._files[number]
-            image = mapped(file, "u1")[start : start + size].tobytes()
-            images.append({"bytes": image, "path": f"{file} at byte {start:,}"})
-        return {
-            self._config.image_column: images,
-            self._config.label_column: [label for *_, label in rows],
-        }
+            images.append({"bytes": _bytes(file, start, size), "path": f"{file} at byte {start:,}"})
+            others.append(_bytes(file, *other).decode(errors="surrogateescape") if self._has_texts else other[0])
+        return dict(zip(self._columns.values(), (images, others), strict=True))
+
+
+def _label(file: Path, member: tarfile.TarInfo) -> int:
+    digits = _bytes(file, member.offset_data, min(member.size, MAX_DIGITS + 1))
+    if len(digits) > MAX_DIGITS or not digits.strip().isdigit():
+        raise DataError(f"data.label_column: {member.name!r} in {file} has {digits!r}; {REMEDIES['label_column']}")
+    return int(digits)
+
+
+def _bytes(file: Path, start: int, size: int) -> bytes:
+    """Some bytes of a file; fewer if it has been cut off, where reading a map would end the process."""
+    opened = _opened(file)
+    return os.pread(opened.fileno(), size, start)
 
 
 def _check_end(file: Path, end: int) -> None:

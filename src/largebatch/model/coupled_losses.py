@@ -46,13 +46,10 @@ def info_nce(rows: slice, everything: Mapping[str, torch.Tensor], both_ways: boo
         found = scaled[:, way] @ others.T
         return found if without is None else found.masked_fill(without, -torch.inf)
 
-    there = torch.cat(
-        [
-            similarities(0, features[:, 1], left_out),
-            similarities(0, features[:, 2:].flatten(0, 1), negatives_left_out),
-        ],
-        dim=1,
-    )
+    there = similarities(0, features[:, 1], left_out)
+    if features.shape[1] > 2:
+        negatives = similarities(0, features[:, 2:].flatten(0, 1), negatives_left_out)
+        there = torch.cat([there, negatives], dim=1)
     losses = cross_entropy(there, numbers, reduction="none")
     if not both_ways:
         return losses

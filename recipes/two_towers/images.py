@@ -1,0 +1,160 @@
+"""Images with their captions: which of the data can be used, and batches of them.
+
+A pair can be used if it has a caption, and an image that can be decoded and is not too large. All are tried once, by
+`largebatch prepare` or by a start with little data, and HF_HOME/largebatch keeps the places of those that can be used.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from multiprocessing.pool import ThreadPool
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from datasets.fingerprint import Hasher
+from PIL import Image
+
+from largebatch.data.crops import Crop, Pixels, center_crop, crop_box, random_box
+from largebatch.data.hub import Use, open_splits
+from largebatch.data.images import Rows, decode, encoded_images
+from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation, keep, kept_path
+from largebatch.data.source import Batch
+from largebatch.data.tars import TarRows
+from largebatch.errors import DataError
+from largebatch.words import printable
+
+from .config import CaptionedImages
+
+BYTES_OF_AN_IMAGE = 50_000  # about
+MAX_REPLACEMENTS = 10  # that are tried for one pair
+MIN_AREA = 0.9
+ROWS_AT_ONCE = 100
+
+
+class Pairs(NamedTuple):
+    """The pairs of a data set that can be used."""
+
+    rows: Rows
+    """All pairs."""
+    places: Indices
+    """The rows of those that can be used, in their order."""
+
+    @property
+    def remark(self) -> str | None:
+        """How many cannot be used, if there are such."""
+        number = len(self.rows) - len(self.places)
+        return f"{number:,} of {len(self.rows):,} pairs cannot be used: skipped" if number else None
+
+
+def open_captioned(config: CaptionedImages, preparation: Preparation) -> list[Pairs]:
+    """The pairs for training and those for evaluation.
+
+    Raises:
+        DataError: The data cannot be opened; or a pair that may not be skipped cannot be used, or none can.
+        NotPrepared: The pairs have not been tried yet, and may not be here.
+    """
+    splits: list[Rows]
+    if config.path == "webdataset" and config.data_files:
+        splits = [TarRows(config, split, preparation, "caption_column") for split in ("train", "validation")]
+    else:
+        uses = {config.image_column: Use("image_column"), config.caption_column: Use("caption_column")}
+        datasets = open_splits(config, preparation, uses)
+        splits = [encoded_images(dataset.select_columns([*uses]), config.image_column) for dataset in datasets]
+    return [_usable(rows, config, preparation) for rows in splits]
+
+
+def _usable(rows: Rows, config: CaptionedImages, preparation: Preparation) -> Pairs:
+    key = Hasher.hash([rows._fingerprint, config.max_pixels, config.on_invalid])
+    path = kept_path(f"usable_{key}")
+    if not path.is_file():
+        preparation.check(config, len(rows) * BYTES_OF_AN_IMAGE)
+        source = CaptionedImageSource(Pairs(rows, np.arange(len(rows))), config, lambda _: {}, 0)
+        # Pillow decodes without Python's lock.
+        with ThreadPool(preparation.workers_for(config) or 1) as pool:
+            unusable = [*chain(*pool.imap(source.unusable, range(0, len(rows), ROWS_AT_ONCE)))]
+        if len(rows) == len(unusable) > 0:
+            # Tell why.
+            source.pair(0, None)
+        keep(path, np.delete(source.pairs.places, unusable))
+    pairs = Pairs(rows, np.load(path, mmap_mode="r"))
+    if preparation.allowed == "everything" and pairs.remark:
+        print(pairs.remark)
+    return pairs
+
+
+@dataclass
+class CaptionedImageSource:
+    """Images, decoded, cropped and resized when they are fetched, with their captions.
+
+    A pair that cannot be used any more, but may be skipped, is replaced by one that depends only on the seed and the
+    index; warnings count them.
+    """
+
+    pairs: Pairs
+    config: CaptionedImages
+    encode: Callable[[list[str]], Batch]
+    """Turns captions into tensors by name, whose first dimension is that of the captions."""
+    seed: int
+    """Of crops and replacements."""
+    num_replaced: int = 0
+
+    @property
+    def remark(self) -> str | None:
+        """How many pairs are skipped."""
+        return self.pairs.remark
+
+    def __len__(self) -> int:
+        return len(self.pairs.places)
+
+    def fetch(self, indices: Indices, epoch: int | None) -> Batch:
+        """{"pixel_values": uint8 (batch, 3, image_size, image_size)}, and what `encode` returns of the captions."""
+        pixels, captions = zip(*(self._pair_or_another(index, epoch) for index in indices.tolist()), strict=True)
+        return {"pixel_values": torch.from_numpy(np.stack(pixels)), **self.encode([*captions])}
+
+    def weight(self, batch: Batch) -> int:
+        return len(batch["pixel_values"])
+
+    def _pair_or_another(self, index: int, epoch: int | None, attempt: int = 0) -> tuple[Pixels, str]:
+        chosen = derive_seed(self.seed, "replacement", index, attempt) % len(self) if attempt else index
+        try:
+            return self.pair(chosen, epoch)
+        except (DataError, FileNotFoundError) as error:
+            if self.config.on_invalid == "refuse" or attempt == MAX_REPLACEMENTS:
+                raise
+            self.num_replaced += 1
+            print(printable(f"warning: {error}; replaced, with {self.num_replaced} in all here"), file=sys.stderr)
+            return self._pair_or_another(index, epoch, attempt + 1)
+
+    def unusable(self, start: int) -> list[int]:
+        """Those of some indices whose pairs cannot be used; DataError if they may not be skipped."""
+        found = []
+        for index in range(start, min(start + ROWS_AT_ONCE, len(self))):
+            try:
+                self.pair(index, None)
+            except DataError as error:
+                if self.config.on_invalid == "refuse":
+                    raise DataError(f'{error}; or leave such pairs out: data.on_invalid "skip"') from error
+                found.append(index)
+        return found
+
+    def pair(self, index: int, epoch: int | None) -> tuple[Pixels, str]:
+        """A crop of an image and its caption; DataError if they cannot be used."""
+        row = self.pairs.rows[self.pairs.places[[index]]]
+        (encoded,) = row[self.config.image_column]
+        (caption,) = row[self.config.caption_column]
+        if not isinstance(caption, str) or not caption.strip() or caption != caption.encode(errors="ignore").decode():
+            where = f"{self.config.caption_column!r} in UTF-8, in {encoded['path'] or 'the data'}"
+            raise DataError(f"sample {index} has no {where}; write one, or remove it")
+        crop = decode(encoded, index, partial(self._crop, index=index, epoch=epoch), self.config.max_pixels)
+        return crop.pixels, caption
+
+    def _crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
+        size = self.config.image_size
+        if epoch is None or self.config.train_augmentation == "none":
+            return Crop(center_crop(image, size, part=1))
+        random = np.random.default_rng(derive_seed(self.seed, "augmentation", epoch, index))
+        return Crop(crop_box(image, random_box(image, MIN_AREA, random), size))
