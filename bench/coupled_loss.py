@@ -1,14 +1,6 @@
-"""Time and memory of a loss over the whole global batch: CLIP's on two processes, and encoding once or twice.
+"""Time and memory of a loss over the whole global batch, and what encoding twice costs.
 
-    .venv/bin/python bench/coupled_loss.py
-
-ours        `Step.couple`'s tiles: features gathered once, rows against all columns, gradients reduce-scattered
-local loss  open_clip's `--local-loss --gather-with-grad` by hand: b x B logits in both directions, for autograd
-whole       the whole matrix on each process, as in CLIP's pseudocode
-
-Two processes on two cores, a thread each, hold B / 2 samples of two vectors of 512 numbers in fp32. Each measurement is
-a job of its own. Memory is the peak resident set above the features and imports. The last comparison is a step of
-`clip_digits`, whose towers encode each sample once or twice.
+.venv/bin/python bench/coupled_loss.py
 """
 
 import argparse
@@ -32,6 +24,11 @@ REPEATS = 3
 STEPS = 20
 RECIPE = ROOT / "recipes/two_towers/clip_digits.json"
 MIB = 2**20
+ABOUT = """CLIP's loss and its gradient for the features of two processes on two cores, a thread each: B / 2 samples
+of two vectors of 512 numbers each, in fp32. `ours` is `Step.couple`'s tiles; `local loss` is open_clip's `--local-loss
+--gather-with-grad`, by hand: B / 2 x B logits in both directions; `whole` is the whole matrix on each process. Memory
+is the peak resident set above features and imports. Each measurement is a job of its own. The last comparison is a
+step of `clip_digits` in one process, whose towers encode each sample once or twice."""
 
 
 def ours(features) -> None:
@@ -58,11 +55,13 @@ def by_hand(features, is_local: bool) -> None:
     from torch.nn.functional import cross_entropy
 
     images, texts = (torch.cat(all_gather(features[:, number].contiguous())) for number in range(2))
-    size = len(features)
-    mine = slice(torch.distributed.get_rank() * size, None if not is_local else (torch.distributed.get_rank() + 1) * size)
-    rows = torch.arange(len(images))[mine] if is_local else torch.arange(len(images))
-    there = SCALE * (images[rows] if is_local else images) @ texts.T
-    back = SCALE * texts[rows] @ images.T if is_local else there.T
+    rows = torch.arange(len(images))
+    if is_local:
+        rows = rows.chunk(WORLD_SIZE)[torch.distributed.get_rank()]
+        there, back = (SCALE * mine[rows] @ others.T for mine, others in ((images, texts), (texts, images)))
+    else:
+        there = SCALE * images @ texts.T
+        back = there.T
     ((cross_entropy(there, rows) + cross_entropy(back, rows)) / 2).backward()
 
 
@@ -89,7 +88,9 @@ def run_alone(what: str) -> None:
             "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD_SIZE
         )
         torch.manual_seed(rank)
-        features = torch.nn.functional.normalize(torch.randn(int(size) // WORLD_SIZE, 2, WIDTH), dim=-1).requires_grad_()
+        features = torch.nn.functional.normalize(
+            torch.randn(int(size) // WORLD_SIZE, 2, WIDTH), dim=-1
+        ).requires_grad_()
         before = resident("VmRSS")
         seconds = []
         for _ in range(1 if unit == "MiB" else REPEATS):
@@ -150,7 +151,7 @@ def main() -> None:
     record = Record(
         program="coupled_loss",
         title="A loss over the whole global batch",
-        about=str(__doc__).partition("\n\nours ")[0].partition("\n\n")[0] + "\n\n```" + str(__doc__).partition("coupled_loss.py")[2] + "```",
+        about=ABOUT,
         settings={"rounds": options.rounds, "width": WIDTH, "processes": WORLD_SIZE},
         facts=take_facts(("torch",), None),
         comparisons=comparisons,
