@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from multiprocessing.pool import ThreadPool
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,23 +34,20 @@ MIN_AREA = 0.9
 ROWS_AT_ONCE = 100
 
 
-class Pairs(NamedTuple):
-    """The pairs of a data set that can be used."""
-
-    rows: Rows
-    """All pairs."""
-    places: Indices
-    """The rows of those that can be used, in their order."""
-
-    @property
-    def remark(self) -> str | None:
-        """How many cannot be used, if there are such."""
-        number = len(self.rows) - len(self.places)
-        return f"{number:,} of {len(self.rows):,} pairs cannot be used: skipped" if number else None
+Encode = Callable[[list[str]], Batch]
+"""Turns captions into tensors by name, whose first dimension is that of the captions."""
 
 
-def open_captioned(config: CaptionedImages, preparation: Preparation) -> list[Pairs]:
+def open_captioned(
+    config: CaptionedImages, preparation: Preparation, encode: Encode, seed: int
+) -> list["CaptionedImageSource"]:
     """The pairs for training and those for evaluation.
+
+    Args:
+        config: The section, without sources.
+        preparation: Who tries which pairs can be used.
+        encode: Encodes the captions of a batch.
+        seed: The seed of crops and replacements.
 
     Raises:
         DataError: The data cannot be opened; or a pair that may not be skipped cannot be used, or none can.
@@ -64,26 +60,29 @@ def open_captioned(config: CaptionedImages, preparation: Preparation) -> list[Pa
         uses = {config.image_column: Use("image_column"), config.caption_column: Use("caption_column")}
         datasets = open_splits(config, preparation, uses)
         splits = [encoded_images(dataset.select_columns([*uses]), config.image_column) for dataset in datasets]
-    return [_usable(rows, config, preparation) for rows in splits]
+    sources = [CaptionedImageSource(rows, np.arange(len(rows)), config, encode, seed) for rows in splits]
+    for source in sources:
+        _leave_out(source, preparation)
+    return sources
 
 
-def _usable(rows: Rows, config: CaptionedImages, preparation: Preparation) -> Pairs:
-    key = Hasher.hash([rows._fingerprint, config.max_pixels, config.on_invalid])
+def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None:
+    """Have the source leave out what cannot be used."""
+    config = source.config
+    key = Hasher.hash([source.rows._fingerprint, config.max_pixels, config.on_invalid])
     path = kept_path(f"usable_{key}")
     if not path.is_file():
-        preparation.check(config, len(rows) * BYTES_OF_AN_IMAGE)
-        source = CaptionedImageSource(Pairs(rows, np.arange(len(rows))), config, lambda _: {}, 0)
+        preparation.check(config, len(source) * BYTES_OF_AN_IMAGE)
         # Pillow decodes without Python's lock.
         with ThreadPool(preparation.workers_for(config) or 1) as pool:
-            unusable = [*chain(*pool.imap(source.unusable, range(0, len(rows), ROWS_AT_ONCE)))]
-        if len(rows) == len(unusable) > 0:
+            unusable = [*chain(*pool.imap(source.unusable, range(0, len(source), ROWS_AT_ONCE)))]
+        if len(source) == len(unusable) > 0:
             # Tell why.
             source.pair(0, None)
-        keep(path, np.delete(source.pairs.places, unusable))
-    pairs = Pairs(rows, np.load(path, mmap_mode="r"))
-    if preparation.allowed == "everything" and pairs.remark:
-        print(pairs.remark)
-    return pairs
+        keep(path, np.delete(source.places, unusable))
+    source.places = np.load(path, mmap_mode="r")
+    if preparation.allowed == "everything" and source.remark:
+        print(source.remark)
 
 
 @dataclass
@@ -94,21 +93,22 @@ class CaptionedImageSource:
     index; warnings count them.
     """
 
-    pairs: Pairs
+    rows: Rows
+    places: Indices
+    """The rows that can be used, in their order."""
     config: CaptionedImages
-    encode: Callable[[list[str]], Batch]
-    """Turns captions into tensors by name, whose first dimension is that of the captions."""
+    encode: Encode
     seed: int
-    """Of crops and replacements."""
     num_replaced: int = 0
 
     @property
     def remark(self) -> str | None:
-        """How many pairs are skipped."""
-        return self.pairs.remark
+        """How many pairs are left out, if there are such."""
+        number = len(self.rows) - len(self)
+        return f"{number:,} of {len(self.rows):,} pairs cannot be used: skipped" if number else None
 
     def __len__(self) -> int:
-        return len(self.pairs.places)
+        return len(self.places)
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
         """{"pixel_values": uint8 (batch, 3, image_size, image_size)}, and what `encode` returns of the captions."""
@@ -143,7 +143,7 @@ class CaptionedImageSource:
 
     def pair(self, index: int, epoch: int | None) -> tuple[Pixels, str]:
         """A crop of an image and its caption; DataError if they cannot be used."""
-        row = self.pairs.rows[self.pairs.places[[index]]]
+        row = self.rows[self.places[[index]]]
         (encoded,) = row[self.config.image_column]
         (caption,) = row[self.config.caption_column]
         if not isinstance(caption, str) or not caption.strip() or caption != caption.encode(errors="ignore").decode():

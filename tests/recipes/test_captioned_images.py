@@ -89,20 +89,18 @@ def encode(captions):
 
 
 def opened(config, seed=0, **how):
-    pairs = images.open_captioned(config, Preparation(**how))
-    return [images.CaptionedImageSource(each, config, encode, seed) for each in pairs]
+    return images.open_captioned(config, Preparation(**how), encode, seed)
 
 
 def test_pairs_are_the_members_that_tarfile_reads(shards, tmp_path):
     config = section(shards)
-    pairs, _ = images.open_captioned(config, Preparation())
+    train, _ = opened(config)
     expected = by_hand(sorted(tmp_path.glob("*.tar")))
     order = np.random.default_rng(0).permutation(NUMBER)
-    rows = pairs.rows[order]
+    rows = train.rows[order]
     assert [(image["bytes"], text) for image, text in zip(rows["jpg;png"], rows["txt"], strict=True)] == [
         expected[place] for place in order
     ]
-    train, _ = opened(config)
     batch = train.fetch(order[:9], None)
     assert batch["pixel_values"].shape == (9, 3, 16, 16)
     assert batch["pixel_values"].dtype == torch.uint8
@@ -341,9 +339,7 @@ def test_a_mixture_of_tars_and_a_table(shards, tmp_path):
     config = section(shards, sources=sources, **sizes)
 
     def open_one(data, seed):
-        return tuple(
-            images.CaptionedImageSource(each, data, encode, seed) for each in images.open_captioned(data, Preparation())
-        )
+        return images.open_captioned(data, Preparation(), encode, seed)
 
     _, evaluation = open_mixed(config, 0, open_one)
     batch = evaluation.fetch(np.array([NUMBER + 3, 5]), None)
