@@ -9,11 +9,12 @@ from largebatch.config import load_config
 from largebatch.estimate.comparison import Workload, _best, compare_strategies
 from largebatch.estimate.memory import MAX_FRACTION_OF_GPU, when_reduced
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
+from largebatch.estimate.step_time import Fabric, Hardware
 from largebatch.estimate.table import table
 from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.plan import resolve
 from largebatch.system.hardware import GIB
-from paths import PYDOC
+from paths import CLIP_B32, PYDOC
 
 # A block of 2^28 weights, one of as many, and the rest: 3 GiB of fp32 weights.
 BLOCK = 2**28
@@ -165,3 +166,26 @@ def test_of_equally_fast_strategies_the_one_that_sends_least_between_nodes_is_be
 
     assert _best({"ddp": option(1, 5), "fsdp": option(1.02, 4), "zero1": option(1.04, 3)}) == "fsdp"
     assert _best({"fsdp": option(1, 5), "ddp": option(1.02, 5)}) == "ddp"
+
+
+def test_a_loss_over_the_whole_batch():
+    """CLIP's batch of 32,768: 1,024 numbers a sample are gathered, and their gradient is reduced; by hand."""
+    config = load_config(CLIP_B32)
+    workload = Workload(MODEL, GIB, flops=(10**12, 2 * 10**12))
+    hardware = Hardware(1e14, 1e14, Fabric(8, 3e11, 2.5e10))
+    found = compare_strategies("clip", config, workload, [Strategy("ddp")], [64, 128], 80 * GIB, hardware)
+    twice, once = (column["strategies"]["ddp"] for column in found["world_sizes"])
+    features = 32768 * 1024 * 4
+    # A tile has 2^22 pairs of samples; 20 numbers of each.
+    assert once["transient_bytes_estimate"] == {
+        "features of the global batch": 3 * features,
+        "pairs of samples": 80 * 2**22,
+    }
+    assert once["total_bytes_estimate"] - once["model_state_bytes"]["total"] == GIB + 3 * features + 80 * 2**22
+    # With several micro-batches, none is held meanwhile, so that the peak is that of a micro-batch.
+    assert twice["total_bytes_estimate"] - twice["model_state_bytes"]["total"] == GIB
+    gradients = 2 * 3 * GIB * 127 // 128
+    assert once["sent_bytes_per_step"] == pytest.approx(gradients + 2 * features * 127 / 128, rel=1e-6)
+    # Four forward passes and two backward, or one of each, on 10^14 operations per second at an MFU of 0.5.
+    assert twice["step_seconds"]["least"] > (2 * 2 * 10**12 + 2 * 2 * 10**12) / 5e13
+    assert once["step_seconds"]["least"] < twice["step_seconds"]["least"] / 2
