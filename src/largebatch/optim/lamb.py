@@ -18,16 +18,6 @@ class Lamb(LayerwiseOptimizer):
     added to its denominator, and lambda is `weight_decay`.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-    ):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
     def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
         for tensor in tensors:
             state = self.state[tensor]

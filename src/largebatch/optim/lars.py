@@ -16,18 +16,6 @@ class Lars(LayerwiseOptimizer):
     multiply it in. Nesterov is not in the paper.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        trust_coefficient: float = 0.001,
-    ):
-        options = {"momentum": momentum, "nesterov": nesterov, "trust_coefficient": trust_coefficient}
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay} | options)
-
     def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
         decay = group["weight_decay"]
         eta = group["trust_coefficient"]

@@ -111,10 +111,15 @@ class LayerwiseOptimizer(Optimizer):
 
     A layer is a parameter. Those in groups with `"layerwise": False` are stepped element by element: their trust ratio
     is 1. Until `set_layer_parts` is called, each tensor counts as a whole layer.
+
+    Args:
+        params: Tensors, or parameter groups.
+        options: The learning rate, `lr`, and those of the optimizer's section in `config.optimizers`, for all groups
+            that do not have their own.
     """
 
-    def __init__(self, params: Any, defaults: dict[str, Any]):
-        super().__init__(params, defaults | {"layerwise": True})
+    def __init__(self, params: Any, **options: Any):
+        super().__init__(params, {"layerwise": True} | options)
         self._parts: Mapping[torch.Tensor, Sequence[LayerPart]] | None = None
         self._numbers: dict[str, int] = {}
         self._shapes: Mapping[str, Shape] = {}

@@ -25,22 +25,8 @@ class Muon(LayerwiseOptimizer):
     inputs. Momentum is torch's, an average; the plan has clipped gradients before it.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        scale: str = "adamw_rms",
-        coefficients: str = "jordan",
-        iterations: int = 5,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-    ):
-        options = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "scale": scale}
-        options |= {"coefficients": coefficients, "iterations": iterations, "betas": betas, "eps": eps}
-        super().__init__(params, options | {"inputs_first": False, "matrices": 1})
+    def __init__(self, params: Any, **options: Any):
+        super().__init__(params, inputs_first=False, matrices=1, **options)
         # Torch's own, which gets groups and states of this one to step.
         self._adamw = torch.optim.AdamW([torch.empty(0)], fused=True)
 
