@@ -139,20 +139,28 @@ class RecipeConfig(Section):
     # --- checks across the sections that all tasks have -----------------------------------------------------------
 
     @check
-    def _settings_that_do_something(self) -> Iterator[str]:
+    def _settings_that_go_together(self) -> Iterator[str]:
         rate = self.learning_rate
         faults = self.faults
+        sizes = [size for _, size in self.batch.sizes]
+        normalizes = self.model.uses_batch_norm
         if rate.warmup and rate.warmup.start == "base_lr" and rate.scaling == "none":
             yield 'learning_rate.warmup: it would end where it starts, because scaling is "none"; write start "zero"'
         if rate.reference_duration and getattr(self.optimizer, "weight_decay_scaling", "fixed") == "fixed":
             yield "learning_rate.reference_duration: only rules of weight_decay_scaling use it; write one, or remove it"
+        if isinstance(rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
+            yield 'learning_rate.decay: "batch_growth" needs a growing batch; write a list as batch.global_batch_size'
         if faults.max_bad_steps != Faults().max_bad_steps and faults.on_non_finite == "stop":
             yield 'faults.max_bad_steps: has no effect with on_non_finite "stop"; write "skip", or remove it'
-
-    @check
-    def _checkpoints_to_roll_back_to(self) -> Iterator[str]:
-        if self.faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
+        if faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
             yield 'checkpoint.every: faults.on_non_finite "roll_back" needs it; write one, such as {"steps": 100}'
+        if normalizes and not self.batch.drop_last:
+            yield "batch.drop_last: false changes the loss of a model with BatchNorm at the end of an epoch; write true"
+        if self.couples_the_batch and min(sizes) == 1:
+            yield "batch.global_batch_size: a single sample has no others to be compared with; write at least 2"
+        if self.logging.noise_scale is not None and (self.couples_the_batch or normalizes):
+            which = "a loss over the whole global batch" if self.couples_the_batch else "BatchNorm"
+            yield f"logging.noise_scale: {which} makes the gradients of samples depend on each other; write null"
 
     @check
     def _whole_micro_batches(self) -> Iterator[str]:
@@ -171,22 +179,6 @@ class RecipeConfig(Section):
                 return
 
     @check
-    def _batches_that_batch_norm_takes(self) -> Iterator[str]:
-        if not self.batch.drop_last and self.model.uses_batch_norm:
-            yield "batch.drop_last: false changes the loss of a model with BatchNorm at the end of an epoch; write true"
-
-    @check
-    def _others_in_the_batch(self) -> Iterator[str]:
-        if self.couples_the_batch and min(size for _, size in self.batch.sizes) == 1:
-            yield "batch.global_batch_size: a single sample has no others to be compared with; write at least 2"
-
-    @check
-    def _gradients_of_their_own(self) -> Iterator[str]:
-        if self.logging.noise_scale is not None and (self.couples_the_batch or self.model.uses_batch_norm):
-            which = "a loss over the whole global batch" if self.couples_the_batch else "BatchNorm"
-            yield f"logging.noise_scale: {which} makes the gradients of samples depend on each other; write null"
-
-    @check
     def _sums_over_the_sources(self) -> Iterator[str]:
         sections = self.data.sections() if isinstance(self.data, Mixable) else []
         for field in ("num_train_samples", "num_eval_samples") if sections else ():
@@ -194,12 +186,6 @@ class RecipeConfig(Section):
             total = sum(getattr(section, field) for section in sections)
             if given != total:
                 yield f"data.{field}: {given}, but the sources add up to {total}; write {total}"
-
-    @check
-    def _growth_instead_of_decay(self) -> Iterator[str]:
-        sizes = [size for _, size in self.batch.sizes]
-        if isinstance(self.learning_rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
-            yield 'learning_rate.decay: "batch_growth" needs a growing batch; write a list as batch.global_batch_size'
 
     @check
     def _shares_of_the_sources(self) -> Iterator[str]:
