@@ -120,7 +120,7 @@ RAMP = '[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 1}, "size": 64}
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_plan_is_read_back_as_it_was(recipe):
     config = load_config(recipe)
-    plan = resolve(config, world_size=config.batch.sizes[0][1] // config.batch.micro_batch_size)
+    plan = resolve(config, world_size=config.batch.sizes[0] // config.batch.micro_batch_size)
     again = RunPlan.from_json(plan.to_json())
     assert again == plan
     assert explain(again, "x") == explain(plan, "x")

@@ -99,7 +99,7 @@ class RecipeConfig(Section):
             ValueError: A size starts at a moment in a unit that the data does not have, or not after the previous one.
         """
         return Timeline.build(
-            self.data.samples_per_epoch, self.batch.sizes, not self.batch.drop_last, self.data.tokens_per_sample
+            self.data.samples_per_epoch, self.batch.phases, not self.batch.drop_last, self.data.tokens_per_sample
         )
 
     @property
@@ -142,7 +142,7 @@ class RecipeConfig(Section):
     def _settings_that_go_together(self) -> Iterator[str]:
         rate = self.learning_rate
         faults = self.faults
-        sizes = [size for _, size in self.batch.sizes]
+        sizes = self.batch.sizes
         normalizes = self.model.uses_batch_norm
         if rate.warmup and rate.warmup.start == "base_lr" and rate.scaling == "none":
             yield 'learning_rate.warmup: it would end where it starts, because scaling is "none"; write start "zero"'
@@ -172,7 +172,7 @@ class RecipeConfig(Section):
                     "over the micro-batch; write a number"
                 )
             return
-        for _, size in self.batch.sizes:
+        for size in self.batch.sizes:
             if size % micro:
                 nearest = nearest_multiples(size, micro)
                 yield f"batch.global_batch_size: {size} is not a multiple of batch.micro_batch_size {micro}; {nearest}"
@@ -192,7 +192,7 @@ class RecipeConfig(Section):
         mixture = self.data.mixture
         if mixture is None or not isinstance(self.data, Mixable):
             return
-        smallest = min(size for _, size in self.batch.sizes)
+        smallest = min(self.batch.sizes)
         total = sum(mixture.weights)
         for source, weight, size in zip(self.data.sources or (), mixture.weights, mixture.sizes, strict=True):
             if 0 < weight * smallest < total:
@@ -206,7 +206,7 @@ class RecipeConfig(Section):
     def _rules_of_the_optimizer(self) -> Iterator[str]:
         optimizer = self.optimizer
         rate = self.learning_rate
-        sizes = {size for _, size in self.batch.sizes}
+        sizes = set(self.batch.sizes)
         rules = {name: getattr(optimizer, name) for name in optimizer.rules}
         for name, rule in rules.items():
             if rule == optimizer.square_root_rules.get(name) and rate.scaling != "sqrt":
@@ -231,7 +231,7 @@ class RecipeConfig(Section):
     @check
     def _durations_within_the_run(self) -> Iterator[str]:
         num_samples = self.data.num_train_samples
-        largest = max(size for _, size in self.batch.sizes)
+        largest = max(self.batch.sizes)
         if largest > num_samples:
             yield f"batch.global_batch_size: {largest} is more than the {num_samples} training samples; write fewer"
             return

@@ -164,7 +164,12 @@ class Batch(Section):
         return not isinstance(self.micro_batch_size, int)
 
     @property
-    def sizes(self) -> list[tuple[Length, int]]:
+    def sizes(self) -> list[int]:
+        """The batch sizes in their order."""
+        return [size for _, size in self.phases]
+
+    @property
+    def phases(self) -> list[tuple[Length, int]]:
         """The batch sizes, each with the moment from which it is used."""
         size = self.global_batch_size
         if isinstance(size, int):

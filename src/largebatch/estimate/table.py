@@ -73,7 +73,7 @@ def _whole_run(column: Json, config: RecipeConfig) -> str:
     if option is None or option["step_seconds"] is None:
         return ""
     # A step with fewer samples takes less time.
-    size = max(size for _, size in config.batch.sizes)
+    size = max(config.batch.sizes)
     hours = [column["samples"] / size * seconds / 3600 for seconds in option["step_seconds"].values()]
     gpu_hours = [column["world_size"] * each for each in hours]
     tokens = config.tokens_processed_per_sample
