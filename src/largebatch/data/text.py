@@ -15,15 +15,13 @@ from largebatch.data.megatron import open_megatron
 from largebatch.data.order import Indices
 from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import open_prepared
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.source import Batch, Sources
 from largebatch.data.token_stream import TokenStream
 from largebatch.data.tokenizer import ByteTokenizer, Tokenizer
 from largebatch.errors import DataError
 
 
-def tokenized_samples(
-    data: HubText | MegatronText, tokenizer: Tokenizer, preparation: Preparation
-) -> tuple[SampleSource, SampleSource]:
+def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer, preparation: Preparation) -> Sources:
     """The training and evaluation documents as samples of this tokenizer's tokens."""
     if isinstance(data, MegatronText):
         train = open_megatron(listed(data.train), "data.train", tokenizer.vocab_size)
@@ -36,9 +34,7 @@ def tokenized_samples(
     return _samples(data, train, evaluation, tokenizer.end_of_text if data.attention == "document" else None)
 
 
-def _samples(
-    data: TextData, train: TokenStream, evaluation: TokenStream, end_of_text: int | None = None
-) -> tuple[SampleSource, SampleSource]:
+def _samples(data: TextData, train: TokenStream, evaluation: TokenStream, end_of_text: int | None = None) -> Sources:
     """The documents as samples of the section's kind; for `end_of_text` see `TokenBlocks`."""
     kind = PaddedDocuments if data.samples == "documents" else partial(TokenBlocks, end_of_text=end_of_text)
     return (
@@ -144,7 +140,7 @@ class PaddedDocuments(_TokenSamples):
 # --- the Python reference -----------------------------------------------------------------------------------------
 
 
-def pydoc_samples(config: PydocData) -> tuple[SampleSource, SampleSource]:
+def pydoc_samples(config: PydocData) -> Sources:
     """The Python reference's topics, sorted by name, as bytes; as documents, the paragraphs of the topics."""
     from pydoc_data.topics import topics  # type: ignore[import-not-found,unused-ignore]
 

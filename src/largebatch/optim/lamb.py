@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
-from largebatch.optim.layerwise import LayerwiseOptimizer, PartsOfLayers
+from largebatch.optim.layerwise import Group, LayerwiseOptimizer, PartsOfLayers
 
 CHUNK = 2**27  # elements of the temporary tensors beside the updates: 512 MiB in fp32
 
@@ -18,7 +17,7 @@ class Lamb(LayerwiseOptimizer):
     added to its denominator, and lambda is `weight_decay`.
     """
 
-    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+    def _step_group(self, group: Group, tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
         for tensor in tensors:
             state = self.state[tensor]
             if not state:
@@ -37,7 +36,7 @@ class Lamb(LayerwiseOptimizer):
             torch._foreach_add_(weights, updates, alpha=-group["lr"])
 
     def _adam_steps(
-        self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers, updates: list[torch.Tensor]
+        self, group: Group, tensors: list[torch.Tensor], parts: PartsOfLayers, updates: list[torch.Tensor]
     ) -> None:
         """Update the averages, and write r for each part into its update."""
         beta1, beta2 = group["betas"]

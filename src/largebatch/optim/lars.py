@@ -1,10 +1,8 @@
 """LARS: SGD with its own learning rate for each layer."""
 
-from typing import Any
-
 import torch
 
-from largebatch.optim.layerwise import LayerwiseOptimizer, PartsOfLayers
+from largebatch.optim.layerwise import Group, LayerwiseOptimizer, PartsOfLayers
 
 
 class Lars(LayerwiseOptimizer):
@@ -16,7 +14,7 @@ class Lars(LayerwiseOptimizer):
     multiply it in. Nesterov is not in the paper.
     """
 
-    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+    def _step_group(self, group: Group, tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
         decay = group["weight_decay"]
         eta = group["trust_coefficient"]
         momentum = group["momentum"]

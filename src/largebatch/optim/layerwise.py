@@ -28,6 +28,12 @@ class LayerPart:
     length: int  # number of elements; 0 if this process has none of the layer
 
 
+Parts = Mapping[torch.Tensor, Sequence[LayerPart]]
+"""The parts of layers in each tensor that the optimizer steps on this process."""
+Group = dict[str, Any]
+"""A parameter group of an optimizer: its tensors, "params", and their options."""
+
+
 class PartsOfLayers:
     """The parts of layers, except empty ones, in tensors that are stepped together, as lists for `torch._foreach_*`.
 
@@ -47,7 +53,7 @@ class PartsOfLayers:
     def __init__(
         self,
         tensors: Sequence[torch.Tensor],
-        parts: Mapping[torch.Tensor, Sequence[LayerPart]] | None,
+        parts: Parts | None,
         numbers: Mapping[str, int],
     ):
         self.tensor_of_part: list[torch.Tensor] = []
@@ -120,7 +126,7 @@ class LayerwiseOptimizer(Optimizer):
 
     def __init__(self, params: Any, **options: Any):
         super().__init__(params, {"layerwise": True} | options)
-        self._parts: Mapping[torch.Tensor, Sequence[LayerPart]] | None = None
+        self._parts: Parts | None = None
         self._numbers: dict[str, int] = {}
         self._shapes: Mapping[str, Shape] = {}
         self._processes: LayerProcesses | None = None
@@ -129,7 +135,7 @@ class LayerwiseOptimizer(Optimizer):
 
     def set_layer_parts(
         self,
-        parts: Mapping[torch.Tensor, Sequence[LayerPart]],
+        parts: Parts,
         shapes: Mapping[str, Shape],
         processes: LayerProcesses,
     ) -> None:
@@ -163,7 +169,7 @@ class LayerwiseOptimizer(Optimizer):
             self._step_group(group, tensors, parts)
 
     @abstractmethod
-    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+    def _step_group(self, group: Group, tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
         """Step those tensors of a parameter group that have gradients, without changing the gradients.
 
         `parts` are those of layers in `tensors`; possibly none, while other processes have some.

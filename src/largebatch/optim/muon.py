@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from largebatch.config.optimizers.muon import COEFFICIENTS
-from largebatch.optim.layerwise import LayerwiseOptimizer, PartsOfLayers, local_part
+from largebatch.optim.layerwise import Group, LayerwiseOptimizer, PartsOfLayers, local_part
 
 MAX_STACKED = 2**27  # elements of the matrices of one shape that are made orthogonal together: 512 MiB in fp32
 SCALES = {
@@ -30,7 +30,7 @@ class Muon(LayerwiseOptimizer):
         # Torch's own, which gets groups and states of this one to step.
         self._adamw = torch.optim.AdamW([torch.empty(0)], fused=True)
 
-    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+    def _step_group(self, group: Group, tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
         if not group["layerwise"]:
             self._adamw.param_groups = [{**self._adamw.defaults, **group, "params": tensors}]
             self._adamw.state = self.state
@@ -60,7 +60,7 @@ class Muon(LayerwiseOptimizer):
             torch._foreach_add_(weights, directions, alpha=-group["lr"])
 
 
-def _orthogonal_steps(layers: dict[str, torch.Tensor], group: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def _orthogonal_steps(layers: dict[str, torch.Tensor], group: Group) -> Iterator[tuple[str, torch.Tensor]]:
     """The step of each layer from its momentum, both whole; layers of one shape are computed together."""
     inputs_first = group["inputs_first"]
     for names in _alike(layers):

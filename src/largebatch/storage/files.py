@@ -21,6 +21,9 @@ from largebatch.system.regular_file import read_bytes
 
 CHUNK_BYTES = 16 * 2**20
 
+Line = dict[str, Any]
+"""The object in a line of a file of JSON lines."""
+
 
 @dataclass(frozen=True)
 class FileRecord:
@@ -122,13 +125,13 @@ def read_record(path: Path) -> FileRecord:
         return FileRecord(file.tell(), checksum)
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[Line]:
     """The lines of a file that can be read."""
     texts = read_bytes(path).split(b"\n") if path.exists() else []
     return [line for line in map(parse_line, texts) if line is not None]
 
 
-def parse_line(text: bytes) -> dict[str, Any] | None:
+def parse_line(text: bytes) -> Line | None:
     """The object in a line; None if it is not a line of a journal."""
     try:
         line = json.loads(text)

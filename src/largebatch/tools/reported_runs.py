@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from largebatch.config import flatten
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, explain
-from largebatch.storage.run_folder import Line, RunFolder
+from largebatch.storage.files import Line
+from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import Ending
 
 Array = NDArray[np.float64]

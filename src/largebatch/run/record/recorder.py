@@ -30,6 +30,7 @@ from largebatch.run.resume import Start
 from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import remove_leftovers, set_aside
+from largebatch.storage.files import Line
 from largebatch.storage.layout import read_object
 from largebatch.storage.source_code import GIT
 from largebatch.system.endings import Ending, OwnEnding, StopReason, decisive, read_endings
@@ -94,7 +95,7 @@ class Recorder:
             for name, file in files.items()
         }
         ending.begin(self.attempt.endings_dir, self._progress, self._ended)
-        self._last_logged: dict[str, Any] = {}
+        self._last_logged: Line = {}
         measured = []
         with backend.raise_on_all_ranks(), folder.writing():
             if backend.is_main_process:
@@ -118,7 +119,7 @@ class Recorder:
 
         return Attempt(self.folder.attempts_dir, *self._backend.from_main_process(begin))
 
-    def _restore(self, start: Start, about: dict[str, Any]) -> dict[str, Any]:
+    def _restore(self, start: Start, about: dict[str, Any]) -> Line:
         """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
 
         Returns the latest values in metrics.jsonl.
@@ -150,7 +151,7 @@ class Recorder:
         if self._backend.is_main_process:
             print(printable(text), flush=True)
 
-    def _add(self, journal: str, line: dict[str, Any]) -> None:
+    def _add(self, journal: str, line: Line) -> None:
         """Add a line to a file of JSON lines, by its name without the suffix."""
         if self._backend.is_main_process:
             self._journals[journal].append(line)
