@@ -18,7 +18,7 @@ from largebatch.backend.base import Backend
 from largebatch.config import RecipeConfig
 from largebatch.errors import TrainingFailed, file_errors
 from largebatch.model.flops import Utilization
-from largebatch.plan.expected import compare
+from largebatch.plan.expected import compare, number
 from largebatch.run.checkpoint.export import export_intact
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.journal import Journal
@@ -101,10 +101,7 @@ class Recorder:
             if backend.is_main_process:
                 self._last_logged = self._restore(start, about)
                 measured = folder.noise_scale()
-        seconds = self._last_logged.get("seconds", 0.0)
-        # The line may be damaged.
-        seconds = seconds if isinstance(seconds, int | float) and math.isfinite(seconds) else 0.0
-        self.metrics = StepMetrics(backend, utilization, start.step, seconds)
+        self.metrics = StepMetrics(backend, utilization, start.step, number(self._last_logged, "seconds") or 0.0)
         self.noise_scale = NoiseScale(backend, measured, partial(self._add, "noise_scale"))
         self.stack_folder = folder.stacks_dir / f"attempt_{self.attempt.name}"
         trackers = config.logging.trackers if backend.is_main_process else []
