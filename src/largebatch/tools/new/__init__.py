@@ -34,9 +34,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "new",
         run,
-        description="Copy a recipe, and everything it needs to run, into a new self-contained folder: train.py, JSON, "
-        "sbatch script, launch.sh, Accelerate and DeepSpeed configs, requirements and a README that says what to "
-        "change first. All commands work there.",
         epilog="""examples:
   largebatch new my_job --recipe gpt2_124m
   largebatch new my_job --task my_task""",
@@ -55,7 +52,10 @@ class _Text(Template):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Create a folder in the layout of this repository, with a recipe and everything it needs to run."""
+    """Copy a recipe, and everything it needs to run, into a new self-contained folder: train.py, JSON, sbatch script,
+    launch.sh, Accelerate and DeepSpeed configs, requirements and a README that says what to change first. All commands
+    work there.
+    """
     folder: Path = options.folder
     if options.task is not None:
         name = options.task
