@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -58,12 +59,12 @@ DIGITS_MEAN = (0.3053,)
 DIGITS_STD = (0.3762,)
 
 
+@dataclass(eq=False)
 class TensorImages:
-    """Images in memory: uint8 pixels of shape (samples, channels, height, width), int64 labels of shape (samples,)."""
+    """Images in memory."""
 
-    def __init__(self, pixels: torch.Tensor, labels: torch.Tensor):
-        self.pixels = pixels
-        self.labels = labels
+    pixels: torch.Tensor  # uint8, of shape (samples, channels, height, width)
+    labels: torch.Tensor  # int64, of shape (samples,)
 
     def __len__(self) -> int:
         return len(self.labels)
