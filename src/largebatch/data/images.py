@@ -188,6 +188,7 @@ def _check_labels(labels: NDArray[np.int64 | np.float64], config: HubImages, spl
         )
 
 
+@dataclass(eq=False)
 class HubImageSource:
     """Encoded images, decoded, cropped and resized when they are fetched.
 
@@ -195,12 +196,13 @@ class HubImageSource:
     the center crop.
     """
 
-    def __init__(self, dataset: Rows, config: HubImages, augmentation_seed: int | None):
-        self.dataset = dataset
-        self.config = config
-        self.augmentation_seed = augmentation_seed
+    dataset: Rows
+    config: HubImages
+    augmentation_seed: int | None
+
+    def __post_init__(self) -> None:
         # Data of which no image can be decoded are refused before training.
-        if len(dataset):
+        if len(self.dataset):
             self.fetch(np.array([0]), None)
 
     def __len__(self) -> int:

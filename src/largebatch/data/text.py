@@ -6,6 +6,7 @@ model reads the first block_size and predicts the last block_size, so each token
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -53,29 +54,23 @@ def count_targets(batch: Batch) -> int:
     return int((batch["labels"] != IGNORE_INDEX).sum())
 
 
+@dataclass(eq=False)
 class _TokenSamples(ABC):
     """Samples whose weight is the number of tokens that they predict.
-
-    Args:
-        tokens: The documents.
-        block_size: Tokens that a sample predicts, at most.
-        num_samples: Number of samples to use.
-        field: The config's field for `num_samples`.
-        end_of_text: The token that ends documents, if they are to be kept apart in a sample.
 
     Raises:
         DataError: There are too few samples.
     """
 
-    def __init__(
-        self, tokens: TokenStream, block_size: int, num_samples: int, field: str, end_of_text: int | None = None
-    ):
-        self.tokens = tokens
-        self.block_size = block_size
-        self.num_samples = num_samples
-        self.end_of_text = end_of_text
-        if self.num_available < num_samples:
-            given = f"{field}: {num_samples}, but the data has {self.num_available} samples"
+    tokens: TokenStream  # the documents
+    block_size: int  # tokens that a sample predicts, at most
+    num_samples: int  # how many samples to use
+    field: str  # the config's field for that number
+    end_of_text: int | None = None  # the token that ends documents, if they are to be kept apart in a sample
+
+    def __post_init__(self) -> None:
+        if self.num_available < self.num_samples:
+            given = f"{self.field}: {self.num_samples}, but the data has {self.num_available} samples"
             raise DataError(f"{given}; write at most that many")
 
     @property
