@@ -267,7 +267,7 @@ def test_keep_trains_on_every_sample():
     assert plan.total_steps == 2 * 101
     # Ten samples in micro-batches of 8 on two processes: one micro-step, 8 and 2.
     assert (plan.batch_at(100).size, plan.micro_steps_of(plan.batch_at(100))) == (10, 1)
-    assert plan.timeline.at(plan.total_steps).samples_before == 2 * 3210
+    assert plan.total_samples == 2 * 3210
 
 
 def test_synchronized_batch_norm_is_over_all_processes():

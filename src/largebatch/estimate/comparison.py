@@ -70,7 +70,7 @@ def compare_strategies(
                 "world_size": world_size,
                 "problem": None,
                 "gradient_accumulation_steps": plan.max_gradient_accumulation_steps,
-                "samples": plan.timeline.at(plan.total_steps).samples_before,
+                "samples": plan.total_samples,
                 "suggested": suggested,
                 "reason": reason,
                 "strategies": counted,

@@ -60,7 +60,7 @@ def assumptions(comparison: Json) -> str:
 
 def _title(column: Json) -> str:
     """A number of processes, and what is suggested for it."""
-    processes = counted(column["world_size"], "process", "processes")
+    processes = counted(column["world_size"], "process")
     if column["problem"]:
         return f"{processes}: {column['problem']}"
     accumulation = f"accumulation {column['gradient_accumulation_steps']:,}"

@@ -25,7 +25,7 @@ def measure(node: Node) -> Report:
     backend = "nccl" if node.gpus else "gloo"
     what = (
         f"all-reduce of {mebibytes} MiB over {counted(node.num_nodes, 'node')} by {backend}, "
-        f"{counted(node.processes, 'process', 'processes')} per node"
+        f"{counted(node.processes, 'process')} per node"
     )
     logs = node.folder / f"all_reduce_{node.name}"
     logs.mkdir(exist_ok=True)

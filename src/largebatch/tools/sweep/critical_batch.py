@@ -151,15 +151,14 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     if plan.scaled_batch_size is not None:
         raise UserError('learning_rate.decay: with "batch_growth", the rate does not follow the batch: choose another')
     start = plan.timeline.at(step)
-    total = plan.timeline.at(plan.total_steps).samples_before
     sizes = [multiple * start.global_batch_size for multiple in sorted({1, *options.batches})]
     check_number(len(sizes) * options.seeds)
     common = math.lcm(*sizes)
     window = options.window or 50 * max(sizes)
     # Rounded up; the common multiple may be too large for a fraction.
     last_sample = start.samples_before - (-window // common) * common
-    if last_sample > total:
-        left = f"only {total - start.samples_before:,} samples are left after step {step:,}, not"
+    if last_sample > plan.total_samples:
+        left = f"only {plan.total_samples - start.samples_before:,} samples are left after step {step:,}, not"
         raise UserError(f"--window: {left} {last_sample - start.samples_before:,}; write fewer, or an earlier --at")
     points = []
     for size in sizes:
