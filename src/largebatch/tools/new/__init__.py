@@ -80,13 +80,11 @@ def run(options: argparse.Namespace) -> int:
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
-            if source.is_relative_to(TEMPLATES):
-                text = source.read_text(encoding="utf-8")
-                target.write_text(_Text(text).substitute(values), encoding="utf-8")
-            elif source == recipe:
+            is_template = source.is_relative_to(TEMPLATES)
+            if is_template or source == recipe:
                 # What is made from a demonstration is none, so that its plan has notes.
-                text = source.read_text(encoding="utf-8")
-                target.write_text(text.replace('  "demonstration": true,\n', ""), encoding="utf-8")
+                text = source.read_text(encoding="utf-8").replace('  "demonstration": true,\n', "")
+                target.write_text(_Text(text).substitute(values) if is_template else text, encoding="utf-8")
     except OSError as error:
         problem = f"{folder} cannot be created ({error.strerror or error})"
         raise UserError(f"{problem}; remove what is there, or give another folder") from error
