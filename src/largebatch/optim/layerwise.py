@@ -50,12 +50,8 @@ class PartsOfLayers:
         numbers: The number of each layer, by name.
     """
 
-    def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        parts: Parts | None,
-        numbers: Mapping[str, int],
-    ):
+    def __init__(self, tensors: Sequence[torch.Tensor], parts: Parts | None, numbers: Mapping[str, int]):
+        self.tensors = tensors
         self.tensor_of_part: list[torch.Tensor] = []
         self.names: list[str] = []
         self._splits: list[list[int]] = []
@@ -94,6 +90,17 @@ class PartsOfLayers:
             views += [local] if is_whole else torch.split_with_sizes(local.detach().view(-1), sizes)[1::2]
         return views
 
+    def gradients(self) -> list[torch.Tensor]:
+        """The parts of the tensors' gradients."""
+        return self.split([tensor.grad for tensor in self.tensors if tensor.grad is not None])
+
+    def states(self, states: Mapping[torch.Tensor, dict[str, Any]], name: str) -> list[torch.Tensor]:
+        """The parts of one of the tensors' states in an optimizer, which begins as zeros."""
+        for tensor in self.tensors:
+            if name not in states[tensor]:
+                states[tensor][name] = torch.zeros_like(tensor)
+        return self.split([states[tensor][name] for tensor in self.tensors])
+
     def new_updates(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """A buffer of shape (blocks, BLOCK), uninitialized, and a view of it for each part, of the part's layout."""
         buffer = torch.empty(len(self._layer_of_block), BLOCK, **self._options)
@@ -131,7 +138,7 @@ class LayerwiseOptimizer(Optimizer):
         self._shapes: Mapping[str, Shape] = {}
         self._processes: LayerProcesses | None = None
         self._stepped_together: dict[tuple[torch.Tensor, ...], PartsOfLayers] = {}
-        self._whole: dict[tuple[torch.Tensor, ...], WholeLayers] = {}
+        self._whole: dict[PartsOfLayers, WholeLayers] = {}
 
     def set_layer_parts(
         self,
@@ -166,13 +173,13 @@ class LayerwiseOptimizer(Optimizer):
             parts = self._stepped_together.get(tuple(tensors))
             if parts is None:
                 parts = self._stepped_together[tuple(tensors)] = PartsOfLayers(tensors, self._parts, self._numbers)
-            self._step_group(group, tensors, parts)
+            self._step_group(group, parts)
 
     @abstractmethod
-    def _step_group(self, group: Group, tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+    def _step_group(self, group: Group, parts: PartsOfLayers) -> None:
         """Step those tensors of a parameter group that have gradients, without changing the gradients.
 
-        `parts` are those of layers in `tensors`; possibly none, while other processes have some.
+        There may be no parts of layers in them, while other processes have some.
         """
 
     def _trust_ratios(
@@ -185,22 +192,21 @@ class LayerwiseOptimizer(Optimizer):
         weight_norms, norms = squares.sqrt()
         return torch.where((weight_norms > 0) & (norms > 0), trust_ratio(weight_norms, norms), 1.0)
 
-    def _whole_layers(self, tensors: Sequence[torch.Tensor], parts: PartsOfLayers) -> WholeLayers:
+    def _whole_layers(self, parts: PartsOfLayers) -> WholeLayers:
         """The layers in tensors that are stepped together, and in those that other processes step at the same time."""
-        key = tuple(tensors)
-        if key not in self._whole:
+        if parts not in self._whole:
             processes = self._processes
             if processes is None:
                 named = zip(parts.names, parts.tensor_of_part, strict=True)
                 shapes = {name: tuple(local_part(tensor).shape) for name, tensor in named}
                 processes = LayerProcesses.only_this(shapes)
             else:
-                together = set(key)
+                together = set(parts.tensors)
                 numbers = {number for number, tensor in enumerate(self._parts or ()) if tensor in together}
                 stepped = {each.name for held in processes.ranges for each in held.values() if each.tensor in numbers}
                 shapes = {name: shape for name, shape in self._shapes.items() if name in stepped}
-            self._whole[key] = WholeLayers(shapes, processes)
-        return self._whole[key]
+            self._whole[parts] = WholeLayers(shapes, processes)
+        return self._whole[parts]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,17 +30,14 @@ class Muon(LayerwiseOptimizer):
         # Torch's own, which gets groups and states of this one to step.
         self._adamw = torch.optim.AdamW([torch.empty(0)], fused=True)
 
-    def _step_group(self, group: Group, tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+    def _step_group(self, group: Group, parts: PartsOfLayers) -> None:
         if not group["layerwise"]:
-            self._adamw.param_groups = [{**self._adamw.defaults, **group, "params": tensors}]
+            self._adamw.param_groups = [{**self._adamw.defaults, **group, "params": parts.tensors}]
             self._adamw.state = self.state
             self._adamw.step()
             return
-        for tensor in tensors:
-            if not self.state[tensor]:
-                self.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
-        gradients = parts.split([tensor.grad for tensor in tensors if tensor.grad is not None])
-        updates = parts.split([self.state[tensor]["momentum_buffer"] for tensor in tensors])
+        gradients = parts.gradients()
+        updates = parts.states(self.state, "momentum_buffer")
         if gradients:
             torch._foreach_lerp_(updates, gradients, 1 - group["momentum"])
             if group["nesterov"]:
@@ -48,12 +45,12 @@ class Muon(LayerwiseOptimizer):
         if group["lr"] == 0:
             # Nothing moves. So states can be made for tensors that are parts of layers (`backend.state.create_state`).
             return
-        empty = local_part(tensors[0]).new_empty(0)
-        layers = self._whole_layers(tensors, parts)
+        empty = local_part(parts.tensors[0]).new_empty(0)
+        layers = self._whole_layers(parts)
         whole = layers.gather(dict(zip(parts.names, updates, strict=True)), empty)
         del updates
         steps = layers.scatter(dict(_orthogonal_steps(whole, group)), empty)
-        weights = parts.split(tensors)
+        weights = parts.split(parts.tensors)
         if weights:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             directions = [steps[name].view_as(weight) for name, weight in zip(parts.names, weights, strict=True)]
