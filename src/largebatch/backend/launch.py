@@ -116,7 +116,7 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
         if (entry.engine, entry.zero_stage, entry.replicates_shards) == (engine, stage, in_groups)
     )
     if config and (refusal := entry.refusal_of(config)):
-        raise LaunchError("; ".join(refusal))
+        raise LaunchError(refusal)
     shard_size = None
     if entry.replicates_shards:
         shard_size = read_shard_size(environment, local_world_size)

@@ -64,7 +64,7 @@ def _strategy(script: BatchScript) -> Iterator[str]:
     elif script.config and (entry := STRATEGIES.get(script.accelerate_config.stem.partition("_")[0])):
         refusal = entry.refusal_of(script.config)
         if refusal:
-            yield f"STRATEGY {script.strategy}: {refusal.why}; {refusal.remedy}"
+            yield f"STRATEGY {script.strategy}: {refusal}"
 
 
 def _plan(script: BatchScript) -> Iterator[str]:
