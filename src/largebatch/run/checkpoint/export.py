@@ -106,7 +106,7 @@ def export_intact(
                 save_tensors(temporary / file, {name: shapes[ours[name]] for name in names}, tensors)
         for name in COPIED_FILES:
             if (folder / name).exists():
-                write_file(temporary / name, [memoryview(read_bytes(folder / name))])
+                write_file(temporary / name, read_bytes(folder / name))
         sync_folder(temporary)
         remove_folder(out)
         rename_folder(temporary, out)
