@@ -38,8 +38,8 @@ from largebatch.system.failures import Kind
 from largebatch.system.installed import installed_versions
 from largebatch.words import printable
 
-MAX_SECONDS_UNWRITTEN = {"metrics": 1.0, "noise_scale": 1.0}
-"""How long lines of these files, which steps add, wait for others that are written with them."""
+MAX_SECONDS_UNWRITTEN = 1.0
+"""How long lines that steps add wait for others that are written with them."""
 
 
 class Recorder:
@@ -84,15 +84,12 @@ class Recorder:
             "micro_batch_size": self._plan.micro_batch_size,
         }
         self.attempt = self._begin_attempt(config, start, about)
-        files = {
-            "metrics": folder.metrics_file,
-            "noise_scale": folder.noise_scale_file,
-            "evaluations": folder.evaluations_file,
-            "history": folder.history_file,
-        }
+        journal = partial(Journal, attempt=self.attempt, warn=self.say)
         self._journals = {
-            name: Journal(file, self.attempt, self.say, MAX_SECONDS_UNWRITTEN.get(name, 0.0))
-            for name, file in files.items()
+            "metrics": journal(folder.metrics_file, max_seconds=MAX_SECONDS_UNWRITTEN),
+            "noise_scale": journal(folder.noise_scale_file, max_seconds=MAX_SECONDS_UNWRITTEN),
+            "evaluations": journal(folder.evaluations_file),
+            "history": journal(folder.history_file),
         }
         ending.begin(self.attempt.endings_dir, self._progress, self._ended)
         self._last_logged: Line = {}

@@ -32,9 +32,12 @@ def measure(node: Node) -> Report:
     environment = {"WORLD_SIZE": str(node.num_nodes * node.processes)}
     if node.num_nodes > 1:
         # The first process of all opens the store at which they meet.
-        environment |= {"MASTER_ADDR": node.host, "MASTER_PORT": str(node.port)}
-        environment["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         environment |= {name: os.environ.get(name, "") for name in INTERFACES}
+        environment |= {
+            "MASTER_ADDR": node.host,
+            "MASTER_PORT": str(node.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+        }
     try:
         bandwidth = run_job(
             _bandwidth,
