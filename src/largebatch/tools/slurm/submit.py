@@ -104,14 +104,14 @@ def submit_script(script: BatchScript, options: argparse.Namespace, words: Seque
 
 def _words_for_sbatch(script: BatchScript, options: argparse.Namespace) -> list[str]:
     options_of_the_job = {
-        "strategy": script.environment.get("STRATEGY"),
-        "run-dir": script.environment.get("RUN_DIR"),
+        "strategy": script.environment.get("STRATEGY") or None,
+        "run-dir": script.environment.get("RUN_DIR") or None,
         "resume": options.resume,
         "allow-change": options.allow_change,
     }
     # On the command line it outranks SBATCH_EXPORT=NONE.
     words = ["--parsable", *script.given_options, "--export=ALL", str(script.path)]
-    return words + [f"--{name}={value}" for name, value in options_of_the_job.items() if value]
+    return words + [f"--{name}={value}" for name, value in options_of_the_job.items() if value is not None]
 
 
 def split_words(options: argparse.Namespace, fields: Collection[str]) -> tuple[list[str], list[str]]:
