@@ -21,7 +21,7 @@ NAMED = re.compile(r"`(?:\w+/)?(\w+)(?:\.json)?`")
 
 def batch(config: RecipeConfig) -> str:
     """The global batch size, in samples; the first and the last if it changes."""
-    sizes = [size for _, size in config.batch.sizes]
+    sizes = config.batch.sizes
     return " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
 
 

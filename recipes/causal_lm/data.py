@@ -5,14 +5,14 @@ from functools import partial
 from largebatch.config.data import HubText, MegatronText, PydocData
 from largebatch.data.mixture import open_mixed
 from largebatch.data.preparation import Preparation
-from largebatch.data.source import SampleSource
+from largebatch.data.source import Sources
 from largebatch.data.text import pydoc_samples, tokenized_samples
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 
 from .config import Config
 
 
-def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> Sources:
     """The training and evaluation samples.
 
     Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}. Labels are the inputs one token
@@ -26,9 +26,7 @@ def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, Sam
     return open_mixed(config.data, config.seed, partial(_open, config, preparation))
 
 
-def _open(
-    config: Config, preparation: Preparation, data: PydocData | HubText | MegatronText, _seed: int
-) -> tuple[SampleSource, SampleSource]:
+def _open(config: Config, preparation: Preparation, data: PydocData | HubText | MegatronText, _seed: int) -> Sources:
     name = "bytes" if isinstance(data, PydocData) else data.tokenizer
     tokenizer = load_tokenizer(name)
     check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(name))

@@ -12,14 +12,14 @@ from largebatch.data.crops import Crop, Pixels, crop_box, random_box
 from largebatch.data.images import HubImageSource, Rows, TensorImages, digits, open_images
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.source import Batch, Sources
 
 from .config import Config, ViewedImages, Views
 
 NUM_VIEWS = 2
 
 
-def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> Sources:
     """The training images in two views, and the evaluation images.
 
     Batches for training are {"pixel_values": uint8 (batch, views, channels, height, width), "labels": int64 (batch,)};

@@ -5,13 +5,13 @@ import torch
 from largebatch.config.data import DigitsData, HubImages
 from largebatch.data.images import HubImageSource, digits, normalize_pixels, open_images
 from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.source import Batch, SampleSource, Sources
 
 from .config import Config
 from .mixup import MixedPairs, mix
 
 
-def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> Sources:
     """The training and evaluation images.
 
     Batches are {"pixel_values": uint8 (batch, channels, height, width), "labels": int64 (batch,)} and, if training

@@ -16,7 +16,7 @@ from largebatch.config.data import PydocData
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.source import Batch, SampleSource, Sources
 from largebatch.data.text import IGNORE_INDEX, count_targets, pydoc_samples, tokenized_samples
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
@@ -28,7 +28,7 @@ REPLACED = 0.1
 EVALUATION_SEED = 0
 
 
-def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> Sources:
     """The training and evaluation samples.
 
     Batches are {"input_ids": int64 (batch, block_size), "labels": int64 (batch, block_size)}. Labels are the tokens at
@@ -43,7 +43,7 @@ def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, Sam
 
 def _open(
     config: Config, preparation: Preparation, data: MaskedPydoc | MaskedHubText | MaskedMegatronText, seed: int
-) -> tuple[SampleSource, SampleSource]:
+) -> Sources:
     name = "bytes" if isinstance(data, PydocData) else data.tokenizer
     tokenizer = load_tokenizer(name)
     mask = tokenizer.mask_token

@@ -21,7 +21,7 @@ from largebatch.data.hub import Use, Uses, open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
 from largebatch.data.preparation import Preparation
-from largebatch.data.source import SampleSource
+from largebatch.data.source import Sources
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts, load_tokenizer
 from largebatch.errors import DataError
 
@@ -32,7 +32,7 @@ from .model import configuration
 from .pairs import Pairs, PairSamples
 
 
-def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> Sources:
     """The training and evaluation samples.
 
     Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}. Labels are the inputs one token
@@ -46,9 +46,7 @@ def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, Sam
     return open_mixed(config.data, config.seed, partial(_open, config, preparation))
 
 
-def _open(
-    config: Config, preparation: Preparation, data: AdditionData | HubPairs, _seed: int
-) -> tuple[SampleSource, SampleSource]:
+def _open(config: Config, preparation: Preparation, data: AdditionData | HubPairs, _seed: int) -> Sources:
     if isinstance(data, AdditionData):
         splits = addition()
         tokenizer = load_tokenizer("bytes")

@@ -26,17 +26,17 @@ class PrintableOutput:
         return getattr(self._stream, name)
 
 
-def counted(number: float, one: str, many: str | None = None, form: str = ",") -> str:
+def counted(number: float, noun: str, form: str = ",") -> str:
     """ "1 step", "2,000 steps", "0.5 epochs".
 
     Args:
         number: The number; the noun is singular if it is formatted as 1.
-        one: The noun in the singular.
-        many: The noun in the plural; None means the singular with an s.
+        noun: The noun in the singular.
         form: The format of the number.
     """
     shown = format(number, form)
-    return f"{shown} {one if shown == '1' else many or one + 's'}"
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{shown} {noun if shown == '1' else plural}"
 
 
 def bulleted(lines: Iterable[str]) -> str:

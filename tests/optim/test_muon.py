@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from jobs import run_job, train_in_job
 from largebatch.config import load_config
 from largebatch.config.optimizers.muon import COEFFICIENTS, muon_products
+from largebatch.config.optimizers.muon import Muon as MuonSection
 from largebatch.errors import ConfigError
 from largebatch.estimate.comparison import Workload, compare_strategies
 from largebatch.estimate.memory import model_states
@@ -28,6 +29,10 @@ from test_strategies import SMALL_GPT, assert_last_weights_agree, recorded
 
 MUON = '--optimizer={"name": "muon", "split": {"*.c_attn.weight": 3}, "clip_norm": 1.0}'
 STEPS = 20
+
+
+def muon(params: list, **options) -> Muon:
+    return Muon(params, **{"lr": 0.0, "weight_decay": 0.1, **MuonSection(name="muon").options, **options})
 
 
 def parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
@@ -53,7 +58,7 @@ def test_as_in_torch(nesterov, scale, theirs, monkeypatch):
     mine = parameters(*shapes)
     other = parameters(*shapes)
     options = {"lr": 0.0, "weight_decay": 0.1, "nesterov": nesterov}
-    optimizers = Muon(mine, scale=scale, **options), torch.optim.Muon(other, adjust_lr_fn=theirs, **options)
+    optimizers = muon(mine, scale=scale, **options), torch.optim.Muon(other, adjust_lr_fn=theirs, **options)
     for number in range(STEPS):
         gradients = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
         for optimizer in optimizers:
@@ -66,7 +71,7 @@ def test_others_as_torch_s_adamw():
     mine = parameters((5, 7), (6,))
     other = parameters((5, 7), (6,))
     options = {"lr": 0.0, "weight_decay": 0.1, "betas": (0.9, 0.95)}
-    optimizers = Muon([{"params": mine, "layerwise": False}], **options), torch.optim.AdamW(other, **options)
+    optimizers = muon([{"params": mine, "layerwise": False}], **options), torch.optim.AdamW(other, **options)
     for number in range(STEPS):
         gradients = [torch.randn_like(parameter) for parameter in mine]
         for optimizer in optimizers:
@@ -115,9 +120,9 @@ def test_matrices_in_one_weight_are_stepped_as_if_apart(scale):
     fused = nn.Parameter(torch.cat([each.detach() for each in apart]))
     inputs_first = nn.Parameter(fused.detach().T.clone())
     optimizers = [
-        Muon(apart, lr=0.0, scale=scale),
-        Muon([{"params": [fused], "matrices": 3}], lr=0.0, scale=scale),
-        Muon([{"params": [inputs_first], "matrices": 3, "inputs_first": True}], lr=0.0, scale=scale),
+        muon(apart, scale=scale),
+        muon([{"params": [fused], "matrices": 3}], scale=scale),
+        muon([{"params": [inputs_first], "matrices": 3, "inputs_first": True}], scale=scale),
     ]
     for _ in range(3):
         gradients = [torch.randn_like(each) for each in apart]
@@ -133,7 +138,7 @@ def test_a_convolution_is_stepped_as_a_matrix_of_its_outputs():
     flat = nn.Parameter(weights.detach().flatten(1))
     gradient = torch.randn_like(weights)
     for parameter, given in ((weights, gradient), (flat, gradient.flatten(1))):
-        step(Muon([parameter], lr=0.0, scale="spectral"), [given], 0.01)
+        step(muon([parameter], scale="spectral"), [given], 0.01)
     torch.testing.assert_close(weights.detach().flatten(1), flat.detach(), rtol=0, atol=1e-14)
 
 
@@ -294,7 +299,7 @@ def test_the_batch_may_grow():
 def test_a_group_without_gradients_is_left_alone():
     """As with blocks that a step leaves out."""
     left_out, stepped = parameters((4, 3), (4, 3))
-    optimizer = Muon([{"params": [left_out]}, {"params": [stepped]}], lr=0.1)
+    optimizer = muon([{"params": [left_out]}, {"params": [stepped]}], lr=0.1)
     before = left_out.detach().clone()
     stepped.grad = torch.ones_like(stepped)
     optimizer.step()
@@ -358,7 +363,7 @@ def test_matrix_products_are_those_that_are_computed(options):
     group = {"layerwise": True, "inputs_first": False, "matrices": 1} | options
     parameter = nn.Parameter(torch.ones(6, 3, 2) if options == {} else torch.ones(6, 12))
     parameter.grad = torch.ones_like(parameter)
-    optimizer = Muon([{"params": [parameter], **group}], lr=0.1)
+    optimizer = muon([{"params": [parameter], **group}], lr=0.1)
     with FlopCounterMode(display=False) as counter:
         optimizer.step()
     assert counter.get_total_flops() == muon_products({"iterations": 5} | group, tuple(parameter.shape))

@@ -120,7 +120,7 @@ RAMP = '[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 1}, "size": 64}
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_plan_is_read_back_as_it_was(recipe):
     config = load_config(recipe)
-    plan = resolve(config, world_size=config.batch.sizes[0][1] // config.batch.micro_batch_size)
+    plan = resolve(config, world_size=config.batch.sizes[0] // config.batch.micro_batch_size)
     again = RunPlan.from_json(plan.to_json())
     assert again == plan
     assert explain(again, "x") == explain(plan, "x")
@@ -267,7 +267,7 @@ def test_keep_trains_on_every_sample():
     assert plan.total_steps == 2 * 101
     # Ten samples in micro-batches of 8 on two processes: one micro-step, 8 and 2.
     assert (plan.batch_at(100).size, plan.micro_steps_of(plan.batch_at(100))) == (10, 1)
-    assert plan.timeline.at(plan.total_steps).samples_before == 2 * 3210
+    assert plan.total_samples == 2 * 3210
 
 
 def test_synchronized_batch_norm_is_over_all_processes():

@@ -126,7 +126,20 @@ def test_markers_of_another_form_are_refused(marker, tmp_path):
     assert entry_at(path).problem is not None
 
 
-@pytest.mark.parametrize("name", ["../x", "$(touch x)", "/etc/passwd", "complete.json", "rank_00000.safetensors/../x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "../x",
+        "$(touch x)",
+        "/etc/passwd",
+        "complete.json",
+        "rank_0.safetensors",
+        "rank_00000xsafetensors",
+        "rank_00000.safetensors\n",
+        "rank_00000.safetensors/../x",
+    ],
+)
 def test_markers_that_name_other_files_are_refused(name, tmp_path):
     (tmp_path / "x").write_bytes(b"")
     path = make_checkpoint(tmp_path / "step_00000007")

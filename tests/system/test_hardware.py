@@ -162,7 +162,7 @@ def test_the_whole_run_by_hand():
     plan = resolve(RECIPE, 32)
     samples = sum(plan.batch_at(step).size for step in range(plan.total_steps))
     seconds = column["strategies"][column["suggested"]]["step_seconds"]
-    steps = samples / max(size for _, size in RECIPE.batch.sizes)
+    steps = samples / max(RECIPE.batch.sizes)
     hours = [steps * seconds[end] / 3600 for end in ("least", "most")]
     (line,) = [line for line in table(comparison, RECIPE).splitlines() if "The whole run" in line]
     numbers = [float(each.replace(",", "")) for each in re.findall(r"[\d,]*\d\.?\d*", line)]

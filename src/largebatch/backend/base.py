@@ -31,7 +31,7 @@ from largebatch.backend.untouched import Untouched
 from largebatch.config.optimizers import EMA, Shape
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
-from largebatch.optim.layerwise import LayerPart, LayerwiseOptimizer, local_part
+from largebatch.optim.layerwise import Group, LayerwiseOptimizer, Parts, local_part
 from largebatch.optim.states import split_state
 from largebatch.optim.whole_layers import LayerProcesses, LayerRange
 from largebatch.plan import RunPlan
@@ -139,7 +139,7 @@ class Backend(Processes, ABC):
         """Whether each of several processes steps only parts of the parameters."""
         return self.launch.entry.steps != "whole parameters" and self.world_size > 1
 
-    def _groups(self) -> dict[torch.Tensor, dict[str, Any]]:
+    def _groups(self) -> dict[torch.Tensor, Group]:
         """The parameter group of each tensor that the optimizer steps."""
         return {each: group for group in self._torch_optimizer.param_groups for each in group["params"]}
 
@@ -337,7 +337,7 @@ class Backend(Processes, ABC):
         return [piece_of(WEIGHT, parameter, own_part(name, parameter)) for name, parameter in parameters]
 
     @abstractmethod
-    def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
+    def _layer_parts(self) -> Parts:
         """The tensors that torch's optimizer steps on this process, and which parts of which parameters are in each."""
 
     @property

@@ -42,13 +42,12 @@ class FsdpBackend(NativeBackend):
             rehearse_fsdp_on_cpu()
         if self.plan.compute.activation_checkpointing == "selective":
             hide_gathers_from_modes()
-        arguments: dict[str, Any] = {
-            "fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
-        }
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP")
+        arguments: dict[str, Any] = {"fsdp_plugin": plugin, "kwargs_handlers": [group]}
         if self.launch.entry.replicates_shards:
             # Otherwise Accelerate reads that section of its config; `_form_mesh` forms the groups.
             arguments["parallelism_config"] = ParallelismConfig(dp_shard_size=self.launch.world_size)
-        return {**arguments, "kwargs_handlers": [group]}
+        return arguments
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         shape = shape_of(model, self.plan)

@@ -116,7 +116,7 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
         if (entry.engine, entry.zero_stage, entry.replicates_shards) == (engine, stage, in_groups)
     )
     if config and (refusal := entry.refusal_of(config)):
-        raise LaunchError("; ".join(refusal))
+        raise LaunchError(refusal)
     shard_size = None
     if entry.replicates_shards:
         shard_size = read_shard_size(environment, local_world_size)
@@ -162,9 +162,9 @@ def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -
         )
 
 
-def end_with_the_launcher(environment: Mapping[str, str] = os.environ) -> None:
+def end_with_the_launcher() -> None:
     """Have the kernel end this process when its launcher dies, even by SIGKILL, which would otherwise orphan it."""
-    if "TORCHELASTIC_RUN_ID" in environment:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
 
 

@@ -14,7 +14,7 @@ from largebatch.backend.base import Backend, Observed, Update
 from largebatch.backend.state import EngineState, own_part, share_writing
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.groups import group_sizes
-from largebatch.optim.layerwise import LayerPart, local_part
+from largebatch.optim.layerwise import Parts, local_part
 
 
 class NativeBackend(Backend):
@@ -63,7 +63,7 @@ class NativeBackend(Backend):
         optimizer: Optimizer = self.optimizer.optimizer  # type: ignore[attr-defined]  # Accelerate's wrapper
         return optimizer
 
-    def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
+    def _layer_parts(self) -> Parts:
         parameters = self.unwrapped_model.named_parameters()
         return {parameter: [own_part(name, parameter)] for name, parameter in parameters if parameter.requires_grad}
 

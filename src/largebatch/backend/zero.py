@@ -38,7 +38,7 @@ from largebatch.backend.state import (
     piece_of,
     share_writing,
 )
-from largebatch.optim.layerwise import LayerPart
+from largebatch.optim.layerwise import Group, Parts
 from largebatch.plan import RunPlan
 from largebatch.storage.layout import WEIGHT
 
@@ -136,11 +136,11 @@ class ZeroBackend(Backend):
         optimizer: Optimizer = self.engine.optimizer.optimizer
         return optimizer
 
-    def _groups(self) -> dict[torch.Tensor, dict[str, Any]]:
+    def _groups(self) -> dict[torch.Tensor, Group]:
         groups = self._torch_optimizer.param_groups
         return {buffer.weights: groups[buffer.group] for buffer in self._buffers}
 
-    def _layer_parts(self) -> dict[torch.Tensor, list[LayerPart]]:
+    def _layer_parts(self) -> Parts:
         return {buffer.weights: buffer.parts for buffer in self._buffers}
 
     def _weights(self) -> list[Piece]:

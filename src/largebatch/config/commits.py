@@ -52,12 +52,11 @@ def _sections(config: RecipeConfig) -> Iterator[tuple[str, Data | Model]]:
 
 def _named(section: AnySection, kinds: Data | Model, commits: Mapping[str, str]) -> AnySection:
     """A section, or a source of a mixture, which has some of the fields of its `kinds`."""
-    given = {field: (getattr(section, field, None), kind) for field, kind in kinds.hub_fields.items()}
-    named = {
-        field: f"{name.partition('@')[0]}@{commits[_key(name, kind)]}"
-        for field, (name, kind) in given.items()
-        if name and _key(name, kind) in commits
-    }
+    named = {}
+    for field, kind in kinds.hub_fields.items():
+        name = getattr(section, field, None)
+        if name and (commit := commits.get(_key(name, kind))):
+            named[field] = f"{name.partition('@')[0]}@{commit}"
     return section.model_copy(update=named)
 
 

@@ -103,7 +103,7 @@ def _inconsistencies(config: RecipeConfig) -> Iterator[str]:
         found = check(config)
         if not isinstance(found, Iterator):
             what = f"{inspect.getsourcefile(check)}: {check.__qualname__} returned {found!r}"
-            raise ConfigError([f"{what}; a check must yield its problems"])
+            raise ConfigError(f"{what}; a check must yield its problems")
         yield from found
 
 

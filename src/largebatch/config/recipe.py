@@ -99,7 +99,7 @@ class RecipeConfig(Section):
             ValueError: A size starts at a moment in a unit that the data does not have, or not after the previous one.
         """
         return Timeline.build(
-            self.data.samples_per_epoch, self.batch.sizes, not self.batch.drop_last, self.data.tokens_per_sample
+            self.data.samples_per_epoch, self.batch.phases, not self.batch.drop_last, self.data.tokens_per_sample
         )
 
     @property
@@ -140,22 +140,30 @@ class RecipeConfig(Section):
     # --- checks across the sections that all tasks have -----------------------------------------------------------
 
     @check
-    def _settings_that_do_something(self) -> Iterator[str]:
+    def _settings_that_go_together(self) -> Iterator[str]:
         rate = self.learning_rate
         faults = self.faults
+        sizes = self.batch.sizes
+        normalizes = self.model.uses_batch_norm
         if rate.warmup and rate.warmup.start == "base_lr" and rate.scaling == "none":
             yield 'learning_rate.warmup: it would end where it starts, because scaling is "none"; write start "zero"'
         if rate.reference_duration and getattr(self.optimizer, "weight_decay_scaling", "fixed") == "fixed":
             yield "learning_rate.reference_duration: only rules of weight_decay_scaling use it; write one, or remove it"
+        if isinstance(rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
+            yield 'learning_rate.decay: "batch_growth" needs a growing batch; write a list as batch.global_batch_size'
         if faults.max_bad_steps != Faults().max_bad_steps and faults.on_non_finite == "stop":
             yield 'faults.max_bad_steps: has no effect with on_non_finite "stop"; write "skip", or remove it'
         if self.compute.couple != "auto" and not self.coupled_features:
             yield "compute.couple: each sample of this task has its own loss; remove it"
-
-    @check
-    def _checkpoints_to_roll_back_to(self) -> Iterator[str]:
-        if self.faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
+        if faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
             yield 'checkpoint.every: faults.on_non_finite "roll_back" needs it; write one, such as {"steps": 100}'
+        if normalizes and not self.batch.drop_last:
+            yield "batch.drop_last: false changes the loss of a model with BatchNorm at the end of an epoch; write true"
+        if self.coupled_features and min(sizes) == 1:
+            yield "batch.global_batch_size: a single sample has no others to be compared with; write at least 2"
+        if self.logging.noise_scale is not None and (self.coupled_features or normalizes):
+            which = "a loss over the whole global batch" if self.coupled_features else "BatchNorm"
+            yield f"logging.noise_scale: {which} makes the gradients of samples depend on each other; write null"
 
     @check
     def _whole_micro_batches(self) -> Iterator[str]:
@@ -167,27 +175,11 @@ class RecipeConfig(Section):
                     "over the micro-batch; write a number"
                 )
             return
-        for _, size in self.batch.sizes:
+        for size in self.batch.sizes:
             if size % micro:
                 nearest = nearest_multiples(size, micro)
                 yield f"batch.global_batch_size: {size} is not a multiple of batch.micro_batch_size {micro}; {nearest}"
                 return
-
-    @check
-    def _batches_that_batch_norm_takes(self) -> Iterator[str]:
-        if not self.batch.drop_last and self.model.uses_batch_norm:
-            yield "batch.drop_last: false changes the loss of a model with BatchNorm at the end of an epoch; write true"
-
-    @check
-    def _others_in_the_batch(self) -> Iterator[str]:
-        if self.coupled_features and min(size for _, size in self.batch.sizes) == 1:
-            yield "batch.global_batch_size: a single sample has no others to be compared with; write at least 2"
-
-    @check
-    def _gradients_of_their_own(self) -> Iterator[str]:
-        if self.logging.noise_scale is not None and (self.coupled_features or self.model.uses_batch_norm):
-            which = "a loss over the whole global batch" if self.coupled_features else "BatchNorm"
-            yield f"logging.noise_scale: {which} makes the gradients of samples depend on each other; write null"
 
     @check
     def _sums_over_the_sources(self) -> Iterator[str]:
@@ -199,17 +191,11 @@ class RecipeConfig(Section):
                 yield f"data.{field}: {given}, but the sources add up to {total}; write {total}"
 
     @check
-    def _growth_instead_of_decay(self) -> Iterator[str]:
-        sizes = [size for _, size in self.batch.sizes]
-        if isinstance(self.learning_rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
-            yield 'learning_rate.decay: "batch_growth" needs a growing batch; write a list as batch.global_batch_size'
-
-    @check
     def _shares_of_the_sources(self) -> Iterator[str]:
         mixture = self.data.mixture
         if mixture is None or not isinstance(self.data, Mixable):
             return
-        smallest = min(size for _, size in self.batch.sizes)
+        smallest = min(self.batch.sizes)
         total = sum(mixture.weights)
         for source, weight, size in zip(self.data.sources or (), mixture.weights, mixture.sizes, strict=True):
             if 0 < weight * smallest < total:
@@ -223,7 +209,7 @@ class RecipeConfig(Section):
     def _rules_of_the_optimizer(self) -> Iterator[str]:
         optimizer = self.optimizer
         rate = self.learning_rate
-        sizes = {size for _, size in self.batch.sizes}
+        sizes = set(self.batch.sizes)
         rules = {name: getattr(optimizer, name) for name in optimizer.rules}
         for name, rule in rules.items():
             if rule == optimizer.square_root_rules.get(name) and rate.scaling != "sqrt":
@@ -248,7 +234,7 @@ class RecipeConfig(Section):
     @check
     def _durations_within_the_run(self) -> Iterator[str]:
         num_samples = self.data.num_train_samples
-        largest = max(size for _, size in self.batch.sizes)
+        largest = max(self.batch.sizes)
         if largest > num_samples:
             yield f"batch.global_batch_size: {largest} is more than the {num_samples} training samples; write fewer"
             return

@@ -103,15 +103,13 @@ class LinearRamp(Section):
 
     @model_validator(mode="after")
     def _whole_increments(self) -> Self:
-        growth = self.end - self.start
-        if growth <= 0:
-            raise ValueError(f"end {self.end} is not above start {self.start}; write a larger end, or a list of sizes")
-        if growth % self.increment:
+        count, rest = divmod(self.end - self.start, self.increment)
+        if count < 1 or rest:
             given = f"increments of {self.increment} from start {self.start} do not reach end {self.end}"
-            nearest = self.start + max(1, growth // self.increment) * self.increment
+            nearest = self.start + max(1, count) * self.increment
             raise ValueError(f"{given}; write an end such as {nearest}")
-        if growth // self.increment > MAX_PHASES:
-            given = f"increment {self.increment} makes {growth // self.increment} batch sizes"
+        if count > MAX_PHASES:
+            given = f"increment {self.increment} makes {count} batch sizes"
             raise ValueError(f"{given}; write one that makes at most {MAX_PHASES}")
         return self
 
@@ -164,7 +162,12 @@ class Batch(Section):
         return not isinstance(self.micro_batch_size, int)
 
     @property
-    def sizes(self) -> list[tuple[Length, int]]:
+    def sizes(self) -> list[int]:
+        """The batch sizes in their order."""
+        return [size for _, size in self.phases]
+
+    @property
+    def phases(self) -> list[tuple[Length, int]]:
         """The batch sizes, each with the moment from which it is used."""
         size = self.global_batch_size
         if isinstance(size, int):

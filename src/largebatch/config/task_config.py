@@ -37,7 +37,7 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
         # One that is imported would be that of another task.
         if not (isinstance(found, type) and issubclass(found, RecipeConfig) and found.__module__ == module.__name__):
             remedy = "write one in this file, as docs/tasks.md describes"
-            raise ConfigError([f"{file}: has no class Config(RecipeConfig) of its own; {remedy}"])
+            raise ConfigError(f"{file}: has no class Config(RecipeConfig) of its own; {remedy}")
         # Raises an error if an annotation names something that is not defined.
         found.model_rebuild()
     # A task replaces these sections, but plans need what the base classes declare.
@@ -47,7 +47,7 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
             if not (isinstance(each, type) and issubclass(each, base)) or each is base:
                 shown = getattr(each, "__name__", each)
                 remedy = f"write a subclass of {base.__module__}.{base.__name__}, or a union of subclasses"
-                raise ConfigError([f"{file}: {name} is {shown}; {remedy}"])
+                raise ConfigError(f"{file}: {name} is {shown}; {remedy}")
     return found
 
 
@@ -65,7 +65,7 @@ def task_code_errors(folder: Path, blamed: str | None = None) -> Iterator[None]:
     except ConfigError:
         raise
     except UserError as error:
-        raise ConfigError([str(error)]) from error
+        raise ConfigError(str(error)) from error
     except (Exception, SystemExit) as error:
         place = _place_in(folder, error) or (folder / blamed if blamed else None)
         if place is None:
@@ -74,7 +74,7 @@ def task_code_errors(folder: Path, blamed: str | None = None) -> Iterator[None]:
         described = f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")
         if isinstance(error, SystemExit):
             described += '; move what only a run does below if __name__ == "__main__":'
-        raise ConfigError([f"{place}: {described}"]) from error
+        raise ConfigError(f"{place}: {described}") from error
 
 
 def _place_in(folder: Path, error: BaseException) -> str | None:

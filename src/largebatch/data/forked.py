@@ -1,11 +1,12 @@
 """Work that is shared by forked processes."""
 
-import multiprocessing
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+from multiprocessing import get_context
+
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from largebatch.errors import DataError, UserError
 from largebatch.system.parent_process import end_with_parent
@@ -26,48 +27,33 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
     Raises:
         DataError: A process was killed.
         UserError: `work` raised one; it is of the same class.
+        ProcessRaisedException: `work` raised another exception, whose traceback is its message.
     """
-    context = multiprocessing.get_context("fork")
-    failures = context.SimpleQueue()
+    failures = get_context("fork").SimpleQueue()
 
-    def run(share: Sequence[int]) -> None:
+    def run(number: int) -> None:
         end_with_parent()
         # Requests to stop are for the parent.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for number in (signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)
+        for request in (signal.SIGINT, signal.SIGUSR1):
+            signal.signal(request, signal.SIG_IGN)
         try:
-            for item in share:
+            for item in items[number::num_processes]:
                 work(item)
         except UserError as error:
             # A longer message would block on the pipe, which has no reader yet.
             failures.put((type(error), str(error)[:MAX_CHARACTERS]))
             sys.exit(1)
 
-    shares = [items[number::num_processes] for number in range(min(num_processes, len(items)))]
-    processes = [context.Process(target=run, args=(share,), daemon=True) for share in shares]
     try:
-        for process in processes:
-            process.start()
-        while True:
-            # Collect sentinels before exit codes, so that a process that ends in between is seen in the next round.
-            running = [process.sentinel for process in processes if process.exitcode is None]
-            codes = [process.exitcode for process in processes if process.exitcode]
-            if codes and not failures.empty():
-                error_class, message = failures.get()
-                raise error_class(message)
-            if 1 in codes:
-                raise RuntimeError("a process that prepared data failed; its traceback is above")
-            if codes:
-                raise _died(f"ended with exit code {codes[0]}")
-            if not running:
-                return
-            wait(running)
-    finally:
-        for process in processes:
-            if process.pid is not None:
-                process.kill()
-                process.join()
+        start_processes(  # type: ignore[no-untyped-call]
+            run, nprocs=min(num_processes, len(items)), daemon=True, start_method="fork"
+        )
+    except ProcessExitedException as error:
+        if failures.empty():
+            raise _died(f"ended with exit code {error.exit_code}") from None
+        error_class, message = failures.get()
+        raise error_class(message) from None
 
 
 @contextmanager

@@ -87,8 +87,6 @@ def open_splits(
         with forked_by_datasets():
             builder.download_and_prepare(num_proc=preparation.num_workers)
         train, evaluation = (builder.as_dataset(split) for split in splits)
-    except DataError:
-        raise
     # `datasets` raises exceptions of many kinds for data that cannot be reached, parsed or found.
     except Exception as error:
         cause: BaseException = error

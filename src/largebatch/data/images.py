@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -59,12 +60,12 @@ DIGITS_MEAN = (0.3053,)
 DIGITS_STD = (0.3762,)
 
 
+@dataclass(eq=False)
 class TensorImages:
-    """Images in memory: uint8 pixels of shape (samples, channels, height, width), int64 labels of shape (samples,)."""
+    """Images in memory."""
 
-    def __init__(self, pixels: torch.Tensor, labels: torch.Tensor):
-        self.pixels = pixels
-        self.labels = labels
+    pixels: torch.Tensor  # uint8, of shape (samples, channels, height, width)
+    labels: torch.Tensor  # int64, of shape (samples,)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -191,6 +192,7 @@ def _check_labels(labels: NDArray[np.int64 | np.float64], config: HubImages, spl
         )
 
 
+@dataclass(eq=False)
 class HubImageSource:
     """Encoded images, decoded, cropped and resized when they are fetched.
 
@@ -198,12 +200,13 @@ class HubImageSource:
     the center crop.
     """
 
-    def __init__(self, dataset: Rows, config: HubImages, augmentation_seed: int | None):
-        self.dataset = dataset
-        self.config = config
-        self.augmentation_seed = augmentation_seed
+    dataset: Rows
+    config: HubImages
+    augmentation_seed: int | None
+
+    def __post_init__(self) -> None:
         # Data of which no image can be decoded are refused before training.
-        if len(dataset):
+        if len(self.dataset):
             self.fetch(np.array([0]), None)
 
     def __len__(self) -> int:

@@ -14,14 +14,12 @@ from torch.nn.functional import pad
 from largebatch.config.data import Data, Mixable
 from largebatch.data.loading import check_size
 from largebatch.data.order import Indices, derive_seed, epoch_order
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.source import Batch, SampleSource, Sources
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.errors import DataError, StorageError, UserError
 
 
-def open_mixed(
-    data: Data, seed: int, open_one: Callable[[Any, int], tuple[SampleSource, SampleSource]]
-) -> tuple[SampleSource, SampleSource]:
+def open_mixed(data: Data, seed: int, open_one: Callable[[Any, int], Sources]) -> Sources:
     """The training and evaluation samples of a section that may be a mixture.
 
     Args:
@@ -35,7 +33,7 @@ def open_mixed(
     """
     if not isinstance(data, Mixable) or data.sources is None:
         return open_one(data, seed)
-    opened: list[tuple[SampleSource, SampleSource]] = []
+    opened: list[Sources] = []
     for source, section in zip(data.sources, data.sections(), strict=True):
         try:
             train, evaluation = open_one(section, derive_seed(seed, "source", source.name))

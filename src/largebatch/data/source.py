@@ -29,3 +29,7 @@ class SampleSource(Protocol):
 
         Or the weights of its samples or targets, in a floating-point tensor of any shape: multiples of 2^-20.
         """
+
+
+Sources = tuple[SampleSource, SampleSource]
+"""The training and the evaluation set."""

@@ -5,7 +5,8 @@ model reads the first block_size and predicts the last block_size, so each token
 "documents", each document is one sample.
 """
 
-from functools import partial
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,15 +16,13 @@ from largebatch.data.megatron import open_megatron
 from largebatch.data.order import Indices
 from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import open_prepared
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.source import Batch, Sources
 from largebatch.data.token_stream import TokenStream
 from largebatch.data.tokenizer import ByteTokenizer, Tokenizer
 from largebatch.errors import DataError
 
 
-def tokenized_samples(
-    data: HubText | MegatronText, tokenizer: Tokenizer, preparation: Preparation
-) -> tuple[SampleSource, SampleSource]:
+def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer, preparation: Preparation) -> Sources:
     """The training and evaluation documents as samples of this tokenizer's tokens."""
     if isinstance(data, MegatronText):
         train = open_megatron(listed(data.train), "data.train", tokenizer.vocab_size)
@@ -36,14 +35,12 @@ def tokenized_samples(
     return _samples(data, train, evaluation, tokenizer.end_of_text if data.attention == "document" else None)
 
 
-def _samples(
-    data: TextData, train: TokenStream, evaluation: TokenStream, end_of_text: int | None = None
-) -> tuple[SampleSource, SampleSource]:
+def _samples(data: TextData, train: TokenStream, evaluation: TokenStream, end_of_text: int | None = None) -> Sources:
     """The documents as samples of the section's kind; for `end_of_text` see `TokenBlocks`."""
-    kind = PaddedDocuments if data.samples == "documents" else partial(TokenBlocks, end_of_text=end_of_text)
+    kind = PaddedDocuments if data.samples == "documents" else TokenBlocks
     return (
-        kind(train, data.block_size, data.num_train_samples, "data.num_train_samples"),
-        kind(evaluation, data.block_size, data.num_eval_samples, "data.num_eval_samples"),
+        kind(train, data.block_size, data.num_train_samples, "data.num_train_samples", end_of_text),
+        kind(evaluation, data.block_size, data.num_eval_samples, "data.num_eval_samples", end_of_text),
     )
 
 
@@ -57,23 +54,29 @@ def count_targets(batch: Batch) -> int:
     return int((batch["labels"] != IGNORE_INDEX).sum())
 
 
-class _TokenSamples:
+@dataclass(eq=False)
+class _TokenSamples(ABC):
     """Samples whose weight is the number of tokens that they predict.
-
-    Args:
-        available: Samples in the data.
-        num_samples: Number of samples to use.
-        field: The config's field for `num_samples`.
 
     Raises:
         DataError: There are too few samples.
     """
 
-    def __init__(self, available: int, num_samples: int, field: str):
-        self.num_samples = num_samples
-        self.num_available = available
-        if available < num_samples:
-            raise DataError(f"{field}: {num_samples}, but the data has {available} samples; write at most that many")
+    tokens: TokenStream  # the documents
+    block_size: int  # tokens that a sample predicts, at most
+    num_samples: int  # how many samples to use
+    field: str  # the config's field for that number
+    end_of_text: int | None = None  # the token that ends documents, if they are to be kept apart in a sample
+
+    def __post_init__(self) -> None:
+        if self.num_available < self.num_samples:
+            given = f"{self.field}: {self.num_samples}, but the data has {self.num_available} samples"
+            raise DataError(f"{given}; write at most that many")
+
+    @property
+    @abstractmethod
+    def num_available(self) -> int:
+        """Samples in the data."""
 
     def __len__(self) -> int:
         return self.num_samples
@@ -85,17 +88,13 @@ class _TokenSamples:
 class TokenBlocks(_TokenSamples):
     """Blocks of a stream of tokens, each predicting `block_size` tokens.
 
-    With `end_of_text`, the token that ends documents, each document in a block gets its own positions, by which models
-    of `transformers` keep documents apart. For the other arguments and errors see `_TokenSamples`.
+    With `end_of_text`, each document in a block gets its own positions, by which models of `transformers` keep
+    documents apart. For arguments and errors see `_TokenSamples`.
     """
 
-    def __init__(
-        self, tokens: TokenStream, block_size: int, num_samples: int, field: str, end_of_text: int | None = None
-    ):
-        super().__init__(max(len(tokens) - 1, 0) // block_size, num_samples, field)
-        self.tokens = tokens
-        self.block_size = block_size
-        self.end_of_text = end_of_text
+    @property
+    def num_available(self) -> int:
+        return max(len(self.tokens) - 1, 0) // self.block_size
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
         starts = (indices * self.block_size).tolist()
@@ -117,17 +116,16 @@ def _positions_in_documents(is_last: torch.Tensor) -> torch.Tensor:
 class PaddedDocuments(_TokenSamples):
     """Documents as samples, each predicted from its second token to its end-of-text token.
 
-    At most `block_size` tokens of each are predicted, and the rest is cut off. For the other arguments and errors see
+    At most `block_size` tokens of each are predicted, and the rest is cut off. For arguments and errors see
     `_TokenSamples`.
     """
 
-    def __init__(self, documents: TokenStream, block_size: int, num_samples: int, field: str):
-        super().__init__(documents.num_documents, num_samples, field)
-        self.documents = documents
-        self.block_size = block_size
+    @property
+    def num_available(self) -> int:
+        return self.tokens.num_documents
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
-        documents = [self.documents.read_document(number, self.block_size + 1) for number in indices.tolist()]
+        documents = [self.tokens.read_document(number, self.block_size + 1) for number in indices.tolist()]
         # A document of one token has nothing to predict.
         longest = max(1, *(len(document) - 1 for document in documents))
         input_ids = torch.zeros((len(documents), longest), dtype=torch.int64)
@@ -144,7 +142,7 @@ class PaddedDocuments(_TokenSamples):
 # --- the Python reference -----------------------------------------------------------------------------------------
 
 
-def pydoc_samples(config: PydocData) -> tuple[SampleSource, SampleSource]:
+def pydoc_samples(config: PydocData) -> Sources:
     """The Python reference's topics, sorted by name, as bytes; as documents, the paragraphs of the topics."""
     from pydoc_data.topics import topics  # type: ignore[import-not-found,unused-ignore]
 

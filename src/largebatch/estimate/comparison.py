@@ -10,8 +10,8 @@ from largebatch.estimate.memory import coupling_phase, model_states, when_reduce
 from largebatch.estimate.model_shape import ModelShape, Strategy
 from largebatch.estimate.step_time import Hardware, step_time
 from largebatch.estimate.traffic import coupled, traffic_of_a_step
-from largebatch.estimate.update import most_products
 from largebatch.plan.contract import RunPlan, resolve
+from largebatch.plan.layer_owners import layer_owners
 from largebatch.plan.strategies import SHARDS, find_strategy
 from largebatch.system.hardware import GIB, kept_back
 
@@ -70,7 +70,7 @@ def compare_strategies(
                 "world_size": world_size,
                 "problem": None,
                 "gradient_accumulation_steps": plan.max_gradient_accumulation_steps,
-                "samples": plan.timeline.at(plan.total_steps).samples_before,
+                "samples": plan.total_samples,
                 "suggested": suggested,
                 "reason": reason,
                 "strategies": counted,
@@ -127,13 +127,36 @@ def _cost(
         "fits": total <= gpu_memory - kept_back(gpu_memory),
         "sent_bytes_per_step": sum(each.sent for each in traffic),
         "sent_between_nodes_bytes_per_step": between,
-        "update_flops": most_products(plan, model, strategy.shards_of(plan.world_size)),
+        "update_flops": _most_products(plan, model, strategy.shards_of(plan.world_size)),
     }
     seconds = None
     if hardware and flops:
         kept = workload.activations or 0
         seconds = step_time(traffic, flops, micro_batches, hardware, kept, cost["update_flops"])
     return cost | {"step_seconds": seconds}
+
+
+def _most_products(plan: RunPlan, model: ModelShape, owners: int) -> int:
+    """The operations of matrix products in an update, on the process that has the most of them.
+
+    The rest of an update is element by element, and is not counted. Parameter groups are stepped one after another, and
+    each ends with an exchange, in which all wait for the last.
+
+    Args:
+        plan: The plan, which has the optimizer.
+        model: The model.
+        owners: The number of processes that layers are divided over.
+    """
+    assert plan.optimizer_entry is not None
+    total = 0
+    for group in model.exchanged_groups:
+        options = {**plan.optimizer_options, **model.group_options[group]}
+        shapes = {each.name: each.shape for each in model.trained if each.group == group}
+        loads = [0] * owners
+        for name, owner in layer_owners(shapes, owners).items():
+            loads[owner] += plan.optimizer_entry.products(options, shapes[name])
+        total += max(loads)
+    return total
 
 
 def _suggest(options: Mapping[str, Json], activations: int | None, gpu_memory: int) -> tuple[str | None, str]:

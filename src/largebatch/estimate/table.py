@@ -60,7 +60,7 @@ def assumptions(comparison: Json) -> str:
 
 def _title(column: Json) -> str:
     """A number of processes, and what is suggested for it."""
-    processes = counted(column["world_size"], "process", "processes")
+    processes = counted(column["world_size"], "process")
     if column["problem"]:
         return f"{processes}: {column['problem']}"
     accumulation = f"accumulation {column['gradient_accumulation_steps']:,}"
@@ -73,7 +73,7 @@ def _whole_run(column: Json, config: RecipeConfig) -> str:
     if option is None or option["step_seconds"] is None:
         return ""
     # A step with fewer samples takes less time.
-    size = max(size for _, size in config.batch.sizes)
+    size = max(config.batch.sizes)
     hours = [column["samples"] / size * seconds / 3600 for seconds in option["step_seconds"].values()]
     gpu_hours = [column["world_size"] * each for each in hours]
     tokens = config.tokens_processed_per_sample

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from pkgutil import resolve_name
-from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from torch.optim import Optimizer
 from largebatch.config.optimizers import EMA
 from largebatch.errors import ConfigError, reason_of
 from largebatch.optim.groups import planned_groups
-from largebatch.optim.layerwise import local_part
+from largebatch.optim.layerwise import Group, local_part
 from largebatch.plan import RunPlan
 
 
@@ -23,7 +22,7 @@ def build_optimizer(model: nn.Module, plan: RunPlan) -> Optimizer:
     return optimizer_over(planned_groups(model, plan), plan)
 
 
-def optimizer_over(groups: Iterable[dict[str, Any]], plan: RunPlan) -> Optimizer:
+def optimizer_over(groups: Iterable[Group], plan: RunPlan) -> Optimizer:
     """The plan's optimizer over any parameter groups, at a learning rate of 0.
 
     Raises:

@@ -1,15 +1,23 @@
 """The parameter groups of a plan's optimizer, decided from the model: weight decay and learning rates."""
 
 from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
+from largebatch.config.optimizers import ParameterRole
+from largebatch.config.optimizers.sections import ParameterKind
 from largebatch.errors import ConfigError
-from largebatch.optim.names import names_matching
-from largebatch.optim.roles import roles_of
+from largebatch.model.parts import embedding_layer, has_inputs_first
 from largebatch.plan import RunPlan
+from largebatch.words import did_you_mean
+
+# Ends of names, and modules of output layers, as torchvision, timm and transformers name them.
+POSITIONS_AND_TOKENS = ("_token", "_embed", "_embedding", "_embeddings")
+OUTPUT_NAMES = {"classifier", "fc", "head", "heads", "score"}
 
 
 def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
@@ -32,7 +40,7 @@ def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trainable:
         raise ConfigError(f"{type(model).__name__} has no trainable parameter; leave requires_grad of some true")
-    roles = roles_of(trainable, model, plan)
+    roles = _roles_of(trainable, model, plan)
     factors = _lr_factors(trainable, plan)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter in trainable.items():
@@ -51,7 +59,7 @@ def _lr_factors(trainable: Collection[str], plan: RunPlan) -> dict[str, float]:
     """The learning rate's factor of each parameter that a group of the plan matches."""
     factors: dict[str, float] = {}
     for group in plan.optimizer.groups or ():
-        matched = names_matching(group.parameters, trainable, "optimizer.groups", taken=factors)
+        matched = _names_matching(group.parameters, trainable, "optimizer.groups", taken=factors)
         factors |= dict.fromkeys(matched, group.lr_factor)
     return factors
 
@@ -72,3 +80,94 @@ def group_options(optimizer: Optimizer) -> list[Mapping[str, Any]]:
     names = {*optimizer.defaults, "weight_decay", "lr_factor"}
     names -= {"lr", "foreach", "fused", "capturable", "differentiable"}
     return [{name: group.get(name) for name in sorted(names)} for group in optimizer.param_groups]
+
+
+# --- what parameters are in their model ---------------------------------------------------------------------------
+
+
+def _roles_of(trainable: Mapping[str, nn.Parameter], model: nn.Module, plan: RunPlan) -> dict[str, ParameterRole]:
+    """The role of each trainable parameter, by name.
+
+    It has no weight decay if the recipe says so, by its kind or by its name, or if the model declares it.
+
+    Raises:
+        ConfigError: A pattern of the recipe matches no name.
+    """
+    places: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    output = _output_layer(model)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            # Several modules may share it.
+            places.setdefault(parameter, (module, name))
+    exempt = _declared_without_decay(model)
+    named: dict[str, dict[str, Any]] = {name: {} for name in trainable}
+    for field, patterns in plan.name_patterns.items():
+        for pattern, value in patterns.items():
+            for name in _names_matching(pattern, trainable, f"optimizer.{field}"):
+                named[name].setdefault(field, value)
+    roles = {}
+    for name, parameter in trainable.items():
+        module, own_name = places[parameter]
+        kind = _kind_of(module, own_name, output)
+        decays = name not in exempt and kind not in plan.optimizer.no_decay and "no_decay_names" not in named[name]
+        about = (has_inputs_first(module), isinstance(module, _ConvNd), named[name])
+        roles[name] = ParameterRole(kind, tuple(parameter.shape), decays, *about)
+    return roles
+
+
+def _output_layer(model: nn.Module) -> nn.Module | None:
+    """The layer of `transformers`' output embeddings or, in other models, the last one inside a usual name's module."""
+    output = embedding_layer(model, "get_output_embeddings")
+    if output is None:
+        for path, module in model.named_modules():
+            if OUTPUT_NAMES & set(path.split(".")) and [*module.parameters(recurse=False)]:
+                output = module
+    return output
+
+
+def _kind_of(module: nn.Module, name: str, output: nn.Module | None) -> ParameterKind | None:
+    """The kind of the parameter `name` that `module` itself holds; `output` is the model's output layer.
+
+    A norm's own bias is of the kind "norm". Normalization layers outside torch are recognized by their class names.
+    """
+    if "Norm" in type(module).__name__:
+        return "norm"
+    if name == "bias" or name.endswith("_bias"):
+        return "bias"
+    # A vision transformer's class token and positions are not modules of their own.
+    if isinstance(module, nn.Embedding) or name.endswith(POSITIONS_AND_TOKENS):
+        return "embedding"
+    return "output" if module is output else None
+
+
+def _declared_without_decay(model: nn.Module) -> set[str]:
+    """The names that the model declares: by `_no_weight_decay` of a parameter, as mamba_ssm sets it, or by a module's
+    method `no_weight_decay`, which in timm returns names inside the module, also of parameters that it does not have.
+    """
+    declared = {name for name, parameter in model.named_parameters() if getattr(parameter, "_no_weight_decay", False)}
+    for prefix, module in model.named_modules():
+        for name in getattr(module, "no_weight_decay", set)():
+            declared.add(f"{prefix}.{name}" if prefix else name)
+    return declared
+
+
+def _names_matching(
+    pattern: str, trainable: Collection[str], field: str, taken: Collection[str] = frozenset()
+) -> list[str]:
+    """The names of trainable parameters that a pattern of a field matches, without those that are taken.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    matched = [name for name in trainable if fnmatchcase(name, pattern)]
+    free = [name for name in matched if name not in taken]
+    if not free:
+        modules = [f"{name[:end]}.*" for name in trainable for end, letter in enumerate(name) if letter == "."]
+        which = " that an earlier group does not have" if matched else ""
+        meant = did_you_mean(pattern, [*trainable, *modules])
+        examples = dict.fromkeys([*(name for name in modules if name.count(".") == 1), [*trainable][-1]])
+        raise ConfigError(
+            f'{field}: "{pattern}" matches no trainable parameter of the model{which}{meant}; write a pattern of '
+            f"names, such as {', '.join(examples)}"
+        )
+    return free

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
-from largebatch.optim.layerwise import LayerwiseOptimizer, PartsOfLayers
+from largebatch.optim.layerwise import Group, LayerwiseOptimizer, PartsOfLayers
 
 CHUNK = 2**27  # elements of the temporary tensors beside the updates: 512 MiB in fp32
 
@@ -18,43 +17,26 @@ class Lamb(LayerwiseOptimizer):
     added to its denominator, and lambda is `weight_decay`.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-    ):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
-        for tensor in tensors:
-            state = self.state[tensor]
-            if not state:
-                state["step"] = 0
-                state["exp_avg"] = torch.zeros_like(tensor)
-                state["exp_avg_sq"] = torch.zeros_like(tensor)
-            state["step"] += 1
-        weights = parts.split(tensors)
+    def _step_group(self, group: Group, parts: PartsOfLayers) -> None:
+        weights = parts.split(parts.tensors)
         buffer, updates = parts.new_updates()
+        self._adam_steps(group, parts, updates)
         if weights:
-            self._adam_steps(group, tensors, parts, updates)
             torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
         if group["layerwise"]:
             parts.scale(buffer, self._trust_ratios(parts, weights, updates, torch.div))
         if weights:
             torch._foreach_add_(weights, updates, alpha=-group["lr"])
 
-    def _adam_steps(
-        self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers, updates: list[torch.Tensor]
-    ) -> None:
+    def _adam_steps(self, group: Group, parts: PartsOfLayers, updates: list[torch.Tensor]) -> None:
         """Update the averages, and write r for each part into its update."""
+        for tensor in parts.tensors:
+            self.state[tensor]["step"] = self.state[tensor].get("step", 0) + 1
+        first, second = (parts.states(self.state, name) for name in ("exp_avg", "exp_avg_sq"))
+        if not updates:
+            return
         beta1, beta2 = group["betas"]
-        gradients = parts.split([tensor.grad for tensor in tensors if tensor.grad is not None])
-        first, second = (
-            parts.split([self.state[tensor][name] for tensor in tensors]) for name in ("exp_avg", "exp_avg_sq")
-        )
+        gradients = parts.gradients()
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)

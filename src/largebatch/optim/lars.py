@@ -1,10 +1,8 @@
 """LARS: SGD with its own learning rate for each layer."""
 
-from typing import Any
-
 import torch
 
-from largebatch.optim.layerwise import LayerwiseOptimizer, PartsOfLayers
+from largebatch.optim.layerwise import Group, LayerwiseOptimizer, PartsOfLayers
 
 
 class Lars(LayerwiseOptimizer):
@@ -16,28 +14,13 @@ class Lars(LayerwiseOptimizer):
     multiply it in. Nesterov is not in the paper.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        trust_coefficient: float = 0.001,
-    ):
-        options = {"momentum": momentum, "nesterov": nesterov, "trust_coefficient": trust_coefficient}
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay} | options)
-
-    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+    def _step_group(self, group: Group, parts: PartsOfLayers) -> None:
         decay = group["weight_decay"]
         eta = group["trust_coefficient"]
         momentum = group["momentum"]
-        weights = parts.split(tensors)
-        gradients = parts.split([tensor.grad for tensor in tensors if tensor.grad is not None])
-        if momentum != 0:
-            for tensor in tensors:
-                if not self.state[tensor]:
-                    self.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+        weights = parts.split(parts.tensors)
+        gradients = parts.gradients()
+        velocities = parts.states(self.state, "momentum_buffer") if momentum else []
         ratios = None
         if group["layerwise"]:
             ratios = self._trust_ratios(parts, weights, gradients, lambda w, g: eta * w / (g + decay * w))
@@ -49,8 +32,7 @@ class Lars(LayerwiseOptimizer):
         if ratios is not None:
             parts.scale(buffer, ratios)
         directions = updates
-        if momentum != 0:
-            velocities = parts.split([self.state[tensor]["momentum_buffer"] for tensor in tensors])
+        if momentum:
             torch._foreach_mul_(velocities, momentum)
             torch._foreach_add_(velocities, updates)
             if group["nesterov"]:

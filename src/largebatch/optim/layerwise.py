@@ -28,6 +28,12 @@ class LayerPart:
     length: int  # number of elements; 0 if this process has none of the layer
 
 
+Parts = Mapping[torch.Tensor, Sequence[LayerPart]]
+"""The parts of layers in each tensor that the optimizer steps on this process."""
+Group = dict[str, Any]
+"""A parameter group of an optimizer: its tensors, "params", and their options."""
+
+
 class PartsOfLayers:
     """The parts of layers, except empty ones, in tensors that are stepped together, as lists for `torch._foreach_*`.
 
@@ -44,12 +50,8 @@ class PartsOfLayers:
         numbers: The number of each layer, by name.
     """
 
-    def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        parts: Mapping[torch.Tensor, Sequence[LayerPart]] | None,
-        numbers: Mapping[str, int],
-    ):
+    def __init__(self, tensors: Sequence[torch.Tensor], parts: Parts | None, numbers: Mapping[str, int]):
+        self.tensors = tensors
         self.tensor_of_part: list[torch.Tensor] = []
         self.names: list[str] = []
         self._splits: list[list[int]] = []
@@ -88,6 +90,17 @@ class PartsOfLayers:
             views += [local] if is_whole else torch.split_with_sizes(local.detach().view(-1), sizes)[1::2]
         return views
 
+    def gradients(self) -> list[torch.Tensor]:
+        """The parts of the tensors' gradients."""
+        return self.split([tensor.grad for tensor in self.tensors if tensor.grad is not None])
+
+    def states(self, states: Mapping[torch.Tensor, dict[str, Any]], name: str) -> list[torch.Tensor]:
+        """The parts of one of the tensors' states in an optimizer, which begins as zeros."""
+        for tensor in self.tensors:
+            if name not in states[tensor]:
+                states[tensor][name] = torch.zeros_like(tensor)
+        return self.split([states[tensor][name] for tensor in self.tensors])
+
     def new_updates(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """A buffer of shape (blocks, BLOCK), uninitialized, and a view of it for each part, of the part's layout."""
         buffer = torch.empty(len(self._layer_of_block), BLOCK, **self._options)
@@ -111,20 +124,25 @@ class LayerwiseOptimizer(Optimizer):
 
     A layer is a parameter. Those in groups with `"layerwise": False` are stepped element by element: their trust ratio
     is 1. Until `set_layer_parts` is called, each tensor counts as a whole layer.
+
+    Args:
+        params: Tensors, or parameter groups.
+        options: The learning rate, `lr`, and those of the optimizer's section in `config.optimizers`, for all groups
+            that do not have their own.
     """
 
-    def __init__(self, params: Any, defaults: dict[str, Any]):
-        super().__init__(params, defaults | {"layerwise": True})
-        self._parts: Mapping[torch.Tensor, Sequence[LayerPart]] | None = None
+    def __init__(self, params: Any, **options: Any):
+        super().__init__(params, {"layerwise": True} | options)
+        self._parts: Parts | None = None
         self._numbers: dict[str, int] = {}
         self._shapes: Mapping[str, Shape] = {}
         self._processes: LayerProcesses | None = None
         self._stepped_together: dict[tuple[torch.Tensor, ...], PartsOfLayers] = {}
-        self._whole: dict[tuple[torch.Tensor, ...], WholeLayers] = {}
+        self._whole: dict[PartsOfLayers, WholeLayers] = {}
 
     def set_layer_parts(
         self,
-        parts: Mapping[torch.Tensor, Sequence[LayerPart]],
+        parts: Parts,
         shapes: Mapping[str, Shape],
         processes: LayerProcesses,
     ) -> None:
@@ -155,13 +173,13 @@ class LayerwiseOptimizer(Optimizer):
             parts = self._stepped_together.get(tuple(tensors))
             if parts is None:
                 parts = self._stepped_together[tuple(tensors)] = PartsOfLayers(tensors, self._parts, self._numbers)
-            self._step_group(group, tensors, parts)
+            self._step_group(group, parts)
 
     @abstractmethod
-    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+    def _step_group(self, group: Group, parts: PartsOfLayers) -> None:
         """Step those tensors of a parameter group that have gradients, without changing the gradients.
 
-        `parts` are those of layers in `tensors`; possibly none, while other processes have some.
+        There may be no parts of layers in them, while other processes have some.
         """
 
     def _trust_ratios(
@@ -174,22 +192,21 @@ class LayerwiseOptimizer(Optimizer):
         weight_norms, norms = squares.sqrt()
         return torch.where((weight_norms > 0) & (norms > 0), trust_ratio(weight_norms, norms), 1.0)
 
-    def _whole_layers(self, tensors: Sequence[torch.Tensor], parts: PartsOfLayers) -> WholeLayers:
+    def _whole_layers(self, parts: PartsOfLayers) -> WholeLayers:
         """The layers in tensors that are stepped together, and in those that other processes step at the same time."""
-        key = tuple(tensors)
-        if key not in self._whole:
+        if parts not in self._whole:
             processes = self._processes
             if processes is None:
                 named = zip(parts.names, parts.tensor_of_part, strict=True)
                 shapes = {name: tuple(local_part(tensor).shape) for name, tensor in named}
                 processes = LayerProcesses.only_this(shapes)
             else:
-                together = set(key)
+                together = set(parts.tensors)
                 numbers = {number for number, tensor in enumerate(self._parts or ()) if tensor in together}
                 stepped = {each.name for held in processes.ranges for each in held.values() if each.tensor in numbers}
                 shapes = {name: shape for name, shape in self._shapes.items() if name in stepped}
-            self._whole[key] = WholeLayers(shapes, processes)
-        return self._whole[key]
+            self._whole[parts] = WholeLayers(shapes, processes)
+        return self._whole[parts]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from largebatch.config.optimizers.muon import COEFFICIENTS
-from largebatch.optim.layerwise import LayerwiseOptimizer, PartsOfLayers, local_part
+from largebatch.optim.layerwise import Group, LayerwiseOptimizer, PartsOfLayers, local_part
 
 MAX_STACKED = 2**27  # elements of the matrices of one shape that are made orthogonal together: 512 MiB in fp32
 SCALES = {
@@ -25,36 +25,19 @@ class Muon(LayerwiseOptimizer):
     inputs. Momentum is torch's, an average; the plan has clipped gradients before it.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        scale: str = "adamw_rms",
-        coefficients: str = "jordan",
-        iterations: int = 5,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-    ):
-        options = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "scale": scale}
-        options |= {"coefficients": coefficients, "iterations": iterations, "betas": betas, "eps": eps}
-        super().__init__(params, options | {"inputs_first": False, "matrices": 1})
+    def __init__(self, params: Any, **options: Any):
+        super().__init__(params, inputs_first=False, matrices=1, **options)
         # Torch's own, which gets groups and states of this one to step.
         self._adamw = torch.optim.AdamW([torch.empty(0)], fused=True)
 
-    def _step_group(self, group: dict[str, Any], tensors: list[torch.Tensor], parts: PartsOfLayers) -> None:
+    def _step_group(self, group: Group, parts: PartsOfLayers) -> None:
         if not group["layerwise"]:
-            self._adamw.param_groups = [{**self._adamw.defaults, **group, "params": tensors}]
+            self._adamw.param_groups = [{**self._adamw.defaults, **group, "params": parts.tensors}]
             self._adamw.state = self.state
             self._adamw.step()
             return
-        for tensor in tensors:
-            if not self.state[tensor]:
-                self.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
-        gradients = parts.split([tensor.grad for tensor in tensors if tensor.grad is not None])
-        updates = parts.split([self.state[tensor]["momentum_buffer"] for tensor in tensors])
+        gradients = parts.gradients()
+        updates = parts.states(self.state, "momentum_buffer")
         if gradients:
             torch._foreach_lerp_(updates, gradients, 1 - group["momentum"])
             if group["nesterov"]:
@@ -62,19 +45,19 @@ class Muon(LayerwiseOptimizer):
         if group["lr"] == 0:
             # Nothing moves. So states can be made for tensors that are parts of layers (`backend.state.create_state`).
             return
-        empty = local_part(tensors[0]).new_empty(0)
-        layers = self._whole_layers(tensors, parts)
+        empty = local_part(parts.tensors[0]).new_empty(0)
+        layers = self._whole_layers(parts)
         whole = layers.gather(dict(zip(parts.names, updates, strict=True)), empty)
         del updates
         steps = layers.scatter(dict(_orthogonal_steps(whole, group)), empty)
-        weights = parts.split(tensors)
+        weights = parts.split(parts.tensors)
         if weights:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             directions = [steps[name].view_as(weight) for name, weight in zip(parts.names, weights, strict=True)]
             torch._foreach_add_(weights, directions, alpha=-group["lr"])
 
 
-def _orthogonal_steps(layers: dict[str, torch.Tensor], group: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def _orthogonal_steps(layers: dict[str, torch.Tensor], group: Group) -> Iterator[tuple[str, torch.Tensor]]:
     """The step of each layer from its momentum, both whole; layers of one shape are computed together."""
     inputs_first = group["inputs_first"]
     for names in _alike(layers):

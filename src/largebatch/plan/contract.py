@@ -86,6 +86,11 @@ class RunPlan:
         """The samples of a step."""
         return self.timeline.at(step)
 
+    @property
+    def total_samples(self) -> int:
+        """The samples that all steps train on."""
+        return self.batch_at(self.total_steps).samples_before
+
     def micro_steps_of(self, batch: GlobalBatch) -> int:
         """Micro-batches that each process works through in a step; in a ragged one, the last may be short or empty."""
         return micro_steps(batch.size, self.micro_batch_size, self.world_size)

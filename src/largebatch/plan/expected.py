@@ -7,6 +7,7 @@ degrees of freedom.
 
 import math
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,9 +53,9 @@ def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparis
     low, high = range_of(expected) or (None, None)
     length = expected.after.length
     lines = [
-        (line["step"], line[expected.metric])
+        (line["step"], value)
         for line in evaluations
-        if "step" in line and _is_number(line.get(expected.metric))
+        if "step" in line and (value := number(line, expected.metric)) is not None
     ]
     if expected.reached:
         is_reached = operator.ge if expected.reached == "at_least" else operator.le
@@ -89,5 +90,7 @@ def describe_figure(expected: Expected) -> list[str]:
     return [*lines, f"published in {expected.source}"]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def number(line: Mapping[str, Any], name: str) -> float | None:
+    """The number of this name in a line of a run's numbers; None if there is none, or it is not finite."""
+    value = line.get(name)
+    return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

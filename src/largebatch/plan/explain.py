@@ -22,7 +22,7 @@ def explain(plan: RunPlan, title: str, notes: Iterable[str] = ()) -> str:
         title: Title of the first line, such as the recipe's name.
         notes: Lines to add, of `notes_on`.
     """
-    lines = [f"{title}: {plan.task} on {counted(plan.world_size, 'process', 'processes')}"]
+    lines = [f"{title}: {plan.task} on {counted(plan.world_size, 'process')}"]
     bodies = {
         "Batch": _batch(plan),
         "Micro-batch": [AUTO] if plan.finds_micro_batch_size else [],
@@ -54,7 +54,7 @@ def _batch(plan: RunPlan) -> list[str]:
 
 
 def _division(plan: RunPlan, global_batch_size: int) -> str:
-    processes = counted(plan.world_size, "process", "processes")
+    processes = counted(plan.world_size, "process")
     if global_batch_size % (plan.micro_batch_size * plan.world_size):
         return f"{counted(global_batch_size, 'sample')} per optimizer step, taken before there were {processes}"
     accumulation = micro_steps(global_batch_size, plan.micro_batch_size, plan.world_size)
@@ -93,7 +93,7 @@ def _loss(plan: RunPlan) -> list[str]:
 
 def _steps(plan: RunPlan) -> list[str]:
     timeline = plan.timeline
-    samples = timeline.at(plan.total_steps).samples_before
+    samples = plan.total_samples
     tokens = f", {samples * timeline.tokens_per_sample:,} tokens" if timeline.tokens_per_sample else ""
     epochs = ""
     if plan.mixture is None:
@@ -146,12 +146,12 @@ def _epoch(plan: RunPlan) -> list[str]:
 
 def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
     """What each source of a mixture contributes, and how often it is seen."""
-    counts = mixture.counts_after(plan.timeline.at(plan.total_steps).samples_before)
+    counts = mixture.counts_after(plan.total_samples)
     lines = []
     for name, size, weight, count in zip(mixture.names, mixture.sizes, mixture.weights, counts, strict=True):
         lines.append(
             f"{name}: {100 * weight / sum(mixture.weights):.3g} % of each batch, {counted(count, 'sample')}: "
-            f"{counted(count / size, 'pass', 'passes', form='.3g')} over its {size:,}"
+            f"{counted(count / size, 'pass', form='.3g')} over its {size:,}"
         )
     return lines
 

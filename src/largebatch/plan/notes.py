@@ -44,7 +44,7 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
             lost = "; a run that is killed starts over" if name == "checkpoint" else ""
             yield f"no {name} before the end{lost}: write a shorter {name}.every"
     if isinstance(config.data, TextData) and config.data.tokens_per_sample in (None, config.data.block_size):
-        samples = timeline.at(plan.total_steps).samples_before
+        samples = plan.total_samples
         passes = max(plan.mixture.epochs(samples)) if plan.mixture else samples / plan.num_train_samples
         if passes > MAX_PASSES:
             yield f"text is read {passes:.3g} times; more than {MAX_PASSES} passes add little (arXiv 2305.16264)"

@@ -5,7 +5,7 @@ An entry does not import torch: its backend and formulas are given by name.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from largebatch.config import RecipeConfig
 
@@ -18,13 +18,6 @@ POLICY_WORDS: Mapping[str, str] = {
 """When gradients are reduced, for messages: "with …"."""
 Shards = Literal["nothing", "the optimizer", "the optimizer and weights"]
 SHARDS: tuple[Shards, ...] = get_args(Shards)
-
-
-class Refusal(NamedTuple):
-    """Why something cannot be trained, and what to do instead."""
-
-    why: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -55,31 +48,33 @@ class StrategyEntry:
     replicates_shards: bool = False
     zero_stage: int | None = None
 
-    def refusal_of(self, config: RecipeConfig) -> Refusal | None:
-        """Why it cannot train a recipe; None if it can."""
+    def refusal_of(self, config: RecipeConfig) -> str | None:
+        """Why it cannot train a recipe, and what to do instead; None if it can."""
         found = self._conflict(config)
         if found is None:
             return None
+        why, remedy = found
         others = names_of(lambda other: other._conflict(config) is None)
-        return Refusal(found.why, f"launch with {others}, or {found.remedy}" if others else found.remedy)
+        return f"{why}; launch with {others}, or {remedy}" if others else f"{why}; {remedy}"
 
-    def _conflict(self, config: RecipeConfig) -> Refusal | None:
+    def _conflict(self, config: RecipeConfig) -> tuple[str, str] | None:
+        """Why it cannot train a recipe, and how to change the recipe."""
         optimizer = config.optimizer_entry
         reduce_gradients = config.compute.reduce_gradients
         if config.precision == "fp64" and self.engine == "DeepSpeed":
             why = "DeepSpeed ZeRO keeps its master weights in fp32, but the recipe has precision fp64"
-            return Refusal(why, "set precision fp32")
+            return why, "set precision fp32"
         if config.model.stores_frozen_in_bf16 and self.engine == "DeepSpeed":
             why = f'model.frozen_dtype is "bf16", but under {self.name} DeepSpeed takes parameters of one dtype only'
-            return Refusal(why, 'write "fp32"')
+            return why, 'write "fp32"'
         if optimizer.needs == "whole matrices" and self.steps != "whole parameters":
             why = f'optimizer "{optimizer.name}" needs whole matrices, but under {self.name} it would step {self.steps}'
-            return Refusal(why, "use another optimizer")
+            return why, "use another optimizer"
         if reduce_gradients not in ("auto", *self.reduction_policies):
             why = (
                 f'compute.reduce_gradients is "{reduce_gradients}", but {self.name} has "{self.reduction_policies[0]}"'
             )
-            return Refusal(why, 'write "auto"')
+            return why, 'write "auto"'
         return None
 
 

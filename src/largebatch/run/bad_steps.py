@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -17,27 +18,24 @@ from largebatch.run.resume import Start, checkpoints_of, latest_usable
 from largebatch.storage.catalog import entry_at
 
 
+@dataclass
 class BadSteps:
     """Finds steps that must not be applied, and follows the plan's `on_non_finite`.
 
     Every process has one and makes the same calls: all of them see the same norm of the reduced gradient.
-
-    Args:
-        backend: The prepared backend.
-        start: Where the attempt began.
-        recorder: Gets an event for each skipped step.
-        writer: Writes the checkpoints to which the run rolls back.
     """
 
-    def __init__(self, backend: Backend, start: Start, recorder: Recorder, writer: CheckpointWriter):
-        self._backend = backend
-        self._start = start
-        self._recorder = recorder
-        self._writer = writer
-        self._plan = backend.plan
-        self.count = start.manifest.bad_steps if start.manifest else 0  # skipped steps of the whole run
-        self._spike = backend.plan.faults.spike
-        self._remember_norms(start.manifest.grad_norms if start.manifest else ())
+    backend: Backend  # the prepared backend
+    start: Start  # where the attempt began
+    recorder: Recorder  # gets an event for each skipped step
+    writer: CheckpointWriter  # writes the checkpoints to which the run rolls back
+
+    def __post_init__(self) -> None:
+        manifest = self.start.manifest
+        self._faults = self.backend.plan.faults
+        self._spike = self._faults.spike
+        self.count = manifest.bad_steps if manifest else 0  # skipped steps of the whole run
+        self._remember_norms(manifest.grad_norms if manifest else ())
 
     def _remember_norms(self, norms: Iterable[float]) -> None:
         self._norms = deque(norms, maxlen=self._spike.window if self._spike else 0)
@@ -52,7 +50,7 @@ class BadSteps:
             mean = fmean(self._norms)
             deviation = math.hypot(*(norm - mean for norm in self._norms)) / math.sqrt(self._spike.window - 1)
             return mean + self._spike.sigmas * deviation
-        return None if self._spike is None and self._plan.faults.on_non_finite == "stop" else math.inf
+        return None if self._spike is None and self._faults.on_non_finite == "stop" else math.inf
 
     def accept(self, grad_norm: torch.Tensor | None) -> None:
         """Remember the norm of an applied step, with which later steps are compared if the recipe looks for spikes."""
@@ -68,20 +66,20 @@ class BadSteps:
             TrainingFailed: `on_non_finite` is "stop", more steps were bad than `max_bad_steps` allows, or no checkpoint
                 can be restored.
         """
-        if self._plan.faults.on_non_finite == "stop":
+        if self._faults.on_non_finite == "stop":
             # Raises if something is not finite, and names step and rank.
-            self._recorder.metrics.check()
+            self.recorder.metrics.check()
         else:
-            self._recorder.metrics.discard(step)
-        what = f"{self._what(self._backend.gather_objects(loss_sum), grad_norm)} at step {step}"
-        if self._plan.faults.on_non_finite == "stop":
+            self.recorder.metrics.discard(step)
+        what = f"{self._what(self.backend.gather_objects(loss_sum), grad_norm)} at step {step}"
+        if self._faults.on_non_finite == "stop":
             raise TrainingFailed(
                 f"{what}; training stopped before its update. Look at the data of that step, raise "
                 'faults.spike.sigmas, or let faults.on_non_finite "skip" such steps',
                 everywhere=True,
             )
         self.count += 1
-        allowed = self._plan.faults.max_bad_steps
+        allowed = self._faults.max_bad_steps
         if self.count > allowed:
             raise TrainingFailed(
                 f"{what}; {self.count} such steps are more than faults.max_bad_steps {allowed}. "
@@ -90,14 +88,14 @@ class BadSteps:
                 everywhere=True,
             )
         first = step
-        if self._plan.faults.on_non_finite == "roll_back":
+        if self._faults.on_non_finite == "roll_back":
             first = self._roll_back(what) + 1
         else:
             # As before the forward passes of the step that was not applied.
-            self._backend.statistics.restore()
-        self._recorder.event("skipped", first_skipped_step=first, bad_steps=self.count, reason=what)
+            self.backend.statistics.restore()
+        self.recorder.event("skipped", first_skipped_step=first, bad_steps=self.count, reason=what)
         skipped = f"steps {first} to {step} are" if first < step else "the step is"
-        self._recorder.say(f"WARNING: {what}; {skipped} skipped ({self.count} of at most {allowed} such steps)")
+        self.recorder.say(f"WARNING: {what}; {skipped} skipped ({self.count} of at most {allowed} such steps)")
 
     def _what(self, losses: list[float], grad_norm: float) -> str:
         """What is wrong with a step, by the sums of losses of all processes and the norm of the gradient."""
@@ -113,10 +111,10 @@ class BadSteps:
 
     def _roll_back(self, what: str) -> int:
         """Load the latest intact checkpoint and return its step."""
-        self._writer.wait()
-        candidates = checkpoints_of(self._recorder.folder.checkpoints_dir, self._backend)
-        candidates += [entry_at(self._start.checkpoint)] if self._start.checkpoint is not None else []
-        usable, skipped = latest_usable(candidates, self._backend)
+        self.writer.wait()
+        candidates = checkpoints_of(self.recorder.folder.checkpoints_dir, self.backend)
+        candidates += [entry_at(self.start.checkpoint)] if self.start.checkpoint is not None else []
+        usable, skipped = latest_usable(candidates, self.backend)
         if usable is None:
             why = f"{skipped[0].path}: {skipped[0].problem}" if skipped else "none has been written yet"
             raise TrainingFailed(
@@ -125,7 +123,7 @@ class BadSteps:
                 everywhere=True,
             )
         path, manifest = usable
-        with self._backend.raise_on_all_ranks():
-            load(self._backend, path, manifest)
+        with self.backend.raise_on_all_ranks():
+            load(self.backend, path, manifest)
         self._remember_norms(manifest.grad_norms)
         return manifest.step

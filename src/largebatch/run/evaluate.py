@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,21 +24,16 @@ RowsPerSample = Callable[[Batch], dict[str, torch.Tensor]]
 MAX_LOSS_FOR_PERPLEXITY = 700.0  # the exponential of a larger one overflows
 
 
+@dataclass
 class Evaluator:
-    """Evaluates without gradients, in evaluation mode and with averaged statistics, outside of the time in training.
+    """Evaluates without gradients, in evaluation mode and with averaged statistics, outside of the time in training."""
 
-    Args:
-        backend: The prepared backend.
-        num_workers: Loader processes of this process.
-        stopwatch: Counts the time in training.
-        heartbeat: Called with each batch.
-    """
+    backend: Backend  # the prepared backend
+    num_workers: int  # loader processes of this process
+    stopwatch: Stopwatch  # counts the time in training
+    heartbeat: Callable[[], None]  # called with each batch
 
-    def __init__(self, backend: Backend, num_workers: int, stopwatch: Stopwatch, heartbeat: Callable[[], None]):
-        self._backend = backend
-        self._num_workers = num_workers
-        self._stopwatch = stopwatch
-        self._heartbeat = heartbeat
+    def __post_init__(self) -> None:
         # The set that each name in evaluations.jsonl belongs to; every line begins with the place in the run.
         self._sets: dict[str, str | None] = dict.fromkeys(("step", "samples", "epoch"), "the line itself")
 
@@ -45,11 +41,11 @@ class Evaluator:
         self, eval_set: SampleSource, per_sample: PerSample, completed_steps: int, name: str | None
     ) -> dict[str, float]:
         """See `Run.evaluate`."""
-        num_samples = self._backend.plan.evaluation_of(name).samples_of(len(eval_set))
+        num_samples = self.backend.plan.evaluation_of(name).samples_of(len(eval_set))
         with self.evaluating(completed_steps):
             means = self._means_now(eval_set, num_samples, per_sample)
-            if self._backend.plan.optimizer.ema_half_life is not None:
-                with self._backend.averaged_weights():
+            if self.backend.plan.optimizer.ema_half_life is not None:
+                with self.backend.averaged_weights():
                     averaged = self._means_now(eval_set, num_samples, per_sample)
                 means |= {f"{EMA}/{value}": mean for value, mean in averaged.items()}
         means = means if name is None else {f"{name}/{value}": mean for value, mean in means.items()}
@@ -70,8 +66,8 @@ class Evaluator:
     def _means_now(self, eval_set: SampleSource, num_samples: int, per_sample: PerSample) -> dict[str, float]:
         """The means with the weights that the model has."""
         batches = self._batches(eval_set, num_samples)
-        means = mean_over_samples(self._backend, batches, per_sample, getattr(eval_set, "parts", {}))
-        if self._backend.plan.loss_unit == "tokens" and means.get("loss", math.inf) < MAX_LOSS_FOR_PERPLEXITY:
+        means = mean_over_samples(self.backend, batches, per_sample, getattr(eval_set, "parts", {}))
+        if self.backend.plan.loss_unit == "tokens" and means.get("loss", math.inf) < MAX_LOSS_FOR_PERPLEXITY:
             # From the mean over all tokens: a mean of batches' or samples' perplexities would be a different number.
             means["perplexity"] = math.exp(means["loss"])
         return means
@@ -88,17 +84,17 @@ class Evaluator:
                     if values.shape[:1] != (max(stop - start, 1),):
                         raise ValueError(f"{name!r} has shape {tuple(values.shape)}; return one row per sample")
                 mine.append({name: values[: stop - start] for name, values in rows.items()})
-        self._backend.check_rows(mine, "run.rows")
-        return self._backend.gather_rows(mine, num_samples)
+        self.backend.check_rows(mine, "run.rows")
+        return self.backend.gather_rows(mine, num_samples)
 
     @contextmanager
     def evaluating(self, completed_steps: int) -> Iterator[None]:
         """See `Run.evaluating`."""
-        with self._stopwatch.counting(False):
-            self._backend.statistics.average(self._backend.world_size, completed_steps)
+        with self.stopwatch.counting(False):
+            self.backend.statistics.average(self.backend.world_size, completed_steps)
             # Some parts of a model may be in evaluation mode always.
-            training = {module: module.training for module in self._backend.model.modules()}
-            self._backend.model.eval()
+            training = {module: module.training for module in self.backend.model.modules()}
+            self.backend.model.eval()
             with torch.no_grad():
                 yield
             for module, mode in training.items():
@@ -110,12 +106,12 @@ class Evaluator:
         Every process makes the same number of forward passes, because sharded strategies communicate in each; a process
         for which no samples are left gets the empty range (0, 0) and the batch of the first sample.
         """
-        backend = self._backend
+        backend = self.backend
         shares = list(_shares(num_samples, backend.plan.micro_batch_size, backend.rank, backend.world_size))
         requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
-        batches = load(source, requests, self._num_workers, backend.device)
+        batches = load(source, requests, self.num_workers, backend.device)
         for (start, stop), (batch, _) in zip(shares, batches, strict=True):
-            self._heartbeat()
+            self.heartbeat()
             yield start, stop, batch
 
 

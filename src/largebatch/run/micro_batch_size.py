@@ -30,7 +30,7 @@ def largest_to_try(folder: RunFolder, config: RecipeConfig, launch: Launch) -> t
     for attempt in reversed(attempts):
         is_alike = situation.items() <= attempt.items()
         if is_alike or config.model.uses_dropout:
-            size = attempt.get("micro_batch_size")
+            size = attempt["micro_batch_size"]
             failure = folder.out_of_memory(attempt)
             if not (failure and is_alike):
                 return size, []

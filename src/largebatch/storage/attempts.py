@@ -12,7 +12,6 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,8 @@ from largebatch.system.regular_file import read_bytes
 from largebatch.system.variables import whole_number
 
 FILE_NAME = re.compile(r"([0-9]{4,})\.json")
+Record = dict[str, Any]
+"""What is recorded of an attempt when it begins."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def job_start() -> dict[str, Any]:
     }
 
 
-def is_restart_of(earlier: dict[str, Any]) -> bool:
+def is_restart_of(earlier: Record) -> bool:
     """Whether this process belongs to the job of an earlier attempt, which the scheduler has restarted."""
     mine = job_start()
     return (
@@ -100,13 +101,13 @@ def is_restart_of(earlier: dict[str, Any]) -> bool:
     )
 
 
-def latest_attempt(folder: Path) -> dict[str, Any] | None:
+def latest_attempt(folder: Path) -> Record | None:
     """The record of the latest attempt, if there is one; OSError if it cannot be read."""
     numbers = _numbers(folder)
     return _record(folder, max(numbers)) if numbers else None
 
 
-def read_attempts(folder: Path) -> list[dict[str, Any]]:
+def read_attempts(folder: Path) -> list[Record]:
     """The records of all attempts, in their order, without those that cannot be read."""
     found = []
     for number in sorted(_numbers(folder)):
@@ -115,15 +116,15 @@ def read_attempts(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def attempt_name(record: Mapping[str, Any]) -> str:
+def attempt_name(record: Record) -> str:
     """The name of the attempt with a record, which no other attempt has."""
     return f"{record['attempt']:04d}_{record['token']}"
 
 
-def _record(folder: Path, number: int) -> dict[str, Any]:
+def _record(folder: Path, number: int) -> Record:
     file = folder / f"{number:04d}.json"
     try:
-        record: dict[str, Any] = json.loads(read_bytes(file))
+        record: Record = json.loads(read_bytes(file))
         record["host"], attempt_name(record)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise OSError(errno.EIO, f"not the record of an attempt: {error}", str(file)) from error

@@ -8,11 +8,11 @@ from pathlib import Path
 from largebatch.errors import is_transient
 from largebatch.storage.files import FileRecord, read_record, remove_folder, rename_folder, sync_folder
 from largebatch.storage.layout import (
+    FILE_NAME,
     MANIFEST,
     MARKER,
     TEMPORARY_NAME,
     CheckpointError,
-    check_file_names,
     read_json,
     reading,
     step_of,
@@ -71,7 +71,9 @@ def read_marker(path: Path) -> dict[str, FileRecord]:
     named = step_of(path.name)
     if named is not None and raw.get("step") != named:
         raise CheckpointError(f"it is of step {raw.get('step')}, but its name says otherwise")
-    check_file_names(records)
+    for name in records:
+        if not FILE_NAME.fullmatch(name):
+            raise CheckpointError(f"it names a file {name!r}, which is not a checkpoint's")
     if MANIFEST not in records:
         raise CheckpointError(f"{MARKER} does not name {MANIFEST}")
     return records

@@ -21,6 +21,12 @@ from largebatch.system.regular_file import read_bytes
 
 CHUNK_BYTES = 16 * 2**20
 
+Content = bytes | Iterable[memoryview]
+"""What a file has: bytes, or parts that follow each other."""
+
+Line = dict[str, Any]
+"""The object in a line of a file of JSON lines."""
+
 
 @dataclass(frozen=True)
 class FileRecord:
@@ -30,8 +36,8 @@ class FileRecord:
     checksum: str
 
 
-def write_file(path: Path, parts: Iterable[memoryview]) -> FileRecord:
-    """Write the parts one after another and wait until they are on disk; an older file, or a link, is replaced."""
+def write_file(path: Path, content: Content) -> FileRecord:
+    """Write a file and wait until it is on disk; an older file, or a link, is replaced."""
     digest = xxhash.xxh3_128()
     size = 0
     # Somebody else may write to the folder: with O_EXCL, no link is followed, and no file of theirs is written to.
@@ -39,7 +45,7 @@ def write_file(path: Path, parts: Iterable[memoryview]) -> FileRecord:
         path.unlink()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        for part in parts:
+        for part in [memoryview(content)] if isinstance(content, bytes) else content:
             left = part.cast("B")
             while left:
                 written = os.write(descriptor, left[:CHUNK_BYTES])
@@ -54,20 +60,20 @@ def write_file(path: Path, parts: Iterable[memoryview]) -> FileRecord:
 
 def write_json_file(path: Path, value: Any) -> FileRecord:
     """`write_file` with a value as JSON."""
-    return write_file(path, [memoryview(_as_json(value))])
+    return write_file(path, _as_json(value))
 
 
-def replace_file(path: Path, content: bytes | Iterable[memoryview], keep_mode: bool = False) -> FileRecord:
+def replace_file(path: Path, content: Content, keep_mode: bool = False) -> FileRecord:
     """Replace a file in such a way that readers, even after a crash, see the old one or all of the new one.
 
     Args:
         path: The file; a link is replaced, too.
-        content: What is written, or its parts, one after another.
+        content: What is written.
         keep_mode: Whether the new file has the permissions of the old one, which must be there.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        record = write_file(temporary, [memoryview(content)] if isinstance(content, bytes) else content)
+        record = write_file(temporary, content)
         if keep_mode:
             shutil.copymode(path, temporary)
         temporary.rename(path)
@@ -122,13 +128,13 @@ def read_record(path: Path) -> FileRecord:
         return FileRecord(file.tell(), checksum)
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[Line]:
     """The lines of a file that can be read."""
     texts = read_bytes(path).split(b"\n") if path.exists() else []
     return [line for line in map(parse_line, texts) if line is not None]
 
 
-def parse_line(text: bytes) -> dict[str, Any] | None:
+def parse_line(text: bytes) -> Line | None:
     """The object in a line; None if it is not a line of a journal."""
     try:
         line = json.loads(text)

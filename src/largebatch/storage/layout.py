@@ -170,13 +170,6 @@ def overlaps(ranges: Iterable[Range], start: int, stop: int) -> Iterator[tuple[R
             yield Range(part.rank, first, last), first - part.start
 
 
-def check_file_names(names: Iterable[Any]) -> None:
-    """Raise CheckpointError if a name is not one of a checkpoint's files, but a path, for example."""
-    for name in names:
-        if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
-            raise CheckpointError(f"it names a file {name!r}, which is not a checkpoint's")
-
-
 def folder_name(step: int) -> str:
     """Name of the checkpoint after `step` completed steps."""
     return f"step_{step:08d}"

@@ -31,15 +31,13 @@ from typing import Any
 
 from largebatch.config import RecipeConfig, as_json
 from largebatch.plan import RunPlan
-from largebatch.storage.attempts import attempt_name, latest_attempt, read_attempts
+from largebatch.storage.attempts import Record, attempt_name, latest_attempt, read_attempts
 from largebatch.storage.catalog import Entry, entries
-from largebatch.storage.files import read_json_lines, replace_file, replace_json_file
+from largebatch.storage.files import Line, read_json_lines, replace_file, replace_json_file
 from largebatch.storage.layout import read_object
 from largebatch.system.endings import Ending, decisive, read_endings
 from largebatch.system.failures import Kind
 from largebatch.system.regular_file import read_bytes
-
-Line = dict[str, Any]
 
 
 class RunFolder:
@@ -127,11 +125,11 @@ class RunFolder:
         """The step of the latest complete checkpoint; 0 if there is none."""
         return next((entry.step for entry in self.checkpoints() if entry.problem is None), 0)
 
-    def attempts(self) -> list[dict[str, Any]]:
+    def attempts(self) -> list[Record]:
         """The records of all starts, in their order."""
         return read_attempts(self.attempts_dir)
 
-    def out_of_memory(self, attempt: Line) -> Ending | None:
+    def out_of_memory(self, attempt: Record) -> Ending | None:
         """The ending of a process that was out of memory, if the attempt with this record had one."""
         endings = read_endings(self.attempts_dir / attempt_name(attempt))
         return decisive(ending for ending in endings if ending.kind == Kind.OUT_OF_MEMORY)

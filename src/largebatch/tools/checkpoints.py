@@ -20,8 +20,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "checkpoints",
         run,
-        description="List the checkpoints of a run, latest first: step, what wrote them, size, time, and whether "
-        "they can be used. Needs no torch. Exit code 1 if the latest cannot be resumed from.",
         epilog="""examples:
   largebatch checkpoints runs/resnet_digits --verify""",
     )
@@ -30,7 +28,9 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print one line per checkpoint of a run, latest first; 1 if the latest cannot be resumed from."""
+    """List the checkpoints of a run, latest first: step, what wrote them, size, time, and whether they can be used.
+    Needs no torch. Exit code 1 if the latest cannot be resumed from.
+    """
     found = RunFolder(options.run_dir).checkpoints()
     if not found:
         raise UserError(f"{options.run_dir} has no checkpoints; give the folder of a run, such as runs/resnet_digits")

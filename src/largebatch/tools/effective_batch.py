@@ -23,8 +23,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "effective-batch",
         run,
-        description="From a script's settings, find how many samples make up an optimizer step, and the batch and "
-        "learning rate of a recipe that trains the same. Needs no torch.",
         epilog="""examples:
   64 samples shared by 2 nodes of 4 GPUs:
     largebatch effective-batch --from ddp --batch-size 64 --split-batches --nodes 2 --devices 4
@@ -47,7 +45,9 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the effective batch, what it is the product of, and the recipe's lines."""
+    """From a script's settings, find how many samples make up an optimizer step, and the batch and learning rate of a
+    recipe that trains the same. Needs no torch.
+    """
     batch = effective_batch(options)
     size = batch.global_batch_size
     sizes = {"global_batch_size": size, "micro_batch_size": batch.samples_per_process}

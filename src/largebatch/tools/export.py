@@ -12,8 +12,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "export",
         run,
-        description="Write the weights of a checkpoint, of any strategy and number of processes, as safetensors with "
-        "the model's config, for from_pretrained. Only one parameter is in memory at a time, or all with --merge.",
         epilog="""examples:
   largebatch export runs/gpt_pydoc gpt_pydoc
   largebatch export runs/gpt_pydoc/checkpoints/step_00000200 gpt_pydoc --dtype bfloat16
@@ -28,7 +26,9 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the weights and say where they are."""
+    """Write the weights of a checkpoint, of any strategy and number of processes, as safetensors with the model's
+    config, for from_pretrained. Only one parameter is in memory at a time, or all with --merge.
+    """
     manifest = export(options.checkpoint, options.out, options.dtype, options.ema, options.merge)
     print(f"the {'averaged ' if options.ema else ''}weights after step {manifest.step:,} are in {options.out}")
     return 0

@@ -1,6 +1,7 @@
 """Shared by all commands: how a command is declared, common options, and types of values."""
 
 import argparse
+import inspect
 import textwrap
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,19 +25,20 @@ def add_command(
     name: str,
     run: Callable[[argparse.Namespace], int],
     *,
-    description: str,
     epilog: str,
     takes_overrides: bool = False,
+    description: str = "",
 ) -> argparse.ArgumentParser:
     """Declare a command and return its parser, for its own options.
 
-    `run` takes the parsed options and returns the exit code; `options.refuse(message)` ends the program as a parse
-    error does. `epilog` has examples, which are shown as they are. A command that takes overrides gets
-    `--section.field VALUE` as `options.overrides`; others refuse unknown options.
+    `run` takes the parsed options and returns the exit code; its docstring is the description in `--help`, unless one
+    is given. `options.refuse(message)` ends the program as a parse error does. `epilog` has examples, which are shown
+    as they are. A command that takes overrides gets `--section.field VALUE` as `options.overrides`; others refuse
+    unknown options.
     """
     parser = commands.add_parser(
         name,
-        description=textwrap.fill(description, WIDTH),
+        description=textwrap.fill(description or str(inspect.getdoc(run)), WIDTH),
         epilog=f"{epilog}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -34,9 +34,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "prepare",
         run,
-        description="Download and tokenize a recipe's data ahead of its job, whose GPUs would wait for it, and report "
-        "how many samples there are. Tokens are kept in HF_HOME/largebatch. Finished shards are reused, and "
-        "interrupted work resumes. Fields are overridden as in a run.",
         epilog="""examples:
   largebatch prepare llama_1b --workers 32
   largebatch prepare my_recipe.json --write
@@ -57,7 +54,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prepare, and print the available samples; return 1 if the recipe expects more."""
+    """Download and tokenize a recipe's data ahead of its job, whose GPUs would wait for it, and report how many samples
+    there are. Tokens are kept in HF_HOME/largebatch. Finished shards are reused, and interrupted work resumes. Fields
+    are overridden as in a run.
+    """
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,9 @@ from numpy.typing import NDArray
 from largebatch.config import flatten
 from largebatch.errors import UserError
 from largebatch.plan import RunPlan, explain
-from largebatch.storage.run_folder import Line, RunFolder
+from largebatch.plan.expected import number
+from largebatch.storage.files import Line
+from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import Ending
 
 Array = NDArray[np.float64]
@@ -128,9 +129,3 @@ def columns(lines: Sequence[Line], *names: str) -> Array:
     """The numbers of those lines that have one under each of these names, as an array of shape (names, lines)."""
     rows = [[number(line, name) for name in names] for line in lines]
     return np.array([row for row in rows if None not in row], dtype=float).reshape(-1, len(names)).T
-
-
-def number(line: Line, name: str) -> float | None:
-    """The number of this name in a line; None if there is none, or it is not finite."""
-    value = line.get(name)
-    return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

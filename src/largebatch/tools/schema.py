@@ -15,8 +15,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "schema",
         run,
-        description=f"Write DIR/{SCHEMA}, the $schema of the recipes in a task's folder, for editors. It includes "
-        "the optimizers that its `Config` lists.",
         epilog="""examples:
   largebatch schema recipes/my_task
   largebatch schema --check recipes/*/""",
@@ -26,7 +24,9 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write or check the files; 1 if one is not up to date."""
+    """Write DIR/recipe.schema.json, the $schema of the recipes in a task's folder, for editors. It includes the
+    optimizers that its `Config` lists.
+    """
     code = 0
     for folder in options.folders:
         # recipes/*/ also matches this one, which is no task's.

@@ -110,7 +110,7 @@ def export_intact(
                 save_tensors(temporary / file, written_as, tensors)
         for name in COPIED_FILES:
             if (folder / name).exists():
-                write_file(temporary / name, [memoryview(read_bytes(folder / name))])
+                write_file(temporary / name, read_bytes(folder / name))
         sync_folder(temporary)
         remove_folder(out)
         rename_folder(temporary, out)

@@ -257,7 +257,7 @@ class CheckpointWriter:
         manifest.check_coverage()
         records = {rank_file(rank): FileRecord(part.size, part.checksum) for rank, part in enumerate(parts)}
         for name, content in self.model_files.items():
-            records[name] = write_file(temporary / name, [memoryview(content)])
+            records[name] = write_file(temporary / name, content)
         records[MANIFEST] = write_json_file(temporary / MANIFEST, manifest.model_dump(exclude_defaults=True))
         sync_folder(temporary)
         self.attempt.check()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from largebatch.config.sections import Checkpoint
@@ -36,38 +37,29 @@ JOB_VARIABLES = (
 """Prefixes of environment variables that would make a program believe that it is a process of a distributed job."""
 
 
+@dataclass
 class Then:
     """Runs the command beside training, for one checkpoint at a time; a newer one replaces one that waits.
 
     Only the main process calls it. Whatever the command does, training goes on.
-
-    Args:
-        settings: The recipe's `checkpoint`, with the command.
-        folder: For the exported weights.
-        answered: Called with the step and the numbers that the command has printed as its last line, a JSON object.
-        failed: Called with the step and what went wrong.
     """
 
-    def __init__(
-        self,
-        settings: Checkpoint,
-        folder: Path,
-        answered: Callable[[int, dict[str, float]], None],
-        failed: Callable[[int, str], None],
-    ):
-        self._settings = settings
-        self._folder = folder
-        self._answered = answered
-        self._failed = failed
-        self._waiting: tuple[int, Path] | None = None
-        self._running: tuple[int, Future[dict[str, float]]] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        if settings.then is not None:
+    settings: Checkpoint  # the recipe's section, with the command
+    folder: Path  # for the exported weights
+    # Called with the step and the numbers that the command has printed as its last line, a JSON object.
+    answered: Callable[[int, dict[str, float]], None]
+    failed: Callable[[int, str], None]  # called with the step and what went wrong
+    _waiting: tuple[int, Path] | None = None
+    _running: tuple[int, "Future[dict[str, float]]"] | None = None
+    _process: "subprocess.Popen[bytes] | None" = None
+
+    def __post_init__(self) -> None:
+        if self.settings.then is not None:
             atexit.register(self.end)
 
     def follow(self, step: int, checkpoint: Path) -> None:
         """Run the command for a complete checkpoint, after the one that it is running for."""
-        if self._settings.then is not None:
+        if self.settings.then is not None:
             self._waiting = step, checkpoint
             self.poll()
 
@@ -77,9 +69,9 @@ class Then:
             step, work = self._running
             self._running = None
             if error := work.exception():
-                self._failed(step, str(error))
+                self.failed(step, str(error))
             elif answer := work.result():
-                self._answered(step, answer)
+                self.answered(step, answer)
         if self._running is None and self._waiting is not None:
             step, checkpoint = self._waiting
             self._waiting = None
@@ -87,7 +79,7 @@ class Then:
 
     def finish(self) -> None:
         """Wait until nothing runs or waits, but not longer than the settings say; then end the command."""
-        deadline = time.monotonic() + self._settings.then_seconds
+        deadline = time.monotonic() + self.settings.then_seconds
         while self._running is not None and time.monotonic() < deadline:
             time.sleep(SECONDS_BETWEEN_LOOKS)
             self.poll()
@@ -96,7 +88,7 @@ class Then:
     def end(self) -> None:
         """Kill the command with its process group, without waiting for processes that have left the group."""
         if self._waiting is not None:
-            self._failed(self._waiting[0], "the run ended before it began")
+            self.failed(self._waiting[0], "the run ended before it began")
             self._waiting = None
         deadline = time.monotonic() + SECONDS_UNTIL_ENDED
         while self._running is not None and time.monotonic() < deadline:
@@ -108,22 +100,22 @@ class Then:
 
     def _run(self, step: int, checkpoint: Path) -> dict[str, float]:
         """The numbers that the command prints for a checkpoint."""
-        remove_folder(self._folder)
-        self._folder.mkdir()
+        remove_folder(self.folder)
+        self.folder.mkdir()
         try:
             output = self._output_for(step, checkpoint)
         finally:
-            remove_folder(self._folder)
+            remove_folder(self.folder)
         answer = parse_line(output.strip().rpartition(b"\n")[2]) or {}
         numbers = {name: value for name, value in answer.items() if type(value) in (int, float)}
         return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
     def _output_for(self, step: int, checkpoint: Path) -> bytes:
-        assert self._settings.then is not None
-        model = self._folder / f"step_{step}"
+        assert self.settings.then is not None
+        model = self.folder / f"step_{step}"
         # By another process, whose work does not slow down training.
         self._output_of([sys.executable, "-m", "largebatch", "export", str(checkpoint), str(model)])
-        words = [word.replace("{model}", str(model)).replace("{step}", str(step)) for word in self._settings.then]
+        words = [word.replace("{model}", str(model)).replace("{step}", str(step)) for word in self.settings.then]
         return self._output_of(words)
 
     def _output_of(self, command: list[str]) -> bytes:

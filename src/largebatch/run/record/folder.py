@@ -13,7 +13,7 @@ from typing import IO, Any
 from largebatch.config import RecipeConfig
 from largebatch.errors import UserError, file_errors
 from largebatch.plan import RunPlan
-from largebatch.storage.attempts import Attempt, claim, is_restart_of, job_start, latest_attempt
+from largebatch.storage.attempts import Attempt, Record, claim, is_restart_of, job_start, latest_attempt
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import keep_source
 from largebatch.system.endings import StopReason
@@ -140,7 +140,7 @@ class OwnFolder(RunFolder):
         return lock
 
 
-def _who(holder: dict[str, Any]) -> str:
+def _who(holder: Record) -> str:
     job = f"job {holder['job_id']}, " if holder.get("job_id") else ""
     return f"{job}process {holder['pid']} on {holder['host']}"
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from largebatch.storage.attempts import Attempt
-from largebatch.storage.files import parse_line, replace_file
+from largebatch.storage.files import Line, parse_line, replace_file
 
 MAX_PENDING_LINES = 100_000
 
@@ -27,7 +26,7 @@ class Journal:
     _pending: list[str] = field(default_factory=list, init=False)
     _has_warned: bool = field(default=False, init=False)
 
-    def append(self, value: dict[str, Any]) -> None:
+    def append(self, value: Line) -> None:
         """Add a line; one that the file system refuses is written with later lines. Fails as `flush` does."""
         self._pending.append(json.dumps(value) + "\n")
         if time.monotonic() - self._flushed >= self.max_seconds:
@@ -57,12 +56,12 @@ class Journal:
         self._pending.clear()
         self._has_warned = False
 
-    def keep_until(self, step: float) -> dict[str, Any]:
+    def keep_until(self, step: float) -> Line:
         """Remove lines of steps after `step`, which training will repeat, and a last line that was cut short.
 
         Returns the latest value of each name in the lines that are left. Other lines that cannot be read stay.
         """
-        last: dict[str, Any] = {}
+        last: Line = {}
         if not self.path.exists():
             return last
         kept: list[bytes] = []

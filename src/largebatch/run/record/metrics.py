@@ -60,7 +60,6 @@ class StepMetrics:
 
     def __init__(self, backend: Backend, utilization: Utilization, first_step: int, seconds: float):
         self._backend = backend
-        self.device = backend.device
         self._plan = backend.plan
         # Of each step since the last logged one: the sum of losses and, if it was computed, the norm of the gradient.
         self._pending: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
@@ -127,7 +126,7 @@ class StepMetrics:
             **self._speed(earlier_step, step, self._total_weight - earlier_weight, seconds - earlier_seconds),
             "data_wait_seconds": round(max(waits) / (step - earlier_step), 6),
             "peak_memory_gib": round(max(peaks), 4) or None,
-            "seconds": round(self._earlier_seconds + seconds, 3),
+            "seconds": round(self.train_seconds, 3),
             **noise_scale(),
         }
         line = {name: value for name, value in line.items() if value is not None}
@@ -181,7 +180,7 @@ class StepMetrics:
         # Zero without a GPU.
         peak = torch.cuda.max_memory_allocated() / GIB
         mine = (window[-1], len(self._own.values), waited, peak, *first_bad)
-        gathered = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self.device))
+        gathered = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self._backend.device))
         *numbers, bad_steps, bad_losses = gathered.T.tolist()
         if (bad_step := min(bad_steps)) < math.inf:
             rank = bad_steps.index(bad_step)

@@ -9,6 +9,7 @@ import torch
 
 from largebatch.backend.base import Backend
 from largebatch.batch.noise_scale import WINDOW, is_measurement, measure, noise_scale
+from largebatch.storage.files import Line
 
 
 class NoiseScale:
@@ -20,7 +21,7 @@ class NoiseScale:
         keep: Called with each further line.
     """
 
-    def __init__(self, backend: Backend, earlier: Sequence[dict[str, Any]], keep: Callable[[dict[str, Any]], None]):
+    def __init__(self, backend: Backend, earlier: Sequence[Line], keep: Callable[[Line], None]):
         self._backend = backend
         self._plan = backend.plan
         self._keep = keep
@@ -49,7 +50,7 @@ class NoiseScale:
                 self._keep(line)
         self._pending.clear()
 
-    def line(self) -> dict[str, Any]:
+    def line(self) -> Line:
         """What a logged step's line says; nothing as long as there is no estimate."""
         self.complete()
         found = noise_scale(self._latest)

@@ -5,11 +5,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from largebatch.storage.files import Line
 from largebatch.storage.layout import folder_name
 from largebatch.storage.run_folder import RunFolder
 
 
-def progress(line: dict[str, Any], total: int, seconds_per_step: float) -> str:
+def progress(line: Line, total: int, seconds_per_step: float) -> str:
     """A line of metrics.jsonl as text, with the time that is left of `total` steps."""
     left = tqdm.format_interval((total - line["step"]) * seconds_per_step)
     numbers = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {_throughput(line)}"

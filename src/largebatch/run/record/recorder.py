@@ -18,7 +18,7 @@ from largebatch.backend.base import Backend
 from largebatch.config import RecipeConfig
 from largebatch.errors import TrainingFailed, file_errors
 from largebatch.model.flops import Utilization
-from largebatch.plan.expected import compare
+from largebatch.plan.expected import compare, number
 from largebatch.run.checkpoint.export import export_intact
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.journal import Journal
@@ -30,6 +30,7 @@ from largebatch.run.resume import Start
 from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.catalog import remove_leftovers, set_aside
+from largebatch.storage.files import Line
 from largebatch.storage.layout import read_object
 from largebatch.storage.source_code import GIT
 from largebatch.system.endings import Ending, OwnEnding, StopReason, decisive, read_endings
@@ -37,8 +38,8 @@ from largebatch.system.failures import Kind
 from largebatch.system.installed import installed_versions
 from largebatch.words import printable
 
-MAX_SECONDS_UNWRITTEN = {"metrics": 1.0, "noise_scale": 1.0}
-"""How long lines of these files, which steps add, wait for others that are written with them."""
+MAX_SECONDS_UNWRITTEN = 1.0
+"""How long lines that steps add wait for others that are written with them."""
 
 
 class Recorder:
@@ -83,27 +84,21 @@ class Recorder:
             "micro_batch_size": self._plan.micro_batch_size,
         }
         self.attempt = self._begin_attempt(config, start, about)
-        files = {
-            "metrics": folder.metrics_file,
-            "noise_scale": folder.noise_scale_file,
-            "evaluations": folder.evaluations_file,
-            "history": folder.history_file,
-        }
+        journal = partial(Journal, attempt=self.attempt, warn=self.say)
         self._journals = {
-            name: Journal(file, self.attempt, self.say, MAX_SECONDS_UNWRITTEN.get(name, 0.0))
-            for name, file in files.items()
+            "metrics": journal(folder.metrics_file, max_seconds=MAX_SECONDS_UNWRITTEN),
+            "noise_scale": journal(folder.noise_scale_file, max_seconds=MAX_SECONDS_UNWRITTEN),
+            "evaluations": journal(folder.evaluations_file),
+            "history": journal(folder.history_file),
         }
         ending.begin(self.attempt.endings_dir, self._progress, self._ended)
-        self._last_logged: dict[str, Any] = {}
+        self._last_logged: Line = {}
         measured = []
         with backend.raise_on_all_ranks(), folder.writing():
             if backend.is_main_process:
                 self._last_logged = self._restore(start, about)
                 measured = folder.noise_scale()
-        seconds = self._last_logged.get("seconds", 0.0)
-        # The line may be damaged.
-        seconds = seconds if isinstance(seconds, int | float) and math.isfinite(seconds) else 0.0
-        self.metrics = StepMetrics(backend, utilization, start.step, seconds)
+        self.metrics = StepMetrics(backend, utilization, start.step, number(self._last_logged, "seconds") or 0.0)
         self.noise_scale = NoiseScale(backend, measured, partial(self._add, "noise_scale"))
         self.stack_folder = folder.stacks_dir / f"attempt_{self.attempt.name}"
         trackers = config.logging.trackers if backend.is_main_process else []
@@ -118,7 +113,7 @@ class Recorder:
 
         return Attempt(self.folder.attempts_dir, *self._backend.from_main_process(begin))
 
-    def _restore(self, start: Start, about: dict[str, Any]) -> dict[str, Any]:
+    def _restore(self, start: Start, about: dict[str, Any]) -> Line:
         """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
 
         Returns the latest values in metrics.jsonl.
@@ -150,7 +145,7 @@ class Recorder:
         if self._backend.is_main_process:
             print(printable(text), flush=True)
 
-    def _add(self, journal: str, line: dict[str, Any]) -> None:
+    def _add(self, journal: str, line: Line) -> None:
         """Add a line to a file of JSON lines, by its name without the suffix."""
         if self._backend.is_main_process:
             self._journals[journal].append(line)

@@ -30,9 +30,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "advise",
         run,
-        description="Print how many steps and samples each batch size needs for the same loss and, for a recipe, the "
-        "overrides that train it at the batch size nearest to the critical one. At the critical batch, a run needs "
-        "twice the fewest samples and twice the fewest steps (McCandlish et al. 2018, arXiv 1812.06162).",
         epilog="""examples:
   largebatch advise --critical-batch 2048
   largebatch advise --fit points.csv
@@ -60,7 +57,10 @@ Fields are overridden as in a run: --batch.global_batch_size 512.""",
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the advice; 1 if the points of --fit contradict the form."""
+    """Print how many steps and samples each batch size needs for the same loss and, for a recipe, the overrides that
+    train it at the batch size nearest to the critical one. At the critical batch, a run needs twice the fewest samples
+    and twice the fewest steps (McCandlish et al. 2018, arXiv 1812.06162).
+    """
     fits_a_sweep = options.fit is not None and options.fit.is_dir()
     if fits_a_sweep != (options.target is not None):
         options.refuse("--target and the folder of a sweep as --fit require each other")

@@ -16,16 +16,12 @@ def add_parser(commands: Commands) -> None:
         commands,
         "job-begins",
         run_before,
-        description="Print `go`, and note the checkpoint at which this start of the job LARGEBATCH_JOB_ID begins; or "
-        "`leave CODE MESSAGE`, if the allowed number of starts has ended without a newer checkpoint.",
         epilog="slurm/launch.sh runs it before each start.",
     )
     ended = add_command(
         commands,
         "job-ended",
         run_after,
-        description="Print `requeue MESSAGE` if the job LARGEBATCH_JOB_ID should be started again after this start, or "
-        "`leave CODE MESSAGE` if it has finished, or would fail again. Record the ending in the folder of the start.",
         epilog="slurm/launch.sh runs it after each start.",
     )
     for parser in (begins, ended):
@@ -39,7 +35,9 @@ def add_parser(commands: Commands) -> None:
 
 
 def run_before(options: argparse.Namespace) -> int:
-    """Print whether the start should train, in one line."""
+    """Print `go`, and note the checkpoint at which this start of the job LARGEBATCH_JOB_ID begins; or `leave CODE
+    MESSAGE`, if the allowed number of starts has ended without a newer checkpoint.
+    """
     starts = JobStarts(options.run_dir, options.start, options.max_restarts)
     if reason := starts.reason_to_give_up():
         print(f"leave {FAILED} error: {reason}")
@@ -50,7 +48,9 @@ def run_before(options: argparse.Namespace) -> int:
 
 
 def run_after(options: argparse.Namespace) -> int:
-    """Print whether the job should be started again, in one line."""
+    """Print `requeue MESSAGE` if the job LARGEBATCH_JOB_ID should be started again after this start, or `leave CODE
+    MESSAGE` if it has finished, or would fail again. Record the ending in the folder of the start.
+    """
     starts = JobStarts(options.run_dir, options.start, options.max_restarts)
     found = next_start(starts.evidence(options.exit_code, options.asked_to_stop))
     starts.end(found)

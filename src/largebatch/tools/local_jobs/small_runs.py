@@ -42,7 +42,7 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
     """
     rate = config.learning_rate
     milestones = rate.decay.at if isinstance(rate.decay, StepDecay) else []
-    planned = [size for _, size in config.batch.sizes]
+    planned = config.batch.sizes
     if isinstance(config.batch.global_batch_size, LinearRamp):
         planned = sorted({*planned[:: -(-len(planned) // MAX_SIZES)], planned[-1]})
     all_sizes: list[dict[str, Any]] = [{"from": {"steps": 0}, "size": size} for size in planned]

@@ -34,9 +34,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "new",
         run,
-        description="Copy a recipe, and everything it needs to run, into a new self-contained folder: train.py, JSON, "
-        "sbatch script, launch.sh, Accelerate and DeepSpeed configs, requirements and a README that says what to "
-        "change first. All commands work there.",
         epilog="""examples:
   largebatch new my_job --recipe gpt2_124m
   largebatch new my_job --task my_task""",
@@ -55,7 +52,10 @@ class _Text(Template):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Create a folder in the layout of this repository, with a recipe and everything it needs to run."""
+    """Copy a recipe, and everything it needs to run, into a new self-contained folder: train.py, JSON, sbatch script,
+    launch.sh, Accelerate and DeepSpeed configs, requirements and a README that says what to change first. All commands
+    work there.
+    """
     folder: Path = options.folder
     if options.task is not None:
         name = options.task
@@ -80,13 +80,11 @@ def run(options: argparse.Namespace) -> int:
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
-            if source.is_relative_to(TEMPLATES):
-                text = source.read_text(encoding="utf-8")
-                target.write_text(_Text(text).substitute(values), encoding="utf-8")
-            elif source == recipe:
+            is_template = source.is_relative_to(TEMPLATES)
+            if is_template or source == recipe:
                 # What is made from a demonstration is none, so that its plan has notes.
-                text = source.read_text(encoding="utf-8")
-                target.write_text(text.replace('  "demonstration": true,\n', ""), encoding="utf-8")
+                text = source.read_text(encoding="utf-8").replace('  "demonstration": true,\n', "")
+                target.write_text(_Text(text).substitute(values) if is_template else text, encoding="utf-8")
     except OSError as error:
         problem = f"{folder} cannot be created ({error.strerror or error})"
         raise UserError(f"{problem}; remove what is there, or give another folder") from error

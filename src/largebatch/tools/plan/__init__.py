@@ -31,9 +31,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "plan",
         run,
-        description="Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. For "
-        "several numbers of processes, print what each strategy holds and sends, whether that should fit into a GPU, "
-        "and which one to use.",
         epilog="""examples:
   largebatch plan RECIPE.json --world-size 256
   largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory 80
@@ -71,7 +68,9 @@ def network(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the plan, or the comparison."""
+    """Print what a recipe would do on a number of processes; needs no GPU, no data and no torch. For several numbers of
+    processes, print what each strategy holds and sends, whether that should fit into a GPU, and which one to use.
+    """
     if options.world_sizes and options.critical_batch:
         options.refuse("--critical-batch requires --world-size")
     if options.world_size and (options.gpu_memory or options.gpu or options.network):

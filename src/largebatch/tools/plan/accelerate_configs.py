@@ -91,8 +91,7 @@ def find_strategies(config: RecipeConfig, gpus_per_node: int) -> tuple[list[Stra
         UserError: There are no Accelerate configs.
     """
     found: list[Strategy] = []
-    refusals = {name: entry.refusal_of(config) for name, entry in STRATEGIES.items()}
-    not_counted = {name: refusal.why for name, refusal in refusals.items() if refusal}
+    not_counted = {name: refusal for name, entry in STRATEGIES.items() if (refusal := entry.refusal_of(config))}
     for name, file in find_accelerate_configs(None, config).items():
         environment = {**os.environ, **launch_environment(file, world_size=gpus_per_node)}
         try:

@@ -14,8 +14,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "preflight",
         run,
-        description="Run on every node of a job: compare their software, GPUs and limits, check the shared run folder, "
-        "connect the nodes, and measure an all-reduce. The first node prints what was found.",
         epilog="launch/node.sh runs it, and sets LARGEBATCH_NODE, LARGEBATCH_NODE_NAMES, LARGEBATCH_LOGS and "
         "LARGEBATCH_TOKEN.\ndocs/slurm.md says what it finds. Exit code 3: there are bad nodes.",
     )
@@ -32,6 +30,9 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     # Not options, because everybody on a node can see the words of a command.
+    """Run on every node of a job: compare their software, GPUs and limits, check the shared run folder, connect the
+    nodes, and measure an all-reduce. The first node prints what was found.
+    """
     token = os.environ.get("LARGEBATCH_TOKEN")
     logs = os.environ.get("LARGEBATCH_LOGS")
     if not token or not logs:

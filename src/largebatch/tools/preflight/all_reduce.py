@@ -25,16 +25,19 @@ def measure(node: Node) -> Report:
     backend = "nccl" if node.gpus else "gloo"
     what = (
         f"all-reduce of {mebibytes} MiB over {counted(node.num_nodes, 'node')} by {backend}, "
-        f"{counted(node.processes, 'process', 'processes')} per node"
+        f"{counted(node.processes, 'process')} per node"
     )
     logs = node.folder / f"all_reduce_{node.name}"
     logs.mkdir(exist_ok=True)
     environment = {"WORLD_SIZE": str(node.num_nodes * node.processes)}
     if node.num_nodes > 1:
         # The first process of all opens the store at which they meet.
-        environment |= {"MASTER_ADDR": node.host, "MASTER_PORT": str(node.port)}
-        environment["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         environment |= {name: os.environ.get(name, "") for name in INTERFACES}
+        environment |= {
+            "MASTER_ADDR": node.host,
+            "MASTER_PORT": str(node.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+        }
     try:
         bandwidth = run_job(
             _bandwidth,

@@ -14,9 +14,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "report",
         run,
-        description="Write one self-contained HTML page about finished or unfinished runs: results, interactive "
-        "curves, and how their recipes differ. For a sweep, also print its tables: the metric against rate and "
-        "batch size, and whether the recipe's scaling rule held. Needs plotly, but not torch.",
         epilog="""examples:
   largebatch report runs/resnet_digits
   largebatch report runs/batch_64 runs/batch_512 --out comparison.html
@@ -32,7 +29,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report and say where it is."""
+    """Write one self-contained HTML page about finished or unfinished runs: results, interactive curves, and how their
+    recipes differ. For a sweep, also print its tables: the metric against rate and batch size, and whether the recipe's
+    scaling rule held. Needs plotly, but not torch.
+    """
     from largebatch.tools.reported_runs import read_runs
     from largebatch.tools.sweep.points import SWEEP_FILE
     from largebatch.tools.sweep.results import Results

@@ -17,9 +17,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "lint",
         run,
-        description="Check recipes, batch scripts, Accelerate and DeepSpeed configs against each other, without a "
-        "GPU, a cluster or torch. Each finding names the file, what is wrong, what to write instead, and the rule. "
-        "Exit code 1 if there are any. Options of sbatch are not checked: submit --dry-run asks Slurm.",
         epilog="""examples:
   largebatch lint
   largebatch lint slurm/gpt2_124m.sbatch""",
@@ -32,7 +29,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print one finding per line; 1 if there are any."""
+    """Check recipes, batch scripts, Accelerate and DeepSpeed configs against each other, without a GPU, a cluster or
+    torch. Each finding names the file, what is wrong, what to write instead, and the rule. Exit code 1 if there are
+    any. Options of sbatch are not checked: submit --dry-run asks Slurm.
+    """
     files = options.files or files_of_repository()
     findings = lint_files(files, options.task)
     for finding in findings:

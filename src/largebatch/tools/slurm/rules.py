@@ -1,9 +1,11 @@
 """Rules for recipes, Accelerate and DeepSpeed configs, and for batch scripts with the recipe and strategy they name."""
 
+import ast
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.task_folders import folder_of
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
-from largebatch.tools.slurm.task_imports import missing_imports
+from largebatch.words import did_you_mean
 
 
 @dataclass(frozen=True, order=True)
@@ -62,7 +64,7 @@ def _strategy(script: BatchScript) -> Iterator[str]:
     elif script.config and (entry := STRATEGIES.get(script.accelerate_config.stem.partition("_")[0])):
         refusal = entry.refusal_of(script.config)
         if refusal:
-            yield f"STRATEGY {script.strategy}: {refusal.why}; {refusal.remedy}"
+            yield f"STRATEGY {script.strategy}: {refusal}"
 
 
 def _plan(script: BatchScript) -> Iterator[str]:
@@ -109,13 +111,52 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
         try:
             # Before config.py is run, which may have such an import.
             for each in sorted(task_of(path, task).glob("*.py")):
-                for problem in missing_imports(each):
+                for problem in _missing_imports(each):
                     yield Finding(os.path.relpath(each), "import", problem)
             load_config(path, overrides, task=task)
         except ConfigError as error:
             for problem in error.problems:
                 yield Finding(error.source or file, "recipe", problem)
             return
+
+
+def _missing_imports(file: Path) -> Iterator[str]:
+    """Yield each import of a name that largebatch does not have; nothing is imported, and what is no Python is left
+    out."""
+    try:
+        tree = ast.parse(read_text(file))
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for statement in ast.walk(tree):
+        module = getattr(statement, "module", None) or ""
+        if not isinstance(statement, ast.ImportFrom) or statement.level or module.partition(".")[0] != "largebatch":
+            continue
+        known = _names_of(module)
+        for name in (alias.name for alias in statement.names):
+            if name not in known:
+                close = did_you_mean(name, sorted(known))
+                yield (
+                    f"line {statement.lineno}: largebatch has no {module}.{name}{close}; CHANGELOG.md says under "
+                    '"Renamed" what to write instead'
+                )
+
+
+@cache
+def _names_of(module: str) -> frozenset[str]:
+    """The names that can be imported from a module of largebatch: what it defines or imports, and its parts."""
+    path = Path(__file__).parents[3].joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.is_file():
+        return frozenset()
+    names = {"*", *(each.stem for each in path.glob("*"))}
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in statement.names}
+        else:
+            names |= {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)}
+    return frozenset(names)
 
 
 def _accelerate_problems(config: Mapping[str, Any]) -> Iterator[str]:

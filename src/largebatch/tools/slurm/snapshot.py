@@ -13,10 +13,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "snapshot",
         run,
-        description="Copy recipes, their code, Accelerate and DeepSpeed configs, scripts, and the package if it is in "
-        "the repository, from the current folder to another one, which is complete or absent. Its git.json names the "
-        "commit. Data and runs are left out. An existing snapshot is left as it is. A RECIPE from elsewhere is copied "
-        "into its task's folder.",
         epilog="""examples:
   largebatch snapshot --to snapshots/monday
 
@@ -27,5 +23,9 @@ submit takes a snapshot for each job; for a job that was submitted by sbatch, it
 
 
 def run(options: argparse.Namespace) -> int:
+    """Copy recipes, their code, Accelerate and DeepSpeed configs, scripts, and the package if it is in the repository,
+    from the current folder to another one, which is complete or absent. Its git.json names the commit. Data and runs
+    are left out. An existing snapshot is left as it is. A RECIPE from elsewhere is copied into its task's folder.
+    """
     take_snapshot(Path(), options.to, options.recipe, options.recipe and task_of(options.recipe))
     return 0

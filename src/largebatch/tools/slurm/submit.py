@@ -24,10 +24,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "submit",
         run,
-        description="Submit slurm/RECIPE.sbatch with sbatch: show the plan on that many nodes, check recipe, script "
-        "and configs with the values given here, copy what the job runs to RUN_DIR/jobs, show the sbatch line, run it, "
-        "and print job, log and how to follow it. SBATCH_* variables and slurm/site.sh count as they do for the job. "
-        "Exit code 1 if a check fails, also in a dry run; nothing is submitted then.",
         epilog="""examples:
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --dry-run
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --strategy zero3 --partition=gpu --optimizer.weight_decay 0
@@ -47,7 +43,11 @@ Fields of the recipe are overridden as in a run. All other options, written --na
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what is run, and run it; return 1 if a check fails."""
+    """Submit slurm/RECIPE.sbatch with sbatch: show the plan on that many nodes, check recipe, script and configs with
+    the values given here, copy what the job runs to RUN_DIR/jobs, show the sbatch line, run it, and print job, log and
+    how to follow it. SBATCH_* variables and slurm/site.sh count as they do for the job. Exit code 1 if a check fails,
+    also in a dry run; nothing is submitted then.
+    """
     task, overrides, sbatch_options = task_and_words(options)
     environment = settings_of_job(options, options.run_dir)
     script = BatchScript(SCRIPTS / f"{options.config.stem}.sbatch", sbatch_options, overrides, environment, task)

@@ -13,10 +13,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "sweep",
         run,
-        description="Train a recipe at all combinations of the values that are listed for its fields, with several "
-        "seeds, here or as one Slurm array. Numbers are listed as 1e-3,2e-3, other values as a JSON list; a value that "
-        "is itself a list is written [[…]]. All points are planned and checked first: if one is wrong, none starts. "
-        "The same command continues a sweep, with more values or seeds if it lists them; `largebatch report` shows it.",
         epilog="""examples:
   largebatch sweep RECIPE.json --learning_rate.base_lr 1e-3,2e-3 --batch.global_batch_size 256,1024 --seeds 3
   largebatch sweep RECIPE.json --learning_rate.scaling '["linear", "sqrt"]' --slurm --nodes 2 --partition=gpu""",
@@ -43,7 +39,11 @@ def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train the points that are missing, and print the table; 1 if a point fails."""
+    """Train a recipe at all combinations of the values that are listed for its fields, with several seeds, here or as
+    one Slurm array. Numbers are listed as 1e-3,2e-3, other values as a JSON list; a value that is itself a list is
+    written [[…]]. All points are planned and checked first: if one is wrong, none starts. The same command continues a
+    sweep, with more values or seeds if it lists them; `largebatch report` shows it.
+    """
     from largebatch.tools.sweep.points import Sweep, grid
     from largebatch.tools.sweep.results import Results
     from largebatch.tools.sweep.start import start

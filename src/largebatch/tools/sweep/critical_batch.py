@@ -33,9 +33,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "critical-batch",
         run,
-        description="Continue a run from a checkpoint at several multiples of its batch size, under the recipe's rule, "
-        "and find the largest whose loss is within the tolerance of the run's own (Merrill et al. 2025, arXiv "
-        "2505.23971). It is a sweep: the same command continues it, and `largebatch report FOLDER` has its curves.",
         epilog="""examples:
   largebatch critical-batch runs/gpt_pydoc --at 100 --batches 1,2,4,8 --seeds 3
   largebatch critical-batch runs/gpt2_124m --at 5000 --batches 1,2,4 --seeds 3 --slurm --nodes 4 --time=02:00:00""",
@@ -52,7 +49,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train the branches that are missing, and say what they allow to; 1 if one fails."""
+    """Continue a run from a checkpoint at several multiples of its batch size, under the recipe's rule, and find the
+    largest whose loss is within the tolerance of the run's own (Merrill et al. 2025, arXiv 2505.23971). It is a sweep:
+    the same command continues it, and `largebatch report FOLDER` has its curves.
+    """
     from largebatch.tools.sweep.results import Results
     from largebatch.tools.sweep.start import start
     from largebatch.tools.sweep.verdicts import largest_within
@@ -151,15 +151,14 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     if plan.scaled_batch_size is not None:
         raise UserError('learning_rate.decay: with "batch_growth", the rate does not follow the batch: choose another')
     start = plan.timeline.at(step)
-    total = plan.timeline.at(plan.total_steps).samples_before
     sizes = [multiple * start.global_batch_size for multiple in sorted({1, *options.batches})]
     check_number(len(sizes) * options.seeds)
     common = math.lcm(*sizes)
     window = options.window or 50 * max(sizes)
     # Rounded up; the common multiple may be too large for a fraction.
     last_sample = start.samples_before - (-window // common) * common
-    if last_sample > total:
-        left = f"only {total - start.samples_before:,} samples are left after step {step:,}, not"
+    if last_sample > plan.total_samples:
+        left = f"only {plan.total_samples - start.samples_before:,} samples are left after step {step:,}, not"
         raise UserError(f"--window: {left} {last_sample - start.samples_before:,}; write fewer, or an earlier --at")
     points = []
     for size in sizes:

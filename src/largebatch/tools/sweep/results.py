@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.errors import UserError
+from largebatch.plan.expected import number
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
-from largebatch.tools.reported_runs import ReportedRun, columns, number, read_runs
+from largebatch.tools.reported_runs import ReportedRun, columns, read_runs
 from largebatch.tools.sweep.points import BATCH, RATE, Sweep
 from largebatch.tools.sweep.verdicts import Cell, is_clearly_lower
 from largebatch.words import aligned

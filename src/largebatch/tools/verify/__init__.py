@@ -18,9 +18,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "verify",
         run,
-        description="Train the first steps of a recipe under every combination of strategy, number of processes and "
-        "micro-batch size, on GPUs if there are enough and otherwise in CPU processes, and compare loss, gradient "
-        "norm, learning rate, weights and evaluation with one process. The exit code is 0 only if all agree.",
         epilog="""examples:
   largebatch verify RECIPE.json --world-sizes 2,4 --micro-batch-sizes 4,8
   largebatch verify RECIPE.json --tiny-data --world-sizes 2 --steps 5
@@ -43,7 +40,10 @@ Fields are overridden as in a run: --batch.global_batch_size 64.""",
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare all combinations; 1 if not all agree."""
+    """Train the first steps of a recipe under every combination of strategy, number of processes and micro-batch size,
+    on GPUs if there are enough and otherwise in CPU processes, and compare loss, gradient norm, learning rate, weights
+    and evaluation with one process. The exit code is 0 only if all agree.
+    """
     from largebatch.tools.verify.table import verify
 
     return 0 if verify(options) else 1

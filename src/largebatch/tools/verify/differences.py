@@ -115,17 +115,14 @@ def compare(trained: Trained, reference: Trained, without: Set[str] = frozenset(
 
     metrics = trained.metrics
     expected = reference.metrics
+    first = {f"first_{name}": _of_lines(metrics[:1], expected[:1], [name]) for name in ("loss", "grad_norm")}
     updates = of_updates(trained, reference)
     weights = _of_tensors(trained.weights, reference.weights)
-    return {
-        "loss": _of_lines(metrics, expected, ["loss"]),
-        "grad_norm": _of_lines(metrics, expected, ["grad_norm"]),
-        "lr": _of_lines(metrics, expected, ["lr"]),
+    return first | {
+        **{name: _of_lines(metrics, expected, [name]) for name in ("loss", "grad_norm", "lr")},
         "update": max((updates[name] for name in updates.keys() - without), default=0.0),
         "parameters": max((weights[name] for name in weights.keys() - without), default=0.0),
         "evaluation": _of_lines(trained.evaluations, reference.evaluations),
-        "first_loss": _of_lines(metrics[:1], expected[:1], ["loss"]),
-        "first_grad_norm": _of_lines(metrics[:1], expected[:1], ["grad_norm"]),
     }
 
 

@@ -5,7 +5,7 @@ import torch
 
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.source import Batch, Sources
 
 from .config import Config
 
@@ -28,7 +28,7 @@ class PointSource:
         return len(batch["x"])
 
 
-def sources(config: Config, _: Preparation) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, _: Preparation) -> Sources:
     """The training and evaluation samples, which need no preparation."""
     data = config.data
     train = PointSource(data.num_train_samples, data.num_inputs, "train")
