@@ -1,7 +1,7 @@
 """What is wrong in a loop, in sentences with a remedy, by how what it does depends on the layout of a batch."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isclose
 
 from largebatch.tools.audit.loop import ALONE, Layout
@@ -37,55 +37,46 @@ OF_GRADIENTS = {
     ),
     "A/W": "losses are added over micro-batches and divided by the number of processes: divide by neither or by both",
 }
-# By what happens, and whether to micro-batches of one process already.
-OF_OTHERS = {
-    ("own", False): (
-        "each process steps with a gradient of its own: the model is not wrapped in DDP, its forward pass goes around "
-        "the wrapper (model.module), or no_sync covers the last micro-batch"
-    ),
-    ("clipped", False): (
-        "gradients are clipped before they are averaged, each process's by its own norm: average first"
-    ),
-    ("lost", True): "only some micro-batches count: call zero_grad after a step, not in each micro-batch",
+# By the kind of another difference, if micro-batches of one process already show it.
+OF_MICRO_BATCHES = {
+    "lost": "only some micro-batches count: call zero_grad after a step, not in each micro-batch",
     ("lost", False): (
         "all processes train on the same part of the samples (give the loader a DistributedSampler), or the gradient "
         "of some is not averaged in"
     ),
-    ("unequal", True): (
+    "unequal": (
         "it is a mean over each micro-batch's targets, then over micro-batches, so targets count for more where there "
         "are few (divide sums by the number of targets of the whole batch); or something else that is not a sum is "
         "made of each micro-batch, such as a root or clipping"
     ),
-    ("unequal", False): (
-        "it is a mean over each process's targets, then over processes, so targets count for more where there are few: "
-        "divide sums by the number of targets of the whole batch (all_reduce it before the backward pass); or "
-        "something else that is not a sum is made of each process's samples"
-    ),
-    ("coupled", True): (
+    "coupled": (
         "the loss depends on which samples share a micro-batch: BatchNorm's statistics are those of the micro-batch, "
         "and negatives are its own samples; or a term that has no samples, such as a regularizer, is added for each "
         "micro-batch; or random numbers differ"
     ),
-    ("coupled", False): (
+}
+# And if only several processes do.
+OF_PROCESSES = {
+    "own": (
+        "each process steps with a gradient of its own: the model is not wrapped in DDP, its forward pass goes around "
+        "the wrapper (model.module), or no_sync covers the last micro-batch"
+    ),
+    "clipped": ("gradients are clipped before they are averaged, each process's by its own norm: average first"),
+    "lost": (
+        "all processes train on the same part of the samples (give the loader a DistributedSampler), or the gradient "
+        "of some is not averaged in"
+    ),
+    "unequal": (
+        "it is a mean over each process's targets, then over processes, so targets count for more where there are few: "
+        "divide sums by the number of targets of the whole batch (all_reduce it before the backward pass); or "
+        "something else that is not a sum is made of each process's samples"
+    ),
+    "coupled": (
         "the loss depends on which samples share a process: BatchNorm's statistics are its own (SyncBatchNorm takes "
         "them over processes), negatives are its own samples (gather features with their gradient); or random numbers "
         "or data differ between processes"
     ),
 }
-
-
-# By what the learning rates of the first steps are in a layout.
-OF_RATES: Mapping[str, Callable[[Sequence[float], Layout], Sequence[float]]] = {
-    "the schedule moves once per process instead of once per step": lambda rates, layout: rates[:: layout.world_size],
-    "the schedule moves once per micro-batch instead of once per step": (
-        lambda rates, layout: rates[:: layout.accumulation]
-    ),
-    "it is multiplied by the number of processes for the same effective batch, whose gradient is a mean already; scale "
-    "it by the effective batch (Goyal et al. 2017, section 2.1)": (
-        lambda rates, layout: [layout.world_size * rate for rate in rates]
-    ),
-}
-OTHER_RATES = "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps"
 
 
 def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
@@ -97,8 +88,10 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
     for layout, outcome in outcomes.items():
         by_kind[outcome.kind].append(layout)
     for kind, layouts in by_kind.items():
-        if cause := OF_OTHERS.get((kind, layouts[0].world_size == 1)):
-            yield f"{'; '.join(map(str, layouts))}: {outcomes[layouts[0]].said}; {cause}"
+        first = layouts[0]
+        causes = OF_MICRO_BATCHES if first.world_size == 1 else OF_PROCESSES
+        if kind in causes:
+            yield f"{'; '.join(map(str, layouts))}: {outcomes[first].said}; {causes[kind]}"
     yield from _of_gradients({layout: outcomes[layout].factors for layout in by_kind["multiple"]})
 
 
@@ -135,7 +128,8 @@ def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iter
     for layout, by_rank in observed.items():
         # `faults` has the first one.
         if (step := step_that_differs(each.unclipped for each in by_rank)) > 1:
-            yield f"{layout}, step {step}: {OF_OTHERS['own', False]}"
+            yield f"{layout}, step {step}: {OF_PROCESSES['own']}"
+    # As many steps as both have: another number of steps is another fault.
     for group, expected in enumerate(observed[ALONE][0].rates):
         wrong = {
             layout: rates
@@ -143,7 +137,7 @@ def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iter
             for each in by_rank
             # None without a step.
             for rates in each.rates[group : group + 1]
-            if not _agree(rates, expected)
+            if not all(map(isclose, rates, expected))
         }
         if wrong:
             yield _of_rates(expected, wrong)
@@ -153,19 +147,26 @@ def _of_rates(expected: Sequence[float], wrong: Mapping[Layout, Sequence[float]]
     """What is wrong with the learning rates of the first steps."""
     causes = (
         cause
-        for cause, rates_in in OF_RATES.items()
-        if all(_agree(rates, rates_in(expected, layout)) for layout, rates in wrong.items())
+        for cause in _rates_by_cause(expected, ALONE)
+        if all(all(map(isclose, rates, _rates_by_cause(expected, layout)[cause])) for layout, rates in wrong.items())
     )
     others = "; ".join(f"{layout}: {_numbers(rates)}" for layout, rates in wrong.items())
-    return (
-        f"the learning rate of the first steps is {_numbers(expected)} in one process, and {others}: "
-        f"{next(causes, OTHER_RATES)}"
-    )
+    said = f"the learning rate of the first steps is {_numbers(expected)} in one process, and {others}"
+    return f"{said}: {next(causes)}"
 
 
-def _agree(rates: Sequence[float], expected: Sequence[float]) -> bool:
-    """Whether rates are the same for as many steps as both have: another number of steps is another fault."""
-    return all(map(isclose, rates, expected))
+def _rates_by_cause(expected: Sequence[float], layout: Layout) -> Mapping[str, Sequence[float]]:
+    """What makes the learning rates of the first steps what they are in a layout, the simplest first."""
+    return {
+        "the schedule moves once per process instead of once per step": expected[:: layout.world_size],
+        "the schedule moves once per micro-batch instead of once per step": expected[:: layout.accumulation],
+        "it is multiplied by the number of processes for the same effective batch, whose gradient is a mean already; "
+        "scale it by the effective batch (Goyal et al. 2017, section 2.1)": [
+            layout.world_size * rate for rate in expected
+        ],
+        # Whatever they are.
+        "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps": [],
+    }
 
 
 def _numbers(rates: Sequence[float]) -> str:

@@ -64,9 +64,10 @@ class Loop:
         Raises:
             UserError: A process failed, ended or did not return in time; the message says how.
         """
-        environment = {"WORLD_SIZE": str(layout.world_size), "LOCAL_WORLD_SIZE": str(layout.world_size)}
+        size = str(layout.world_size)
+        environment = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "ACCELERATE_USE_CPU": "true"}
         if self.accelerate_config:
-            environment = rehearsal_environment(self.accelerate_config, layout.world_size)
+            environment = rehearsal_environment(self.accelerate_config, layout.world_size) | environment
         try:
             observed = run_job(
                 observe,
@@ -77,7 +78,7 @@ class Loop:
                 self.batch_size // layout.parts,
                 layout.accumulation,
                 world_size=layout.world_size,
-                environment={**environment, "ACCELERATE_USE_CPU": "true"},
+                environment=environment,
                 folder=Path.cwd(),
                 timeout=self.timeout,
             )

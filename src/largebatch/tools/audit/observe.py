@@ -1,6 +1,5 @@
 """Calls an audited function in one process of a job, and notes what its optimizers get."""
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
@@ -55,12 +53,12 @@ def observe(file: Path, function: str, precision: str, *arguments: Any) -> Obser
     """
     watch = _Watch()
     torch.set_default_dtype(getattr(torch, precision))
-    torch.distributed.init_process_group("gloo")
+    distributed.init_process_group("gloo")
     # A process that needs no other might end before the others have met it.
-    torch.distributed.barrier()
-    torch.distributed.init_process_group = lambda *_, **__: None
+    distributed.barrier()
+    distributed.init_process_group = lambda *_, **__: None
     # Each process its own, as without a seed; the audited code may set another.
-    torch.manual_seed(int(os.environ["RANK"]))
+    torch.manual_seed(distributed.get_rank())
     sys.path.insert(0, str(file.parent))
     sys.argv = [str(file)]
     # Not as "__main__": what a script does under that name is not what is audited.
@@ -79,13 +77,12 @@ class _Watch:
         self.stepped: list[Optimizer] = []  # in the latest step
         self.clipped: Gradients = {}  # gradients before they were clipped
         self.dropout = ""
-        self.kernels = torch.library.Library("aten", "IMPL")
-        self.kernels.impl("bernoulli_.float", self._mean_instead_of_drawing, "CPU")
+        self.kernels = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        self.kernels.impl("bernoulli_.float", self._mean_instead_of_drawing, "CPU")  # type: ignore[no-untyped-call]
         self.hook = register_optimizer_step_pre_hook(self._before_step)
-        # Other modules have imported the functions that call it.
-        _call_before(clip_grad, "_clip_grads_with_norm_", self._before_clipping)
+        self._watch_clipping()
         if "deepspeed" in sys.modules:
-            _call_before(sys.modules["deepspeed"].DeepSpeedEngine, "step", self._before_engine_step)
+            self._watch_deepspeed()
 
     def result(self, model: Any) -> Observed:
         """What was noted, with the model's names for its parameters."""
@@ -123,16 +120,30 @@ class _Watch:
         self._note(optimizer, _gradients_of(each for group in optimizer.param_groups for each in group["params"]))
         return (args[:1], {"closure": lambda: loss}) if closure else None
 
-    def _before_clipping(self, parameters: Iterable[Tensor], *_: Any) -> None:
-        self.clipped |= _gradients_of(parameters)
+    def _watch_clipping(self) -> None:
+        # All functions that clip call it, also those that other modules have imported.
+        clip = clip_grad._clip_grads_with_norm_
 
-    def _before_engine_step(self, engine: Any, *_: Any) -> None:
+        def noted(parameters: Any, *args: Any) -> None:
+            self.clipped |= _gradients_of(parameters)
+            clip(parameters, *args)
+
+        clip_grad._clip_grads_with_norm_ = noted  # type: ignore[assignment]
+
+    def _watch_deepspeed(self) -> None:
+        from deepspeed import DeepSpeedEngine
         from deepspeed.utils import safe_get_full_grad
 
-        # Its own optimizer steps pieces of parameters.
-        self.hook.remove()
-        if engine.is_gradient_accumulation_boundary():
-            self._note(engine.optimizer, _gradients_of(engine.module.parameters(), safe_get_full_grad))
+        step = DeepSpeedEngine.step
+
+        def noted(engine: Any, *args: Any, **kwargs: Any) -> None:
+            # Its own optimizer steps pieces of parameters.
+            self.hook.remove()
+            if engine.is_gradient_accumulation_boundary():
+                self._note(engine.optimizer, _gradients_of(engine.module.parameters(), safe_get_full_grad))
+            step(engine, *args, **kwargs)
+
+        DeepSpeedEngine.step = noted
 
     def _note(self, optimizer: Any, found: Gradients) -> None:
         # Several optimizers of a model, one after another, make one step.
@@ -153,24 +164,13 @@ class _Watch:
         return mask.fill_(p)
 
 
-def _call_before(owner: Any, name: str, note: Callable[..., None]) -> None:
-    """Have a function call another one first, with its positional arguments."""
-    function = getattr(owner, name)
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        note(*args)
-        return function(*args, **kwargs)
-
-    setattr(owner, name, noted)
-
-
 def _gradients_of(parameters: Iterable[Tensor], gradient_of: Callable[[Tensor], Any] = attrgetter("grad")) -> Gradients:
     """The gradients of those that have one, gathered if they are sharded."""
     found = {}
     for each in parameters:
         gradient = gradient_of(each)
         if gradient is not None:
-            if isinstance(gradient, DTensor):
+            if hasattr(gradient, "full_tensor"):
                 gradient = gradient.full_tensor()
-            found[each] = gradient.to("cpu", torch.float64).numpy().flatten()
+            found[each] = gradient.double().numpy().flatten()
     return found

@@ -1,7 +1,7 @@
 """What the optimizer gets in a layout, beside what it gets in one process and from each sample alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.linalg import lstsq, norm
@@ -34,7 +34,7 @@ class Outcome:
     # or another number of "steps".
     kind: str
     said: str  # the same in words
-    factors: Mapping[str, float] = field(default_factory=dict)  # those of its parameters
+    factors: Mapping[str, float]  # those of its parameters
 
 
 @dataclass(frozen=True)
@@ -55,29 +55,30 @@ class Reference:
         by_rank = self.loop.call(layout, range(num_samples))
         num_steps = min(len(each.gradients) for each in by_rank)
         if num_steps != 1:
-            return Outcome(by_rank, num_steps, "steps", f"{counted(num_steps, 'step')} instead of one")
+            return Outcome(by_rank, num_steps, "steps", f"{counted(num_steps, 'step')} instead of one", {})
         if any(each.parts != self.parts for each in by_rank):
             raise UserError(f"{layout}: the returned model has other parameters than in one process")
         gradient = by_rank[0].unclipped[0]
         factors = self._factors(gradient)
-        others = [name for name, factor in factors.items() if np.isnan(factor)]
-        weights = self.weights_in(gradient)
-        expected = self.weights_in(self.gradient)
-        if not others:
-            kind = "multiple"
-            times = span(factors.values())
-            said = "the same" if times == "1" else f"{times} times"
-        elif weights is None or expected is None:
-            kind = "coupled"
-            said = "another gradient" + (f" of {some(others)}" if len(others) < len(factors) else "")
-        else:
-            ratios = np.divide(weights, expected, out=np.ones_like(weights), where=expected != 0)
-            lost = [str(sample) for sample in np.flatnonzero(np.abs(ratios) < NO_WEIGHT)]
-            kind = "lost" if lost else "unequal"
-            said = f"without samples {some(lost)} of {len(ratios)}" if lost else f"samples count {span(ratios)} times"
+        kind, said = self._difference(gradient, factors)
         if step_that_differs(each.unclipped for each in by_rank):
             kind = "own" if step_that_differs(each.gradients for each in by_rank) else "clipped"
         return Outcome(by_rank, num_steps, kind, said, factors)
+
+    def _difference(self, gradient: np.ndarray, factors: Mapping[str, float]) -> tuple[str, str]:
+        """Its kind, and the same in words."""
+        others = [name for name, factor in factors.items() if np.isnan(factor)]
+        if not others:
+            times = span(factors.values())
+            return "multiple", "the same" if times == "1" else f"{times} times"
+        weights = self.weights_in(gradient)
+        expected = self.weights_in(self.gradient)
+        if weights is None or expected is None:
+            return "coupled", "another gradient" + (f" of {some(others)}" if len(others) < len(factors) else "")
+        ratios = np.divide(weights, expected, out=np.ones_like(weights), where=expected != 0)
+        if lost := [str(sample) for sample in np.flatnonzero(np.abs(ratios) < NO_WEIGHT)]:
+            return "lost", f"without samples {some(lost)} of {len(ratios)}"
+        return "unequal", f"samples count {span(ratios)} times"
 
     def weights_in(self, gradient: np.ndarray) -> np.ndarray | None:
         """The weight of each sample in a gradient; None if it is not a sum over them, or they cannot be told apart."""
@@ -87,27 +88,29 @@ class Reference:
         weights, _, rank, _ = lstsq(basis, gradient, rcond=INDEPENDENT)
         # A sample without a target has no gradient.
         told_apart = rank == np.count_nonzero(basis.any(axis=0))
-        is_sum = norm(basis @ weights - gradient) <= self._tolerance() * norm(gradient)
-        return weights if told_apart and is_sum else None
+        error = norm(basis @ weights - gradient) / norm(gradient)
+        return weights if told_apart and error <= self._rounding() / norm(self.gradient) else None
 
     def _factors(self, gradient: np.ndarray) -> Mapping[str, float]:
         """By parameter: how many times the reference a gradient is; NaN if it is no multiple of it."""
         factors = {}
         for name, part in self.parts.items():
-            tolerance = self._tolerance(part)
-            if tolerance < 1:
-                expected = self.gradient[part]
-                factor = float(gradient[part] @ expected / norm(expected) ** 2)
-                error = norm(gradient[part] - factor * expected) / norm(expected)
-                factors[name] = factor if error <= tolerance * max(abs(factor), 1) else np.nan
+            expected = self.gradient[part]
+            size = norm(expected)
+            rounding = self._rounding(part)
+            if size > rounding:
+                factor = float(gradient[part] @ expected / size**2)
+                error = norm(gradient[part] - factor * expected)
+                factors[name] = factor if error <= rounding * max(abs(factor), 1) else np.nan
         return factors
 
-    def _tolerance(self, part: slice = slice(None)) -> float:
-        """What rounding may make of the gradient, as a part of it; infinite where it is rounding itself."""
-        size = norm(self.gradient[part])
-        if size <= NEGLIGIBLE * norm(self.gradient):
-            return np.inf
-        return max(TOLERANCES[self.loop.precision], MULTIPLES_OF_NOISE * float(norm(self.noise[part]) / size))
+    def _rounding(self, part: slice = slice(None)) -> float:
+        """What rounding may make of the gradient."""
+        return max(
+            TOLERANCES[self.loop.precision] * float(norm(self.gradient[part])),
+            MULTIPLES_OF_NOISE * float(norm(self.noise[part])),
+            NEGLIGIBLE * float(norm(self.gradient)),
+        )
 
 
 def step_that_differs(by_rank: Iterable[Sequence[np.ndarray]]) -> int:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +66,12 @@ def audit(options: argparse.Namespace) -> bool:
     except UserError as error:
         remarks.append(f"not compared: {error}")
     summary = f"your effective batch is {loop.batch_size} samples a step, and the optimizer gets {_meaning(reference)}"
+    sections = {"wrong": wrong, "remarks": remarks}
     if options.json:
         document = {"precision": loop.precision, "batch": loop.batch_size, "layouts": rows, "summary": summary}
-        print(json.dumps({**document, "wrong": wrong, "remarks": remarks}, indent=2))
+        print(json.dumps(document | sections, indent=2))
         return not wrong
-    for title, lines in (("wrong", wrong), ("remarks", remarks)):
+    for title, lines in sections.items():
         if lines:
             print(f"\n{title}:" + bulleted("\n    ".join(wrapped(line)) for line in lines))
     print("\n" + "\n".join(wrapped(f"in {'one process' if wrong else 'all layouts'}, {summary}")))
@@ -85,7 +85,7 @@ def _given(options: argparse.Namespace) -> tuple[Loop, list[Layout]]:
         if not path.is_file():
             raise UserError(f"{path}: no such file; give a Python file that defines {CONTRACT}")
     loop = Loop(Path(file).resolve(), function or "audit", options.batch, options.accelerate, options.timeout)
-    layouts = [each for each in starmap(Layout, product(options.world_sizes, options.accumulations)) if each != ALONE]
+    layouts = [Layout(w, a) for w in options.world_sizes for a in options.accumulations if w * a > 1]
     multiple = math.lcm(*(each.parts for each in layouts))
     if not layouts or loop.batch_size % multiple:
         options.refuse(
