@@ -39,6 +39,10 @@ OF_GRADIENTS = {
 }
 # By the kind of another difference, if micro-batches of one process already show it.
 OF_MICRO_BATCHES = {
+    "update": (
+        "the optimizer makes another update of the same gradient: its rate, the norm by which it is clipped, or its "
+        "own arithmetic depends on the number of micro-batches"
+    ),
     "lost": "only some micro-batches count: call zero_grad after a step, not in each micro-batch",
     ("lost", False): (
         "all processes train on the same part of the samples (give the loader a DistributedSampler), or the gradient "
@@ -57,6 +61,10 @@ OF_MICRO_BATCHES = {
 }
 # And if only several processes do.
 OF_PROCESSES = {
+    "update": (
+        "the optimizer makes another update of the same gradient: its rate, the norm by which it is clipped (a shard's "
+        "own, or too large by the root of the replicas), or its own arithmetic depends on processes"
+    ),
     "own": (
         "each process steps with a gradient of its own: the model is not wrapped in DDP, its forward pass goes around "
         "the wrapper (model.module), or no_sync covers the last micro-batch"

@@ -64,10 +64,7 @@ class Loop:
         Raises:
             UserError: A process failed, ended or did not return in time; the message says how.
         """
-        size = str(layout.world_size)
-        environment = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "ACCELERATE_USE_CPU": "true"}
-        if self.accelerate_config:
-            environment = rehearsal_environment(self.accelerate_config, layout.world_size) | environment
+        environment = rehearsal_environment(self.accelerate_config, layout.world_size)
         try:
             observed = run_job(
                 observe,
@@ -78,7 +75,7 @@ class Loop:
                 self.batch_size // layout.parts,
                 layout.accumulation,
                 world_size=layout.world_size,
-                environment=environment,
+                environment={**environment, "ACCELERATE_USE_CPU": "true"},
                 folder=Path.cwd(),
                 timeout=self.timeout,
             )

@@ -18,8 +18,8 @@ from largebatch.errors import UserError
 from largebatch.storage.tensors import fingerprint
 from largebatch.task_folders import import_from
 
-Gradients = dict[Tensor, np.ndarray]
-"""By parameter, each whole, as a vector in fp64."""
+Vectors = dict[Tensor, np.ndarray]
+"""Gradients or values by parameter, each whole and in fp64."""
 
 CONTRACT = "audit(indices, micro_batch_size, accumulation)"
 # What wrappers put before a parameter's name.
@@ -33,6 +33,7 @@ class Observed:
     rates: Sequence[Sequence[float]]  # the learning rate of each parameter group in each step
     gradients: Sequence[np.ndarray]  # of all parameters in each step, as the optimizers get them
     unclipped: Sequence[np.ndarray]  # the same without clipping
+    update: np.ndarray  # of all parameters, by all steps; 0 if DeepSpeed makes it
     parts: Mapping[str, slice]  # the place of each parameter in a gradient
     unused: Sequence[str]  # trainable parameters without a gradient
     buffers: str  # a digest of all of them at the end
@@ -53,6 +54,8 @@ def observe(file: Path, function: str, precision: str, *arguments: Any) -> Obser
     """
     watch = _Watch()
     torch.set_default_dtype(getattr(torch, precision))
+    # Compiled code draws dropout's masks by itself.
+    torch.compiler.set_stance("force_eager")
     distributed.init_process_group("gloo")
     # A process that needs no other might end before the others have met it.
     distributed.barrier()
@@ -73,9 +76,10 @@ class _Watch:
 
     def __init__(self) -> None:
         # The rates, gradients and unclipped gradients of each.
-        self.steps: list[tuple[list[float], Gradients, Gradients]] = []
+        self.steps: list[tuple[list[float], Vectors, Vectors]] = []
         self.stepped: list[Optimizer] = []  # in the latest step
-        self.clipped: Gradients = {}  # gradients before they were clipped
+        self.clipped: Vectors = {}  # gradients before they were clipped
+        self.initial: Vectors = {}  # parameters before their first step
         self.dropout = ""
         self.kernels = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         self.kernels.impl("bernoulli_.float", self._mean_instead_of_drawing, "CPU")  # type: ignore[no-untyped-call]
@@ -100,13 +104,14 @@ class _Watch:
         zeros = {each: np.zeros(getattr(each, "ds_numel", each.numel())) for each in names}
         ends = np.cumsum([each.size for each in zeros.values()])
 
-        def vector(gradients: Gradients) -> np.ndarray:
-            return np.concatenate(list((zeros | gradients).values()))
+        def vector(found: Vectors) -> np.ndarray:
+            return np.concatenate(list((zeros | found).values()))
 
         return Observed(
             list(zip(*(rates for rates, _, _ in self.steps), strict=False)),
             [vector(gradients) for _, gradients, _ in self.steps],
             [vector(unclipped) for _, _, unclipped in self.steps],
+            vector(_whole(self.initial, Tensor.detach)) - vector(self.initial),
             dict(zip(names.values(), map(slice, [0, *ends], ends), strict=True)),
             [name for each, name in names.items() if each.requires_grad and each not in used],
             fingerprint(*model.buffers()),
@@ -117,7 +122,9 @@ class _Watch:
         # It has the backward pass.
         closure = kwargs.get("closure", *args[1:2])
         loss = closure() if closure else None
-        self._note(optimizer, _gradients_of(each for group in optimizer.param_groups for each in group["params"]))
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self.initial = _whole(parameters, Tensor.detach) | self.initial
+        self._note(optimizer, _whole(parameters))
         return (args[:1], {"closure": lambda: loss}) if closure else None
 
     def _watch_clipping(self) -> None:
@@ -125,7 +132,7 @@ class _Watch:
         clip = clip_grad._clip_grads_with_norm_
 
         def noted(parameters: Any, *args: Any) -> None:
-            self.clipped |= _gradients_of(parameters)
+            self.clipped |= _whole(parameters)
             clip(parameters, *args)
 
         clip_grad._clip_grads_with_norm_ = noted  # type: ignore[assignment]
@@ -140,12 +147,12 @@ class _Watch:
             # Its own optimizer steps pieces of parameters.
             self.hook.remove()
             if engine.is_gradient_accumulation_boundary():
-                self._note(engine.optimizer, _gradients_of(engine.module.parameters(), safe_get_full_grad))
+                self._note(engine.optimizer, _whole(engine.module.parameters(), safe_get_full_grad))
             step(engine, *args, **kwargs)
 
         DeepSpeedEngine.step = noted
 
-    def _note(self, optimizer: Any, found: Gradients) -> None:
+    def _note(self, optimizer: Any, found: Vectors) -> None:
         # Several optimizers of a model, one after another, make one step.
         if not self.steps or optimizer in self.stepped:
             self.steps.append(([], {}, {}))
@@ -164,13 +171,13 @@ class _Watch:
         return mask.fill_(p)
 
 
-def _gradients_of(parameters: Iterable[Tensor], gradient_of: Callable[[Tensor], Any] = attrgetter("grad")) -> Gradients:
-    """The gradients of those that have one, gathered if they are sharded."""
+def _whole(parameters: Iterable[Tensor], of: Callable[[Tensor], Any] = attrgetter("grad")) -> Vectors:
+    """A tensor of each parameter, its gradient unless told otherwise, gathered if it is sharded; none without one."""
     found = {}
     for each in parameters:
-        gradient = gradient_of(each)
-        if gradient is not None:
-            if hasattr(gradient, "full_tensor"):
-                gradient = gradient.full_tensor()
-            found[each] = gradient.double().numpy().flatten()
+        tensor = of(each)
+        if tensor is not None:
+            if hasattr(tensor, "full_tensor"):
+                tensor = tensor.full_tensor()
+            found[each] = tensor.double().numpy().flatten()
     return found

@@ -48,6 +48,8 @@ class Reference:
     parts: Mapping[str, slice]  # the place of each parameter in a gradient
     gradient: np.ndarray
     noise: np.ndarray  # by how much the gradient differs if the samples are in reverse order
+    update: np.ndarray
+    update_noise: np.floating  # what rounding may make of it
     samples: Sequence[np.ndarray]  # the gradient of each; empty if a sample cannot be trained alone
 
     def outcome(self, layout: Layout, num_samples: int) -> Outcome:
@@ -61,6 +63,9 @@ class Reference:
         gradient = by_rank[0].unclipped[0]
         factors = self._factors(gradient)
         kind, said = self._difference(gradient, factors)
+        if said == "the same" and norm(by_rank[0].update - self.update) > self.update_noise:
+            kind = "update"
+            said = f"the same, but the update is {norm(by_rank[0].update) / norm(self.update):.4g} times as large"
         if step_that_differs(each.unclipped for each in by_rank):
             kind = "own" if step_that_differs(each.gradients for each in by_rank) else "clipped"
         return Outcome(by_rank, num_steps, kind, said, factors)
@@ -104,12 +109,12 @@ class Reference:
                 factors[name] = factor if error <= rounding * max(abs(factor), 1) else np.nan
         return factors
 
-    def _rounding(self, part: slice = slice(None)) -> float:
+    def _rounding(self, part: slice = slice(None)) -> np.floating:
         """What rounding may make of the gradient."""
         return max(
-            TOLERANCES[self.loop.precision] * float(norm(self.gradient[part])),
-            MULTIPLES_OF_NOISE * float(norm(self.noise[part])),
-            NEGLIGIBLE * float(norm(self.gradient)),
+            TOLERANCES[self.loop.precision] * norm(self.gradient[part]),
+            MULTIPLES_OF_NOISE * norm(self.noise[part]),
+            NEGLIGIBLE * norm(self.gradient),
         )
 
 

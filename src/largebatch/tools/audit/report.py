@@ -18,11 +18,13 @@ from largebatch.errors import UserError
 from largebatch.tools.audit.causes import faults, faults_of_first_steps
 from largebatch.tools.audit.loop import ALONE, Layout, Loop
 from largebatch.tools.audit.observe import CONTRACT
-from largebatch.tools.audit.outcome import Outcome, Reference, span
+from largebatch.tools.audit.outcome import MULTIPLES_OF_NOISE, Outcome, Reference, span
 from largebatch.tools.local_jobs.jobs import preload_tasks
 from largebatch.words import bulleted, counted, some, wrapped
 
 NUM_FIRST_STEPS = 4
+# What rounding may make of an update, as a part of it, as in Muon's iterations in bf16.
+UPDATE = 0.01
 # What the order of samples may make of a gradient, as a part of it.
 MAX_NOISE = 0.02
 LINE = "{:>9}{:>14}{:>13}  {}"
@@ -115,19 +117,20 @@ def _reference(loop: Loop) -> Reference:
     gradient = observed.unclipped[0]
     if not gradient.any():
         raise UserError("the optimizer gets no gradient; call backward before step")
-    noise = loop.one_step(indices[::-1]).unclipped[0] - gradient
-    relative_noise = norm(noise) / norm(gradient)
-    if not relative_noise < MAX_NOISE:
+    reverse = loop.one_step(indices[::-1])
+    noise = reverse.unclipped[0] - gradient
+    if not norm(noise) < MAX_NOISE * norm(gradient):
         raise UserError(
-            f"with the samples in reverse order, the gradient differs by {relative_noise:.2g} of itself: random "
-            "numbers do not follow from a seed or depend on the order; seed them, turn shuffling and augmentation off, "
-            "and train in fp32"
+            f"with the samples in reverse order, the gradient differs by {norm(noise) / norm(gradient):.2g} of itself: "
+            "random numbers do not follow from a seed or depend on the order; seed them, turn shuffling and "
+            "augmentation off, and train in fp32"
         )
     samples = []
     # A sample alone has no statistics for BatchNorm, and no negatives.
     with suppress(UserError):
         samples = [loop.one_step([sample]).unclipped[0] for sample in indices]
-    return Reference(loop, observed.parts, gradient, noise, samples)
+    update_noise = max(UPDATE * norm(observed.update), MULTIPLES_OF_NOISE * norm(reverse.update - observed.update))
+    return Reference(loop, observed.parts, gradient, noise, observed.update, update_noise, samples)
 
 
 def _short_batch(whole: Reference, layouts: Sequence[Layout]) -> Iterator[str]:
@@ -138,7 +141,7 @@ def _short_batch(whole: Reference, layouts: Sequence[Layout]) -> Iterator[str]:
     if not observed.gradients:
         yield f"{left}, they make no step"
         return
-    reference = replace(whole, gradient=observed.unclipped[0], samples=whole.samples[:size])
+    reference = replace(whole, gradient=observed.unclipped[0], update=observed.update, samples=whole.samples[:size])
     found = {layout: reference.outcome(layout, size).said for layout in layouts}
     if others := "; ".join(f"{layout}: {said}" for layout, said in found.items() if said != "the same"):
         yield (
