@@ -86,6 +86,8 @@ def _given(options: argparse.Namespace) -> tuple[Loop, list[Layout]]:
     for path in filter(None, (Path(file), options.accelerate)):
         if not path.is_file():
             raise UserError(f"{path}: no such file; give a Python file that defines {CONTRACT}")
+    if not re.fullmatch(r"[^.]+\.py", Path(file).name):
+        raise UserError(f"{file}: Python cannot import a file of this name; rename it, such as train.py")
     loop = Loop(Path(file).resolve(), function or "audit", options.batch, options.accelerate, options.timeout)
     layouts = [Layout(w, a) for w in options.world_sizes for a in options.accumulations if w * a > 1]
     multiple = math.lcm(*(each.parts for each in layouts))

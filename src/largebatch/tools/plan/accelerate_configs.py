@@ -21,8 +21,8 @@ REHEARSED_SHARDS = 2
 def launch_environment(accelerate_config: Path | None, world_size: int) -> dict[str, str]:
     """The variables that all processes, on this machine, get from Accelerate's own code for an Accelerate config.
 
-    Without a config, they are torchrun's. Each process also needs its RANK and LOCAL_RANK, and all of them a rendezvous;
-    see `jobs.run_job`.
+    Without a config, they are torchrun's. Each process also needs its RANK and LOCAL_RANK, and all of them a
+    rendezvous; see `jobs.run_job`.
     """
     sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     if accelerate_config is None:
