@@ -29,9 +29,9 @@ class Outcome:
 
     by_rank: Sequence[Observed]
     num_steps: int
-    # How the gradient of the first step differs: "multiple" of that of one process, "unequal" weights of samples, some
-    # of which are "lost", "coupled" samples, which change each other's; or its process's "own", or "clipped" by itself;
-    # or another number of "steps".
+    # How the gradient of the first step differs: "multiple" of that of one process, of which only the "update" may
+    # differ, "unequal" weights of samples, some of which are "lost", "coupled" samples, which change each other's; or
+    # its process's "own", or "clipped" by itself; or another number of "steps".
     kind: str
     said: str  # the same in words
     factors: Mapping[str, float]  # those of its parameters
