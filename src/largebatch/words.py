@@ -2,7 +2,7 @@
 
 import difflib
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 WIDTH = 110
@@ -42,6 +42,12 @@ def counted(number: float, noun: str, form: str = ",") -> str:
 def bulleted(lines: Iterable[str]) -> str:
     """Lines of their own, to be appended to what introduces them."""
     return "".join(f"\n  - {line}" for line in lines)
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """ "a, b and 3 more": the first names, and how many there are besides."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

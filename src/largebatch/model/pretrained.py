@@ -17,7 +17,7 @@ from largebatch.storage.layout import COPIED_FILES, CheckpointError, read_json, 
 from largebatch.storage.tensors import TensorFiles
 from largebatch.system.regular_file import open_to_read
 from largebatch.system.repositories import find
-from largebatch.words import bulleted
+from largebatch.words import bulleted, some
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -36,7 +36,6 @@ IGNORED_CONFIG_FIELDS = {
     "transformers_version",
     "use_cache",
 }
-MAX_NAMES = 5
 
 
 def find_folder(where: str, field: str = "model.initial_weights") -> Path:
@@ -141,8 +140,7 @@ class PretrainedWeights:
             unknown = without_ignored(model, unknown)
         for what, lacking in (("it has no", missing), ("the model has no", unknown)):
             if lacking:
-                more = f" and {len(lacking) - MAX_NAMES} more" if len(lacking) > MAX_NAMES else ""
-                yield f"{what} {', '.join(lacking[:MAX_NAMES])}{more}"
+                yield f"{what} {some(lacking)}"
 
 
 def _weight_map(folder: Path) -> dict[str, str] | None:

@@ -95,6 +95,39 @@ OTHERS = {
         ],
         "it is multiplied by the number of processes",
     ),
+    "tied weights counted twice": (
+        [
+            ("DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))", "tied()"),
+            (
+                "def train(",
+                "def tied():\n    torch.manual_seed(1)\n    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))\n"
+                "    model[1].weight = model[0].weight\n    return model\n\n\ndef train(",
+            ),
+            ("/ accumulation", "/ accumulation / dist.get_world_size()"),
+            (
+                "            nn.utils",
+                "            for _, each in model.named_parameters(remove_duplicate=False):\n"
+                "                dist.all_reduce(each.grad)\n            nn.utils",
+            ),
+        ],
+        r"the gradient of 0\.weight alone is W times",
+    ),
+    "clipped by a shard's norm": (
+        [("(model.parameters(), 1.0)", "(list(model.parameters())[dist.get_rank() :: dist.get_world_size()], 0.1)")],
+        r"W = 2, A = 1; W = 2, A = 2: the same, but the update .* clipped \(a shard's own",
+    ),
+    "divided by the optimizer": (
+        [
+            ("torch.optim.SGD(", "Divided("),
+            (
+                "def train(",
+                "class Divided(torch.optim.SGD):\n    def step(self):\n"
+                "        for each in self.param_groups[0]['params']:\n"
+                "            each.data -= each.grad / dist.get_world_size()\n\n\ndef train(",
+            ),
+        ],
+        r"W = 2, A = 1; W = 2, A = 2: the same, but the update is 0\.5 times as large",
+    ),
     "negatives of its own": (
         [("cross_entropy(model(x), y)", "cross_entropy(model(x) @ model(2 * x).T, torch.arange(len(x)))")],
         "the loss depends on which samples share a micro-batch",

@@ -1,6 +1,7 @@
 """The audited function, called in the processes of a job on this machine."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,15 +9,7 @@ from largebatch.errors import UserError
 from largebatch.tools.audit.observe import Observed, observe
 from largebatch.tools.local_jobs.jobs import JobFailed, run_job
 from largebatch.tools.plan.accelerate_configs import rehearsal_environment
-
-# Words of torch's errors on a machine without GPUs.
-ON_A_GPU = (
-    "Torch not compiled with CUDA",
-    "No CUDA GPUs",
-    "Found no NVIDIA driver",
-    "CUDA-capable device",
-    "device_ids",
-)
+from largebatch.words import counted
 
 
 @dataclass(frozen=True)
@@ -32,6 +25,23 @@ class Layout:
     @property
     def parts(self) -> int:
         return self.world_size * self.accumulation
+
+    @property
+    def factors(self) -> Mapping[str, float]:
+        """What a wrong loop may multiply by, by name, the simplest first."""
+        w = self.world_size
+        a = self.accumulation
+        return {
+            "1": 1,
+            "W": w,
+            "1/W": 1 / w,
+            "A": a,
+            "1/A": 1 / a,
+            "W·A": w * a,
+            "1/(W·A)": 1 / (w * a),
+            "W/A": w / a,
+            "A/W": a / w,
+        }
 
 
 ALONE = Layout(1, 1)
@@ -54,16 +64,14 @@ class Loop:
         Raises:
             UserError: A process failed, ended or did not return in time; the message says how.
         """
-        environment = {"WORLD_SIZE": str(layout.world_size), "LOCAL_WORLD_SIZE": str(layout.world_size)}
-        if self.accelerate_config:
-            environment = rehearsal_environment(self.accelerate_config, layout.world_size)
+        environment = rehearsal_environment(self.accelerate_config, layout.world_size)
         try:
             observed = run_job(
                 observe,
                 self.file,
                 self.function,
                 self.precision,
-                indices,
+                list(indices),
                 self.batch_size // layout.parts,
                 layout.accumulation,
                 world_size=layout.world_size,
@@ -72,13 +80,21 @@ class Loop:
                 timeout=self.timeout,
             )
         except JobFailed as failure:
-            raise UserError(f"{layout}: {self._reason(failure)}") from None
+            said = re.sub(r"largebatch\.\S+: ", "", failure.in_one_line(self.file.parent))
+            if re.search("CUDA|NVIDIA|device_ids", said):
+                said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
+            raise UserError(f"{layout}: {said}") from None
         if None in observed:
             raise UserError(f"{layout}: a process called exit(0) before the function had returned; return the model")
         return observed
 
-    def _reason(self, failure: JobFailed) -> str:
-        said = failure.in_one_line(self.file.parent).replace(f"{UserError.__module__}.{UserError.__name__}: ", "")
-        if any(words in said for words in ON_A_GPU):
-            said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
-        return said
+    def one_step(self, indices: Sequence[int]) -> Observed:
+        """What one process notes if it trains on all samples in one backward pass."""
+        observed = self.call(ALONE, indices)[0]
+        if len(observed.gradients) != 1:
+            raise UserError(
+                f"{counted(len(indices), 'sample')} in one micro-batch make "
+                f"{counted(len(observed.gradients), 'step')} of a torch optimizer; train on the given indices alone, "
+                "once, in micro-batches of micro_batch_size, and step after `accumulation` of them"
+            )
+        return observed

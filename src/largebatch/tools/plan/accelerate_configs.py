@@ -18,11 +18,15 @@ DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 REHEARSED_SHARDS = 2
 
 
-def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, str]:
+def launch_environment(accelerate_config: Path | None, world_size: int) -> dict[str, str]:
     """The variables that all processes, on this machine, get from Accelerate's own code for an Accelerate config.
 
-    Each process also needs its RANK and LOCAL_RANK, and all of them a rendezvous; see `jobs.run_job`.
+    Without a config, they are torchrun's. Each process also needs its RANK and LOCAL_RANK, and all of them a
+    rendezvous; see `jobs.run_job`.
     """
+    sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    if accelerate_config is None:
+        return sizes
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
@@ -38,10 +42,10 @@ def launch_environment(accelerate_config: Path, world_size: int) -> dict[str, st
     if file and not Path(file).is_file():
         # It is meant to be launched from the top of its project, which may not be this folder.
         changed[DEEPSPEED_FILE] = str(accelerate_config.resolve().parents[2] / file)
-    return changed | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    return changed | sizes
 
 
-def rehearsal_environment(accelerate_config: Path, world_size: int) -> dict[str, str]:
+def rehearsal_environment(accelerate_config: Path | None, world_size: int) -> dict[str, str]:
     """The same, with shards of two processes for HSDP if its config leaves them to the nodes: this is one node."""
     environment = launch_environment(accelerate_config, world_size)
     in_groups = is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG")
