@@ -20,6 +20,7 @@ ROWS = (
     ("data_path/*", OURS, "", "preparing text; tokenizer alone"),
     ("memory/*", OURS, "", "peak memory; Transformers' `Trainer`"),
     ("checkpoints/*", OURS, "", "save or load; `torch.distributed.checkpoint`"),
+    ("coupled_loss/*", OURS, "B = 16,384", "CLIP's loss at 16,384, time and memory; open_clip's by hand"),
     ("noise_scale/*", "one step in 10 measures", "", "step with noise scale; without"),
     ("gpu/**/throughput*", OURS, "GPT-2 124M", "step of GPT-2 124M; bare compiled loop"),
     ("gpu/**/throughput*", OURS, "Llama 1.3B", "step of Llama 1.3B; bare compiled loop"),
