@@ -39,7 +39,7 @@ def main(config: Config, options: RunOptions) -> None:
         pixels = batch["pixel_values"]
         _, projections = model(normalize_pixels(pixels.flatten(0, 1), config.data, run.dtype))
         features = normalize(projections.to(run.dtype), dim=-1).view(*pixels.shape[:2], -1)
-        return {"features": features, "scale": features.new_full((), 1 / config.loss.temperature)}
+        return {"views": features, "scale": features.new_full((), 1 / config.loss.temperature)}
 
     def represent(batch: Batch) -> dict[str, torch.Tensor]:
         """Representations of whole images, normalized to length 1, shape (batch, width); and labels."""

@@ -44,11 +44,14 @@ def main(config: Config, options: RunOptions) -> None:
     model, optimizer = run.prepare(model, optimizer)
 
     def encode(batch: Batch) -> dict[str, torch.Tensor]:
-        """The vectors of each pair, of length 1 and shape (batch, vectors, size), and what the loss needs besides."""
+        """The vectors of each pair, of length 1, and what the loss needs besides."""
         inputs = {"input_ids": batch["input_ids"], "mask": batch["mask"]}
         if isinstance(config.data, Images):
             inputs["pixel_values"] = normalize_pixels(batch["pixel_values"], config.data, run.dtype)
         encoded: dict[str, torch.Tensor] = model(**inputs)
+        first, second, *negatives = encoded.pop("features").unbind(dim=1)
+        encoded |= {"first": first, "second": second}
+        encoded |= {"negatives": torch.stack(negatives, dim=1)} if negatives else {}
         return encoded | ({"ids": batch["ids"]} if config.loss.duplicates == "left_out" else {})
 
     def class_vectors(zero_shot: ZeroShot) -> torch.Tensor:
@@ -62,7 +65,8 @@ def main(config: Config, options: RunOptions) -> None:
         often an image is nearest to the name of its class."""
 
         def row(batch: Batch) -> dict[str, torch.Tensor]:
-            return {"features": encode(batch)["features"][:, :2], "ids": batch["ids"][:, :2]}
+            encoded = encode(batch)
+            return {"first": encoded["first"], "second": encoded["second"], "ids": batch["ids"][:, :2]}
 
         everything = run.rows(eval_set, config.evaluation.samples_of(len(eval_set)), row)
         classes = None if config.zero_shot is None else class_vectors(config.zero_shot)
@@ -70,13 +74,13 @@ def main(config: Config, options: RunOptions) -> None:
         def evaluate_batch(batch: Batch) -> dict[str, Value]:
             own = row(batch)
             found: dict[str, Value] = {}
-            for name, this, other in (("recall", 0, 1), ("reverse_recall", 1, 0)):
-                nearest = (own["features"][:, this] @ everything["features"][:, other].T).topk(max(RANKS)).indices
+            for name, this, other in (("recall", "first", "second"), ("reverse_recall", "second", "first")):
+                nearest = (own[this] @ everything[other].T).topk(max(RANKS)).indices
                 # Another pair with the same text is as right.
                 is_right = (everything["ids"][nearest] == own["ids"].unsqueeze(1)).any(dim=2)
                 found |= {f"{name}@{rank}": is_right[:, :rank].any(dim=1).float() for rank in RANKS}
             if classes is not None:
-                best = (own["features"][:, 0] @ classes.T).argmax(dim=1)
+                best = (own["first"] @ classes.T).argmax(dim=1)
                 found["zero_shot_accuracy"] = (best == batch["labels"]).float()
             return found
 

@@ -1,6 +1,7 @@
 """Losses of some samples against all, in tiles, against plain loops over all pairs."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -67,9 +68,10 @@ def dot(first, second):
 
 def encoded(num_vectors, ids=None):
     generator = torch.Generator().manual_seed(num_vectors)
-    features = torch.randn(NUM_SAMPLES, num_vectors, 4, dtype=torch.float64, generator=generator)
-    result = {"features": normalize(features, dim=-1)}
+    vectors = normalize(torch.randn(NUM_SAMPLES, num_vectors, 4, dtype=torch.float64, generator=generator), dim=-1)
+    result = {"views": vectors, "first": vectors[:, 0], "second": vectors[:, 1]}
     result |= {"scale": torch.tensor(SCALE, dtype=torch.float64), "bias": torch.tensor(BIAS, dtype=torch.float64)}
+    result |= {"negatives": vectors[:, 2:]} if num_vectors > 2 else {}
     return result if ids is None else {**result, "ids": ids}
 
 
@@ -81,7 +83,7 @@ def encoded(num_vectors, ids=None):
         (info_nce, encoded(4), lambda features: of_info_nce(features, True, None)),
         (info_nce, encoded(3, IDS), lambda features: of_info_nce(features, True, IDS)),
         (
-            lambda rows, everything: info_nce(rows, everything, both_ways=False),
+            partial(info_nce, both_ways=False),
             encoded(3, IDS),
             lambda features: of_info_nce(features, False, IDS),
         ),
@@ -90,7 +92,11 @@ def encoded(num_vectors, ids=None):
 )
 @pytest.mark.parametrize("tile", [1, 3, 7])
 def test_losses_in_tiles(loss, everything, expected, tile):
-    losses = [loss(slice(start, min(start + tile, NUM_SAMPLES)), everything) for start in range(0, NUM_SAMPLES, tile)]
+    losses = []
+    for start in range(0, NUM_SAMPLES, tile):
+        rows = slice(start, min(start + tile, NUM_SAMPLES))
+        own = {name: values[rows] if values.ndim else values for name, values in everything.items()}
+        losses.append(loss(rows, own, everything))
     torch.testing.assert_close(
-        torch.cat(losses), torch.tensor(expected(everything["features"]), dtype=torch.float64), rtol=1e-12, atol=0
+        torch.cat(losses), torch.tensor(expected(everything["views"]), dtype=torch.float64), rtol=1e-12, atol=0
     )

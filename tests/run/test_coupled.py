@@ -221,30 +221,25 @@ def loop_with(mistake: str, run_dir) -> str:
             features = features[:, 1:]
         features = normalize(features, dim=-1)
         features = features if mistake == "a row a view" else features.unflatten(0, (-1, 2))
-        return {"features": features, "scale": features.new_full((), 5.0)}
+        return {"views": features, "scale": features.new_full((), 5.0)}
 
-    def loss(rows, everything):
-        features = everything["features"]
+    def loss(rows, own, everyone):
         if mistake == "a trained temperature":
-            everything = {**everything, "scale": next(model.parameters()).sum()}
+            everyone = {**everyone, "scale": next(model.parameters()).sum()}
         if mistake == "only each other":
-            local = {**everything, "features": features[rows]}
-            return nt_xent(slice(0, rows.stop - rows.start), local)
+            return nt_xent(slice(0, rows.stop - rows.start), own, {**everyone, "views": everyone["views"][rows]})
         if mistake == "others detached":
-            mine = torch.zeros(len(features), 1, 1, dtype=torch.bool).index_fill_(
-                0, torch.arange(rows.start, rows.stop), True
-            )
-            everything = {**everything, "features": torch.where(mine, features, features.detach())}
+            everyone = {**everyone, "views": everyone["views"].detach()}
         if mistake == "another loss":
             return torch.zeros(rows.stop - rows.start)
-        losses = nt_xent(rows, everything)
+        losses = nt_xent(rows, own, everyone)
         return losses.sum() if mistake == "not by sample" else losses
 
     try:
         for step in run.steps(train_set):
             if mistake == "after backward":
                 for batch in step.micro_batches():
-                    step.backward(encode(batch)["features"].sum())
+                    step.backward(encode(batch)["views"].sum())
             step.couple(encode, loss)
             if mistake == "twice":
                 step.couple(encode, loss)
@@ -263,7 +258,7 @@ def loop_with(mistake: str, run_dir) -> str:
         ("not declared", "make coupled_features of Config in config.py return"),
         ("twice", "step.couple was called twice"),
         ("after backward", "step.couple was called twice, or after step.backward"),
-        ("a row a view", "one row per sample, for 8 samples; given 'features' of shape (16, 16)"),
+        ("a row a view", "one row per sample, for 8 samples; given 'views' of shape (16, 16)"),
         ("too few numbers", "`encode` returns 30 numbers per sample, but the plan counts 32"),
         ("a trained temperature", "the loss depends on the parameter "),
         ("another loss", "the loss does not depend on what `encode` returns"),
@@ -295,7 +290,7 @@ def train_with_nan(run_dir, bad_step: int, where: str, words) -> None:
         if where == "features":
             return couple(step, lambda batch: {name: each * math.nan for name, each in encode(batch).items()}, loss)
         # Only its value: the gradient is finite.
-        return couple(step, encode, lambda rows, everything: loss(rows, everything) + math.inf)
+        return couple(step, encode, lambda *given: loss(*given) + math.inf)
 
     Step.couple = bad_couple
     train(SIMCLR, *words, run_dir=run_dir)

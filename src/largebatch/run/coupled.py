@@ -23,8 +23,9 @@ from largebatch.plan.contract import PAIRS_PER_TILE
 Encoded = Mapping[str, torch.Tensor]
 """By name: one row per sample, or a scalar that is trained, such as a temperature."""
 Encode = Callable[[Batch], Encoded]
-CoupledLoss = Callable[[slice, Encoded], torch.Tensor]
-"""Maps a range of samples, and what all samples of the global batch are encoded as, to the losses of the former."""
+CoupledLoss = Callable[[slice, Encoded, Encoded], torch.Tensor]
+"""Maps a range of samples, what these are encoded as, and what all of the global batch are, to the losses of the range.
+"""
 
 # Relative differences between the features of both passes, or the losses of two tiles, that rounding may cause.
 ROUNDING = {"fp64": 1e-9, "fp32": 1e-2, "bf16": 5e-2}
@@ -64,17 +65,23 @@ class CoupledBatch:
             backend.has_checked_features = True
         self.loss_sum = torch.zeros((), dtype=next(iter(trained.values())).dtype, device=backend.device)
         """This process's share of the sum of all samples' losses."""
+        gradients = {name: torch.zeros_like(values) for name, values in trained.items()}
+        for name, values in trained.items():
+            values.grad = gradients[name]
         for first in range(start, stop, tile):
+            rows_of_tile = slice(first, min(first + tile, stop))
+            own = _part(everything, rows_of_tile)
             with torch.enable_grad():
-                losses = loss(slice(first, min(first + tile, stop)), everything).sum()
-            torch.autograd.backward(losses, inputs=list(trained.values()))
+                losses = loss(rows_of_tile, own, everything).sum()
+            leaves = {name: values for name, values in own.items() if values.ndim and values.requires_grad}
+            torch.autograd.backward(losses, inputs=[*trained.values(), *leaves.values()])
+            for name, values in leaves.items():
+                if values.grad is not None:
+                    gradients[name][rows_of_tile] += values.grad
             self.loss_sum += losses.detach()
         # A loss that is not finite must show even if its gradient is finite.
         factor = torch.where(torch.isfinite(self.loss_sum), 1.0, torch.nan)
-        self._gradients = {}
-        for name, values in trained.items():
-            share = torch.zeros_like(values) if values.grad is None else values.grad
-            self._gradients[name] = backend.sum_rows(share * factor, len(mine))
+        self._gradients = {name: backend.sum_rows(share * factor, len(mine)) for name, share in gradients.items()}
 
     def surrogate(self, micro_step: int, encoded: Encoded) -> torch.Tensor:
         """A scalar whose gradient is the loss's through what `encode` returned for a micro-batch."""
@@ -99,6 +106,14 @@ class CoupledBatch:
         return not float(self._largest_difference) > ROUNDING[self._plan.precision]
 
 
+def _part(everything: Encoded, rows: slice) -> Encoded:
+    """What some samples are encoded as: rows as tensors of their own, whose gradients are as small as they are."""
+    return {
+        name: values[rows].detach().requires_grad_(values.requires_grad) if values.ndim else values
+        for name, values in everything.items()
+    }
+
+
 def _check_size(trained: Encoded, planned: int) -> None:
     numbers = sum(values[0].numel() for values in trained.values() if values.ndim)
     if numbers != planned:
@@ -115,8 +130,8 @@ def _check(loss: CoupledLoss, rows: slice, everything: Encoded, model: nn.Module
         return
     part = slice(rows.start, rows.start + (count + 1) // 2)
     with torch.enable_grad():
-        both = loss(rows, everything).detach()
-        losses = loss(part, everything)
+        both = loss(rows, _part(everything, rows), everything).detach()
+        losses = loss(part, _part(everything, part), everything)
     if both.shape != (count,) or losses.shape != (part.stop - part.start,):
         raise UserError(
             f"step.couple: for {count} samples the loss has shape {tuple(both.shape)}; return the loss of each sample "

@@ -134,9 +134,9 @@ class Step:
         Args:
             encode: Maps a micro-batch to tensors by name, which depend on the model and on the micro-batch alone. Each
                 has one row per sample, or is a scalar that is trained, such as a temperature, and the same in all.
-            loss: Maps a range of the global batch's samples, as a slice, and what all samples are encoded as, in their
-                order, to the losses of those in the range, shape (samples in the range,). It may depend on nothing else
-                that is trained. `largebatch.model.coupled_losses` has some.
+            loss: Maps a range of the global batch's samples, as a slice, what these are encoded as, and what all
+                samples are, in their order, to the losses of those in the range, shape (samples in the range,). It may
+                depend on nothing else that is trained. `largebatch.model.coupled_losses` has some.
         """
         if self._micro_steps_done or self._coupled is not None:
             raise RuntimeError("step.couple was called twice, or after step.backward; call it once, and alone")
