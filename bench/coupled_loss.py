@@ -129,7 +129,7 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description="Time and memory of a loss over the whole global batch.")
     add_output_options(parser, "coupled_loss")
-    parser.add_argument("--rounds", type=int, default=3, help="samples of each; default: 3")
+    parser.add_argument("--rounds", type=int, default=2, help="samples of each; default: 2")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
