@@ -15,7 +15,7 @@ from types import SimpleNamespace
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from paired import in_own_process, interleave
-from record import ROOT, Comparison, Figure, Record, add_output_options, resident, take_facts, write_record
+from record import ROOT, Comparison, Record, add_output_options, resident, take_facts, write_record
 
 WIDTH = 512
 SCALE = 14.3
@@ -120,11 +120,6 @@ def step_seconds(passes: str) -> float:
         return 256 / float(last["samples_per_second"])
 
 
-def alone(what: str) -> float:
-    """What `run_alone` measures, in a process of its own."""
-    return in_own_process(Path(__file__), what, timeout=3600)
-
-
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description="Time and memory of a loss over the whole global batch.")
@@ -139,7 +134,10 @@ def main() -> None:
     def measured(unit: str, names: tuple[str, ...], size: int) -> Comparison:
         case = f"B = {size:,}" if size else "a step of clip_digits"
         return Comparison(
-            unit, names[1], interleave(names, options.rounds, lambda name: alone(f"{unit}:{name}:{size}")), case
+            unit,
+            names[1],
+            interleave(names, options.rounds, lambda name: in_own_process(Path(__file__), f"{unit}:{name}:{size}")),
+            case,
         )
 
     both = ("ours", "local loss")
@@ -157,8 +155,6 @@ def main() -> None:
         settings={"rounds": options.rounds, "width": WIDTH, "processes": WORLD_SIZE},
         facts=take_facts(("torch",), None),
         comparisons=comparisons,
-        # Of b x B = 32,768 x 65,536, a copy of the logits of one direction would take 8 GiB.
-        figures=[Figure("peak memory of ours at B = 65,536", "MiB", [alone("MiB:ours:65536")])],
     )
     write_record(record, options, name="cpu")
 

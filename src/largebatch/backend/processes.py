@@ -90,8 +90,8 @@ class Processes:
             if self.world_size > 1:
                 torch.distributed.all_reduce(values)
             return values
-        slots = values.new_zeros(num_batches * self.world_size * self._micro_batch_size, *values.shape[1:])
-        slots[: len(values)] = values
+        missing = num_batches * self.world_size * self._micro_batch_size - len(values)
+        slots = torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values
         by_slot = slots.view(num_batches, self.world_size, self._micro_batch_size, *values.shape[1:])
         by_process = by_slot.transpose(0, 1).contiguous()
         if self.world_size == 1:

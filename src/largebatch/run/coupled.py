@@ -81,7 +81,7 @@ class CoupledBatch:
             self.loss_sum += losses.detach()
         # A loss that is not finite must show even if its gradient is finite.
         factor = torch.where(torch.isfinite(self.loss_sum), 1.0, torch.nan)
-        self._gradients = {name: backend.sum_rows(share * factor, len(mine)) for name, share in gradients.items()}
+        self._gradients = {name: backend.sum_rows(share.mul_(factor), len(mine)) for name, share in gradients.items()}
 
     def surrogate(self, micro_step: int, encoded: Encoded) -> torch.Tensor:
         """A scalar whose gradient is the loss's through what `encode` returned for a micro-batch."""
