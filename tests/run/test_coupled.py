@@ -3,6 +3,7 @@
 import math
 import os
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from torch.nn.functional import normalize
 
 import tasks
 from jobs import run_job, train, train_in_job
-from largebatch.model.coupled_losses import nt_xent
+from largebatch.backend.processes import Processes
+from largebatch.model.coupled_losses import info_nce, nt_xent, sigmoid_loss
+from largebatch.run.coupled import CoupledBatch
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import read_object
 from paths import SIMCLR
@@ -161,6 +164,36 @@ def test_stopped_and_resumed_bit_for_bit(tmp_path):
     words += ("--logging.every=1", "--logging.trackers=[]")
     stop_and_resume(tmp_path, words, Interruption("signal", 0, 5), strategy="single", recipe=SIMCLR)
     assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("loss", [info_nce, sigmoid_loss])
+def test_tiles_add_up(loss, monkeypatch):
+    """Of 50 samples, seven at a time: the loss, and the gradients of vectors, scale and bias."""
+
+    class Alone(Processes):
+        device = torch.device("cpu")
+        has_checked_features = True
+        plan = SimpleNamespace(precision="fp64", world_size=1, micro_batch_size=50)
+
+    found = []
+    for pairs in (50 * 50, 50 * 7):
+        monkeypatch.setattr("largebatch.run.coupled.PAIRS_PER_TILE", pairs)
+        vectors = normalize(
+            torch.randn(2, 50, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), dim=-1
+        )
+        leaves = [vectors[0].clone(), vectors[1].clone(), torch.tensor(3.0).double(), torch.tensor(-1.0).double()]
+        encoded = dict(zip(("first", "second", "scale", "bias"), leaves, strict=True))
+        for leaf in leaves:
+            leaf.requires_grad_()
+        batch = CoupledBatch(Alone(0, 1, 50), 50, [encoded], loss)
+        batch.surrogate(0, encoded).backward()
+        found.append([batch.loss_sum, *(leaf.grad for leaf in leaves)])
+    whole = loss(slice(0, 50), encoded, encoded).sum()
+    exact = torch.autograd.grad(whole, leaves, allow_unused=True)
+    for mine in found:
+        torch.testing.assert_close(mine[0], whole.detach(), rtol=1e-12, atol=0)
+        for gradient, expected in zip(mine[1:], exact, strict=True):
+            torch.testing.assert_close(gradient, torch.zeros(()).double() if expected is None else expected)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
