@@ -32,7 +32,8 @@ def of_info_nce(features, both_ways, ids):
     def is_same(n, m, k):
         if ids is None or (n == m and k == 1):
             return False
-        of_n, of_m = ids[n].tolist(), ids[m].tolist()
+        of_n = ids[n].tolist()
+        of_m = ids[m].tolist()
         return of_n[1] == of_m[k] or (k == 1 and of_n[0] == of_m[0])
 
     losses = []
