@@ -13,14 +13,28 @@ from largebatch.system.repositories import RepositoryKind
 
 MAX_PIXELS = 2**30 // 4 // 3
 """Above this, Pillow warns of a file that may be a decompression bomb (`PIL.Image.MAX_IMAGE_PIXELS`)."""
+MIN_TEMPERATURE = 0.01
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-class NamedDigits(DigitsData):
+class Texts(Data):
+    """How the texts of pairs become tokens."""
+
+    tokenizer: str = "bytes"
+    """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, or "bytes"."""
+    max_tokens: Size
+    """Tokens of a text, with those that begin and end it; what is longer is cut off."""
+
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        return super().hub_fields | ({} if self.tokenizer == "bytes" else {"tokenizer": "model"})
+
+
+class NamedDigits(DigitsData, Texts):
     """Handwritten digits with their names in words, such as "a photo of the number seven"."""
 
 
-class CaptionedImages(Mixable, EncodedImages):
+class CaptionedImages(Mixable, EncodedImages, Texts):
     """Images with their captions, in WebDataset's tars (`"path": "webdataset"`, `"image_column": "jpg;png;webp"`,
     `"caption_column": "txt"`) or through Hugging Face `datasets`: Parquet, or CSV and JSON with the paths of images,
     which are relative to the folder that the job starts in."""
@@ -44,7 +58,7 @@ class CaptionedImages(Mixable, EncodedImages):
 Images = NamedDigits | CaptionedImages
 
 
-class Headings(Data):
+class Headings(Texts):
     """The language reference that ships with every Python (`pydoc_data.topics`): the headings above a paragraph, and
     the paragraph. The text differs between Python versions; exactly the first num_train_samples + num_eval_samples
     pairs are used, of which evaluation has evenly spaced ones."""
@@ -52,7 +66,7 @@ class Headings(Data):
     source: Literal["pydoc"]
 
 
-class TextPairs(Mixable):
+class TextPairs(Mixable, Texts):
     """Pairs of texts through Hugging Face `datasets`: a query, the passage that answers it, and hard negatives."""
 
     source: Literal["texts"]  # type: ignore[assignment]
@@ -68,20 +82,6 @@ class TextPairs(Mixable):
     """What every passage begins with, such as "passage: "."""
 
     per_source_fields: ClassVar[tuple[str, ...]] = ("query_column", "passage_column")
-
-
-class Text(Section):
-    """How texts become tokens."""
-
-    tokenizer: str = "bytes"
-    """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, or "bytes"."""
-    max_tokens: Size
-    """Tokens of a text, with those that begin and end it; what is longer is cut off."""
-
-    @property
-    def hub_fields(self) -> dict[str, RepositoryKind]:
-        """The field that names a repository on the hub."""
-        return {} if self.tokenizer == "bytes" else {"tokenizer": "model"}
 
 
 class Tower(Transformer):
@@ -115,7 +115,7 @@ class SharedText(Transformer, LargeModel):
     vocab_size: Size
     """Rows of the embedding of tokens; at least the tokenizer's number of tokens."""
     max_positions: Size = 512
-    """Learned positions; at least `text.max_tokens`."""
+    """Learned positions; at least `data.max_tokens`."""
 
     @property
     def features(self) -> int:
@@ -137,7 +137,7 @@ class Loss(Section):
     """Whether the temperature is trained, as one parameter, which needs `architecture` "clip" or "siglip"."""
     bias: float = 0.0
     """Initial bias of "sigmoid", which is trained: -10 in the paper, where almost all pairs are negative."""
-    min_temperature: PositiveFloat = 0.01
+    min_temperature: PositiveFloat = MIN_TEMPERATURE
     """A learned temperature stays above this: CLIP's is never under 0.01."""
     duplicates: Literal["negatives", "left_out"] = "left_out"
     """What pairs with the same second text are to each other. "left_out": neither positive nor negative."""
@@ -156,7 +156,6 @@ class Config(RecipeConfig):
     """Contrastive learning of two towers."""
 
     data: Annotated[NamedDigits | CaptionedImages | Headings | TextPairs, Field(discriminator="source")]
-    text: Text
     model: Annotated[ImageText | SharedText, Field(discriminator="architecture")]
     loss: Loss
     zero_shot: ZeroShot | None = None
@@ -175,10 +174,12 @@ class Config(RecipeConfig):
     def tiny_data(self) -> dict[str, Any] | None:
         if not isinstance(self.data, HubOrLocal):
             return None
-        tokens = {"text": {"max_tokens": 32}, "model.vocab_size": 256}
+        small: dict[str, Any] = {"model.vocab_size": 256}
         if isinstance(self.model, SharedText):
-            return tokens | {"data": {"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64}}
-        return tokens | {"data": {"source": "digits", "image_size": 32}, "model.end_of_text": 0, "zero_shot": None}
+            data = {"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64, "max_tokens": 32}
+            return small | {"data": data}
+        data = {"source": "digits", "image_size": 32, "max_tokens": 32}
+        return small | {"data": data, "model.end_of_text": 0, "zero_shot": None}
 
     @check
     def _models_of_the_data(self) -> Iterator[str]:
@@ -188,8 +189,8 @@ class Config(RecipeConfig):
             yield f'model.architecture: "{self.model.architecture}" is not for {kind}; write {others}'
         if self.loss.learned and isinstance(self.model, SharedText):
             yield "loss.learned: a BERT has no parameter for a temperature; write false"
-        if isinstance(self.model, SharedText) and self.text.max_tokens > self.model.max_positions:
-            yield f"text.max_tokens: {self.text.max_tokens} is more than model.max_positions; write fewer"
+        if isinstance(self.model, SharedText) and self.data.max_tokens > self.model.max_positions:
+            yield f"data.max_tokens: {self.data.max_tokens} is more than model.max_positions; write fewer"
 
     @check
     def _fitting_loss(self) -> Iterator[str]:
@@ -197,6 +198,10 @@ class Config(RecipeConfig):
             yield 'loss.name: "sigmoid" and model.architecture "siglip" go together; write both, or neither'
         if self.loss.bias and self.loss.name != "sigmoid":
             yield 'loss.bias: only "sigmoid" has one; remove it'
+        if self.loss.name == "sigmoid" and self.loss.duplicates == "left_out":
+            yield 'loss.duplicates: "sigmoid" tells each pair alone, so equal texts are negatives; write "negatives"'
+        if self.loss.min_temperature != MIN_TEMPERATURE and not self.loss.learned:
+            yield "loss.min_temperature: it is for a learned temperature; remove it"
         if self.loss.learned and self.loss.temperature < self.loss.min_temperature:
             yield f"loss.temperature: {self.loss.temperature:g} is below min_temperature; write more"
         if self.vectors_per_sample > 2 and self.loss.name != "one_way":

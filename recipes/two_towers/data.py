@@ -77,9 +77,9 @@ class Texts:
     """Turns texts into tokens of the recipe's tokenizer."""
 
     def __init__(self, config: Config):
-        name = config.text.tokenizer
+        name = config.data.tokenizer
         self._tokenizer = load_tokenizer(name)
-        self._max_tokens = config.text.max_tokens
+        self._max_tokens = config.data.max_tokens
         check_vocabulary(config.model.vocab_size, self._tokenizer.vocab_size, repr(name))
         end = self._tokenizer.end_of_text
         if isinstance(config.model, ImageText) and config.model.end_of_text != end:

@@ -24,7 +24,7 @@ def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
     assert isinstance(data, Images)
     text = _settings(section.text) | {
         "vocab_size": section.vocab_size,
-        "max_position_embeddings": config.text.max_tokens,
+        "max_position_embeddings": config.data.max_tokens,
         "bos_token_id": None,
         "eos_token_id": section.end_of_text,
         "pad_token_id": None,
@@ -126,7 +126,7 @@ def example_batch(config: Config) -> dict[str, torch.Tensor]:
     """A micro-batch of the arguments with which training calls the model."""
     count = config.batch.micro_batch_size
     num_texts = config.vectors_per_sample - isinstance(config.model, ImageText)
-    tokens = torch.zeros(count, num_texts, config.text.max_tokens, dtype=torch.int64)
+    tokens = torch.zeros(count, num_texts, config.data.max_tokens, dtype=torch.int64)
     batch = {"input_ids": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool)}
     if isinstance(config.data, Images):
         side = config.data.image_size

@@ -78,7 +78,9 @@ def section(files, path="webdataset", **fields):
         fields = {"image_column": "jpg;png", "caption_column": "txt"} | fields
     data = {"source": "datasets", "path": path, "data_files": {"train": files, "eval": files}, **SIZES}
     colors = (0.5, 0.5, 0.5)
-    return CaptionedImages(**(data | {"image_size": 16, "mean": colors, "std": colors, "num_workers": 2} | fields))
+    return CaptionedImages(
+        **(data | {"max_tokens": 8, "image_size": 16, "mean": colors, "std": colors, "num_workers": 2} | fields)
+    )
 
 
 def encode(captions):

@@ -12,10 +12,11 @@ from torch.nn.functional import cross_entropy
 import tasks
 from jobs import run_job, train_in_job
 from largebatch.config import load_config
+from largebatch.config.commits import at_commits
 from largebatch.errors import ConfigError, DataError
 from largebatch.model.building import SeededWeights, build_without_weights
 from largebatch.storage.files import read_json_lines
-from paths import CLIP_DIGITS, EMBED_PYDOC
+from paths import CLIP_B32, CLIP_DIGITS, EMBED_PYDOC
 from reference import global_batches, train_plainly
 from resuming import Interruption, assert_bit_for_bit, stop_and_resume
 from test_strategies import assert_same, recorded
@@ -43,7 +44,7 @@ CLIP = (
 SIGLIP = (
     *CLIP,
     "--model.architecture=siglip",
-    '--loss={"name": "sigmoid", "temperature": 0.1, "learned": true, "bias": -10}',
+    '--loss={"name": "sigmoid", "temperature": 0.1, "learned": true, "bias": -10, "duplicates": "negatives"}',
 )
 FP64 = "--precision=fp64"
 
@@ -120,11 +121,12 @@ def pairs(tmp_path_factory) -> tuple[str, ...]:
         "data_files": {"train": str(file), "eval": str(file)},
         "negative_columns": ["hard"],
         "query_prefix": "query: ",
+        "max_tokens": 24,
         "num_train_samples": 70,
         "num_eval_samples": 70,
     }
     words = (f"--data={json.dumps(data)}", "--model.hidden_size=16", "--model.num_layers=1", "--model.num_heads=2")
-    return (*SGD, *words, "--text.max_tokens=24")
+    return (*SGD, *words)
 
 
 # --- every division of a global batch ---------------------------------------------------------------------------------
@@ -204,7 +206,7 @@ def test_weights_load_with_from_pretrained(words, kind, tmp_path):
 
 
 def test_texts_keep_their_end(pairs):
-    config = load_config(EMBED_PYDOC, (*pairs, "--text.max_tokens=12"))
+    config = load_config(EMBED_PYDOC, (*pairs, "--data.max_tokens=12"))
     source, _ = tasks.sources("two_towers")(config)
     batch = source.fetch(np.array([3]), 0)
     assert bytes(batch["input_ids"][0, 0].tolist()) == b"query: what\0"
@@ -217,7 +219,7 @@ def test_an_empty_text_is_named(tmp_path, pairs):
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"query": "a", "positive": "b"}\n{"query": "", "positive": "b"}\n')
     data = {"source": "texts", "path": "json", "data_files": {"train": str(file), "eval": str(file)}}
-    data |= {"num_train_samples": 2, "num_eval_samples": 2}
+    data |= {"num_train_samples": 2, "num_eval_samples": 2, "max_tokens": 24}
     words = (*pairs[1:], f"--data={json.dumps(data)}", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
     with pytest.raises(DataError, match="row 1 of 'train' has no text in 'query'"):
         tasks.sources("two_towers")(load_config(EMBED_PYDOC, words))
@@ -232,10 +234,12 @@ def test_an_empty_text_is_named(tmp_path, pairs):
         (CLIP_DIGITS, ["--model.patch_size=5"], "model.patch_size: 5 does not divide data.image_size 16"),
         (CLIP_DIGITS, ["--loss.name=sigmoid"], 'loss.name: "sigmoid" and model.architecture "siglip" go together'),
         (CLIP_DIGITS, ["--loss.bias=-10"], 'loss.bias: only "sigmoid" has one'),
+        (CLIP_DIGITS, [*SIGLIP, "--loss.duplicates=left_out"], "so equal texts are negatives"),
+        (EMBED_PYDOC, ["--loss.min_temperature=0.02"], "loss.min_temperature: it is for a learned temperature"),
         (CLIP_DIGITS, ["--loss.temperature=0.001"], "loss.temperature: 0.001 is below min_temperature"),
         (CLIP_DIGITS, ['--zero_shot.class_names=["zero"]'], "zero_shot.class_names: 1 names for 10 classes"),
         (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
-        (EMBED_PYDOC, ["--text.max_tokens=4096"], "text.max_tokens: 4096 is more than model.max_positions"),
+        (EMBED_PYDOC, ["--data.max_tokens=4096"], "data.max_tokens: 4096 is more than model.max_positions"),
     ],
 )
 def test_refused(recipe, words, message):
@@ -248,3 +252,11 @@ def test_another_end_of_text():
     config = load_config(CLIP_DIGITS, ["--model.end_of_text=1"])
     with pytest.raises(DataError, match=r"model\.end_of_text: 1, but texts of 'bytes' end with 0"):
         tasks.sources("two_towers")(config)
+
+
+def test_a_run_stays_with_the_tokenizer_that_it_began_with():
+    """Its commit is noted beside that of the data."""
+    config = load_config(CLIP_B32, ["--data.tokenizer=openai/clip@main"])
+    assert config.data.hub_fields == {"tokenizer": "model"}
+    pinned = at_commits(config, {"openai/clip@main": "c" * 40})
+    assert pinned.data.tokenizer == "openai/clip@" + "c" * 40

@@ -9,7 +9,7 @@ from largebatch.errors import ConfigError
 from largebatch.estimate.memory import coupling_phase, model_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, Strategy
 from largebatch.estimate.step_time import Hardware, step_time
-from largebatch.estimate.traffic import coupled, traffic_of_a_step
+from largebatch.estimate.traffic import traffic_of_a_step
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.layer_owners import layer_owners
 from largebatch.plan.strategies import SHARDS, find_strategy
@@ -108,10 +108,8 @@ def _cost(
     if (coupling := coupling_phase(plan, model.element_bytes)) is not None:
         states = replace(states, phases=[*states.phases, coupling])
     recomputes = plan.compute.activation_checkpointing != "none"
-    traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes)
-    if plan.coupled_features and plan.world_size > 1:
-        size = plan.max_global_batch_size * plan.coupled_features * model.element_bytes
-        traffic += coupled(size, plan.world_size)
+    features = plan.coupled_numbers * model.element_bytes
+    traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes, features)
     if flops and plan.coupled_features and not plan.encodes_once(micro_batches):
         flops = (2 * flops[0], flops[1])
     activations = max(0, (workload.activations or 0) - (0 if recomputes else states.not_cast))

@@ -90,7 +90,7 @@ def coupling_phase(plan: RunPlan, element_bytes: int) -> Phase | None:
     gradient, a copy that is reduced, and a tile of pairs with its gradient."""
     if not plan.coupled_features:
         return None
-    features = plan.max_global_batch_size * plan.coupled_features * element_bytes
+    features = plan.coupled_numbers * element_bytes
     kept = float(plan.encodes_once(plan.max_gradient_accumulation_steps))
     pairs = min(plan.max_global_batch_size**2, PAIRS_PER_TILE) * NUMBERS_PER_PAIR * element_bytes
     return Phase(kept, {"features of the global batch": 3 * features, "pairs of samples": pairs})

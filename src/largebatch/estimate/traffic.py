@@ -110,14 +110,22 @@ DDP_BUCKET_BYTES = 25 * 2**20  # gradients that DDP all-reduces at a time: torch
 
 
 def traffic_of_a_step(
-    model: ModelShape, strategy: Strategy, world_size: int, micro_batches: int, recomputes: bool = False
+    model: ModelShape,
+    strategy: Strategy,
+    world_size: int,
+    micro_batches: int,
+    recomputes: bool = False,
+    features_bytes: int = 0,
 ) -> Collectives:
-    """Return the collectives of an optimizer step; `TrafficCase` describes the arguments."""
+    """Return the collectives of an optimizer step.
+
+    `features_bytes` are those of the global batch that a loss couples; `TrafficCase` describes the other arguments.
+    """
     if world_size == 1:
         return ()
     count: Callable[[TrafficCase], Collectives] = resolve_name(f"{__name__}:{find_strategy(strategy.name).formulas}")
     case = TrafficCase(model, strategy, world_size, micro_batches, recomputes)
-    found = count(case) + exchanged(case)
+    found = count(case) + exchanged(case) + coupled(features_bytes, world_size)
     return tuple(each for each in found if each.group.size > 1 and each.size)
 
 

@@ -177,6 +177,11 @@ class RunPlan:
         is_due = section is not None and self._is_due(completed_steps, section.every)
         return is_due and self.batch_at(completed_steps - 1).size > self.micro_batch_size
 
+    @property
+    def coupled_numbers(self) -> int:
+        """The numbers of all samples of a global batch that `Step.couple` gathers; 0 if it is not for this loss."""
+        return self.max_global_batch_size * self.coupled_features
+
     def encodes_once(self, micro_steps: int) -> bool:
         """Whether `Step.couple` makes one pass where each process has this many micro-batches, and not two."""
         return micro_steps == 1 and self.compute.couple != "two_passes"

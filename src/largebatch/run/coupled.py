@@ -45,14 +45,16 @@ class CoupledBatch:
         self._plan = backend.plan
         self._rank = backend.rank
         self._size = size
-        self._mine = [{name: values.detach() for name, values in each.items()} for each in mine]
+        mine = [{name: values.detach() for name, values in each.items()} for each in mine]
+        # Compared with what is encoded again, in the first step alone.
+        self._compared = None if backend.has_checked_features else mine
         self._largest_difference = torch.zeros((), device=backend.device)
-        rows = [{name: values for name, values in each.items() if values.ndim} for each in self._mine]
+        rows = [{name: values for name, values in each.items() if values.ndim} for each in mine]
         if not backend.has_checked_features:
             backend.check_rows(rows, "step.couple")
         # Passes that do not contribute (see `order.MicroBatch`) are beyond the end of the global batch.
         everything = backend.gather_rows(rows, size)
-        everything |= {name: values.clone() for name, values in self._mine[0].items() if not values.ndim}
+        everything |= {name: values.clone() for name, values in mine[0].items() if not values.ndim}
         trained = {name: values.requires_grad_() for name, values in everything.items() if values.is_floating_point()}
         start = size * backend.rank // backend.world_size
         stop = size * (backend.rank + 1) // backend.world_size
@@ -91,9 +93,10 @@ class CoupledBatch:
         parts = []
         for name, gradient in self._gradients.items():
             values = encoded[name]
-            first = self._mine[micro_step][name]
-            difference = (values.detach() - first).norm() / first.norm()
-            self._largest_difference = torch.maximum(self._largest_difference, difference)
+            if self._compared is not None:
+                first = self._compared[micro_step][name]
+                difference = (values.detach() - first).norm() / first.norm()
+                self._largest_difference = torch.maximum(self._largest_difference, difference)
             if values.ndim:
                 parts.append((values[:count] * gradient[micro_step][:count]).sum())
             else:
@@ -102,7 +105,7 @@ class CoupledBatch:
         return torch.stack(parts).sum()
 
     def passes_agree(self) -> bool:
-        """Whether both passes had the same features, up to rounding; waits for the device."""
+        """Whether both passes of the first step had the same features, up to rounding; waits for the device."""
         return not float(self._largest_difference) > ROUNDING[self._plan.precision]
 
 
