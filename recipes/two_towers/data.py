@@ -202,6 +202,7 @@ class Prompts:
 
     def __init__(self, config: Config, zero_shot: ZeroShot):
         self.texts = Texts(config)
+        self.num_classes = len(zero_shot.class_names)
         self.prompts = [each.replace("{}", name) for name in zero_shot.class_names for each in zero_shot.templates]
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ from largebatch.model.coupled_losses import info_nce, sigmoid_loss
 from largebatch.optim import build_optimizer
 from largebatch.run import CoupledLoss, Run, RunOptions, Value, from_command_line
 
-from .config import Config, Images, ZeroShot
+from .config import Config, Images
 from .data import Prompts, sources
 from .model import build_model
 
@@ -54,11 +54,12 @@ def main(config: Config, options: RunOptions) -> None:
         encoded |= {"negatives": torch.stack(negatives, dim=1)} if negatives else {}
         return encoded | ({"ids": batch["ids"]} if config.loss.duplicates == "left_out" else {})
 
-    def class_vectors(zero_shot: ZeroShot) -> torch.Tensor:
+    prompts = None if config.zero_shot is None else Prompts(config, config.zero_shot)
+
+    def class_vectors(prompts: Prompts) -> torch.Tensor:
         """The mean of each class's name over the templates, of length 1, shape (classes, size)."""
-        prompts = Prompts(config, zero_shot)
         rows = run.rows(prompts, len(prompts), lambda batch: {"name": model(**batch)["features"][:, 0]})
-        return normalize(rows["name"].view(len(zero_shot.class_names), -1, config.model.features).mean(dim=1), dim=-1)
+        return normalize(rows["name"].view(prompts.num_classes, -1, config.model.features).mean(dim=1), dim=-1)
 
     def evaluate() -> None:
         """Measure how often the other one of a pair is among the nearest of all evaluation pairs, both ways, and how
@@ -69,7 +70,7 @@ def main(config: Config, options: RunOptions) -> None:
             return {"first": encoded["first"], "second": encoded["second"], "ids": batch["ids"][:, :2]}
 
         everything = run.rows(eval_set, config.evaluation.samples_of(len(eval_set)), row)
-        classes = None if config.zero_shot is None else class_vectors(config.zero_shot)
+        classes = None if prompts is None else class_vectors(prompts)
 
         def evaluate_batch(batch: Batch) -> dict[str, Value]:
             own = row(batch)
