@@ -19,6 +19,8 @@ INDEPENDENT = 1e-5
 TOLERANCES = {"float64": 1e-7, "float32": 1e-3}
 # What it may make at most, as multiples of what it makes if the samples are in reverse order, as in bf16.
 MULTIPLES_OF_NOISE = 5
+# Factors that differ from 1 by less are shown as 1.
+SAME_FACTOR = 1e-4
 # A sample that weighs less is lost.
 NO_WEIGHT = 0.01
 
@@ -63,7 +65,8 @@ class Reference:
         gradient = by_rank[0].unclipped[0]
         factors = self._factors(gradient)
         kind, said = self._difference(gradient, factors)
-        if said == "the same" and norm(by_rank[0].update - self.update) > self.update_noise:
+        is_same = np.allclose([*factors.values()], 1, rtol=SAME_FACTOR)
+        if is_same and norm(by_rank[0].update - self.update) > self.update_noise:
             kind = "update"
             said = f"the same, but the update is {norm(by_rank[0].update) / norm(self.update):.4g} times as large"
         if step_that_differs(each.unclipped for each in by_rank):
