@@ -1,6 +1,6 @@
 """The experiments: recipes, batch sizes, and rules for how the learning rate follows them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ class Experiment:
         recipe: Its JSON.
         overrides: The overrides of the recipe in every run.
         metric: The metric of the recipe's evaluations.
-        is_error: Whether it is an accuracy, of which the error is taken.
+        is_error: Whether it is an accuracy or a recall, of which the error, 1 - metric, is taken.
         last: Over how many of the last evaluations the median is taken.
         diverged: The result of a run whose loss is not finite: that of guessing.
         reference: The batch size that the base learning rate is tuned at.
@@ -80,6 +80,32 @@ def goyal_orderings(batch: int) -> tuple[Ordering, ...]:
         Ordering(gradual, unscaled, batch, "23.74 against 41.67, table 2a"),
     )
 
+
+ADAM_RULES = {
+    "square root": (SCALING + "sqrt",),
+    "linear": (SCALING + "linear",),
+    "unscaled": (SCALING + "none",),
+}
+RECALL_DIGITS = Experiment(
+    recipe=ROOT / "recipes/two_towers/clip_digits.json",
+    overrides=(
+        "--model.image.num_layers=2",
+        "--model.text.num_layers=1",
+        "--batch.micro_batch_size=64",
+        '--train.duration={"epochs": 16}',
+        '--learning_rate.warmup={"duration": {"epochs": 1}, "start": "zero"}',
+        "--evaluation.every=null",
+    ),
+    metric="recall@1",
+    is_error=True,
+    last=1,
+    diverged=0.9,  # ten names
+    reference=64,
+    base_lrs=(0.0005, 0.001, 0.002, 0.004),
+    batches=(64, 128, 256, 512),
+    rules=ADAM_RULES,
+    orderings=(),
+)
 
 EXPERIMENTS = {
     "goyal_digits": Experiment(
@@ -139,11 +165,7 @@ EXPERIMENTS = {
         reference=8,
         base_lrs=(0.001, 0.002, 0.004, 0.008, 0.016, 0.032),
         batches=(8, 16, 32, 64, 128),
-        rules={
-            "square root": (SCALING + "sqrt",),
-            "linear": (SCALING + "linear",),
-            "unscaled": (SCALING + "none",),
-        },
+        rules=ADAM_RULES,
         orderings=(
             Ordering("square root", "linear", 128, "the square-root rule for Adam, arXiv 2006.09092 and 2205.10287"),
             Ordering("square root", "unscaled", 128, "the same"),
@@ -171,15 +193,34 @@ EXPERIMENTS = {
         reference=4,
         base_lrs=(0.001, 0.002, 0.004, 0.008, 0.016),
         batches=(4, 8, 16, 32, 64, 128),
-        rules={
-            "square root": (SCALING + "sqrt",),
-            "linear": (SCALING + "linear",),
-            "unscaled": (SCALING + "none",),
-        },
+        rules=ADAM_RULES,
         orderings=tuple(
             Ordering(lower, higher, batch, "the square-root rule for Adam, arXiv 2006.09092 and 2205.10287")
             for batch in (32, 128)
             for lower, higher in (("square root", "linear"), ("square root", "unscaled"))
         ),
     ),
+    # Contrastive losses, for which the batch is also the number of negatives.
+    "recall_pydoc": Experiment(
+        recipe=ROOT / "recipes/two_towers/embed_pydoc.json",
+        overrides=(
+            "--model.num_layers=1",
+            "--data.max_tokens=64",
+            "--batch.micro_batch_size=32",
+            '--train.duration={"epochs": 12}',
+            '--learning_rate.warmup={"duration": {"epochs": 1}, "start": "zero"}',
+            "--evaluation.every=null",
+        ),
+        metric="recall@10",
+        is_error=True,
+        last=1,
+        diverged=0.95,  # 10 of 200 paragraphs
+        reference=32,
+        base_lrs=(0.0005, 0.001, 0.002, 0.004),
+        batches=(32, 64, 128, 256, 512),
+        rules=ADAM_RULES,
+        orderings=(),
+    ),
+    "recall_digits": RECALL_DIGITS,
+    "recall_digits_fixed": replace(RECALL_DIGITS, overrides=(*RECALL_DIGITS.overrides, "--loss.learned=false")),
 }

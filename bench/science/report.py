@@ -35,7 +35,7 @@ def summary(name: str, cells: Mapping[tuple[str, int], Cell], experiment: Experi
         experiment: What was trained.
         settings: Lines on machine, versions, and how the runs were made.
     """
-    unit = "test error in per cent" if experiment.is_error else f"evaluation {experiment.metric}"
+    unit = f"1 - {experiment.metric} in per cent" if experiment.is_error else f"evaluation {experiment.metric}"
     of = f", median of the last {experiment.last} evaluations" if experiment.last > 1 else " at the end"
     seeds = max(len(cell.values) for cell in cells.values())
     lines = [f"# {name}", "", *settings, "", f"Mean ± standard deviation over {seeds} seeds: {unit}{of}.", ""]
@@ -43,6 +43,8 @@ def summary(name: str, cells: Mapping[tuple[str, int], Cell], experiment: Experi
     for rule in experiment.rules:
         flat = flat_up_to(cells, experiment, rule)
         lines.append(f"- {rule}: up to batch {flat:,} not clearly above batch {experiment.reference}")
+    if not experiment.orderings:
+        return "\n".join(lines) + "\n"
     lines += ["", "| lower | higher | batch | in the literature | here |", "| --- | --- | --- | --- | --- |"]
     for ordering, lower, higher, found in verdicts(cells, experiment.orderings):
         here = f"{_shown(lower, experiment)} against {_shown(higher, experiment)}: **{found}**"
@@ -78,7 +80,7 @@ def plot(cells: Mapping[tuple[str, int], Cell], experiment: Experiment, file: Pa
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("global batch size")
-    axes.set_ylabel("test error, %" if experiment.is_error else f"evaluation {experiment.metric}")
+    axes.set_ylabel(f"1 - {experiment.metric}, %" if experiment.is_error else f"evaluation {experiment.metric}")
     axes.legend()
     axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 
 from largebatch.data.hub import Use, open_splits
 from largebatch.data.images import TensorImages, digits
@@ -24,7 +23,7 @@ from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 
 from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, ImageText, NamedDigits, TextPairs, ZeroShot
-from .images import open_captioned
+from .images import open_captioned, text_id
 
 TEMPLATES = ("{}", "the digit {}", "a photo of the number {}", "a handwritten {}")
 UNDERLINE = re.compile(r"([*=\-~^])\1{2,}")
@@ -100,7 +99,7 @@ class Texts:
     def of_images(self, captions: Sequence[str], kinds: Sequence[object] | None = None) -> Batch:
         """The captions of some images, with the ids of the pairs: equal for equal captions, or for equal `kinds`."""
         encoded = {name: values.unsqueeze(1) for name, values in self.encode(captions).items()}
-        return {**encoded, "ids": torch.tensor([[_id(kind)] * 2 for kind in kinds or captions])}
+        return {**encoded, "ids": torch.tensor([[text_id(kind)] * 2 for kind in kinds or captions])}
 
 
 class DigitPairs:
@@ -155,16 +154,12 @@ class TextPairSource:
             for index in indices.tolist()
         ]
         encoded = self.texts.encode([text for row in rows for text in row])
-        ids = [[_id(text) for text in row] for row in rows]
+        ids = [[text_id(text) for text in row] for row in rows]
         batch = {name: values.view(len(rows), -1, values.shape[1]) for name, values in encoded.items()}
         return {**batch, "ids": torch.tensor(ids)}
 
     def weight(self, batch: Batch) -> int:
         return len(batch["ids"])
-
-
-def _id(what: object) -> int:
-    return xxhash.xxh3_64_intdigest(str(what).encode()) - 2**63
 
 
 def _checked(rows: Any, split: str) -> Any:

@@ -1,7 +1,8 @@
 """Images with their captions: which of the data can be used, and batches of them.
 
 A pair can be used if it has a caption, and an image that can be decoded and is not too large. All are tried once, by
-`largebatch prepare` or by a start with little data, and HF_HOME/largebatch keeps the places of those that can be used.
+`largebatch prepare` or by a start with little data, and HF_HOME/largebatch keeps the places of those that can be used
+after the number of different captions.
 """
 
 import sys
@@ -13,6 +14,7 @@ from multiprocessing.pool import ThreadPool
 
 import numpy as np
 import torch
+import xxhash
 from datasets.fingerprint import Hasher
 from PIL import Image
 
@@ -70,19 +72,27 @@ def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None
     """Have the source leave out what cannot be used."""
     config = source.config
     key = Hasher.hash([source.rows._fingerprint, config.max_pixels, config.on_invalid])
-    path = kept_path(f"usable_{key}")
+    path = kept_path(f"pairs_{key}")
     if not path.is_file():
         preparation.check(config, len(source) * BYTES_OF_AN_IMAGE)
         # Pillow decodes without Python's lock.
         with ThreadPool(preparation.workers_for(config) or 1) as pool:
-            unusable = [*chain(*pool.imap(source.unusable, range(0, len(source), ROWS_AT_ONCE)))]
-        if len(source) == len(unusable) > 0:
+            usable = [*chain(*pool.imap(source.usable, range(0, len(source), ROWS_AT_ONCE)))]
+        if len(source) > len(usable) == 0:
             # Tell why.
             source.pair(0, None)
-        keep(path, np.delete(source.places, unusable))
-    source.places = np.load(path, mmap_mode="r")
+        places, captions = np.array(usable, np.int64).reshape(-1, 2).T
+        keep(path, np.concatenate([[len(np.unique(captions))], places]))
+    found = np.load(path, mmap_mode="r")
+    source.num_captions = int(found[0])
+    source.places = found[1:]
     if preparation.allowed == "everything" and source.remark:
         print(source.remark)
+
+
+def text_id(text: object) -> int:
+    """A number for a text, the same for equal texts alone."""
+    return xxhash.xxh3_64_intdigest(str(text).encode()) - 2**63
 
 
 @dataclass
@@ -99,13 +109,18 @@ class CaptionedImageSource:
     config: CaptionedImages
     encode: Encode
     seed: int
+    num_captions: int = 0
+    """How many different ones they have."""
     num_replaced: int = 0
 
     @property
     def remark(self) -> str | None:
-        """How many pairs are left out, if there are such."""
+        """How many pairs are left out, and how many captions there are, if they are fewer than the pairs."""
         number = len(self.rows) - len(self)
-        return f"{number:,} of {len(self.rows):,} pairs cannot be used: skipped" if number else None
+        parts = [f"{number:,} of {len(self.rows):,} pairs cannot be used: skipped"] if number else []
+        if self.num_captions < len(self):
+            parts.append(f"{self.num_captions:,} different captions: no batch has more negatives")
+        return "; ".join(parts) or None
 
     def __len__(self) -> int:
         return len(self.places)
@@ -129,16 +144,17 @@ class CaptionedImageSource:
             print(printable(f"warning: {error}; replaced, with {self.num_replaced} in all here"), file=sys.stderr)
             return self._pair_or_another(index, epoch, attempt + 1)
 
-    def unusable(self, start: int) -> list[int]:
-        """Those of some indices whose pairs cannot be used; DataError if they may not be skipped."""
+    def usable(self, start: int) -> list[tuple[int, int]]:
+        """Those of some indices whose pairs can be used, and the ids of their captions; DataError if the others may
+        not be skipped."""
         found = []
         for index in range(start, min(start + ROWS_AT_ONCE, len(self))):
             try:
-                self.pair(index, None)
+                _, caption = self.pair(index, None)
+                found.append((index, text_id(caption)))
             except DataError as error:
                 if self.config.on_invalid == "refuse":
                     raise DataError(f'{error}; or leave such pairs out: data.on_invalid "skip"') from error
-                found.append(index)
         return found
 
     def pair(self, index: int, epoch: int | None) -> tuple[Pixels, str]:

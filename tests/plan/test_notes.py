@@ -15,6 +15,7 @@ RESNET = ROOT / "recipes/image_classification/resnet50_imagenet_32k.json"
 BERT = ROOT / "recipes/masked_lm/bert_large_64k_128.json"
 LORA = ROOT / "recipes/sft/sft_qwen_7b_lora.json"
 CHATS = ROOT / "recipes/sft/sft_qwen_7b.json"
+CLIP = ROOT / "recipes/two_towers/clip_b32_32k.json"
 EPOCH = 4_687  # steps of GPT-2's recipe
 
 
@@ -69,6 +70,13 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
             ["optimizer.beta_scaling: with a beta of 0.2, Adam hardly averages; it is for small k"],
         ),
         (GPT2, ["--optimizer.beta_scaling=half_life", "--learning_rate.reference_batch_size=256"], []),
+        # 3,276,800 = 100 x 32,768.
+        (CLIP, ["--data.num_train_samples=3276800"], []),
+        (
+            CLIP,
+            ["--data.num_train_samples=3276799"],
+            ["an epoch has 99 steps: each step compares 1 % of the data, and the next ones almost the same pairs"],
+        ),
         # Images are augmented, and other tokens are masked, in each pass.
         (RESNET, [], []),
         (BERT, [], []),

@@ -189,6 +189,13 @@ def test_pairs_that_cannot_be_used_are_refused_or_left_out(what, tmp_path, capsy
         opened(section(f"{tmp_path}/a.tar", **fields))
 
 
+def test_captions_that_are_equal_are_counted(shards, tmp_path):
+    assert opened(section(shards))[0].remark is None
+    write_tar(tmp_path / "a.tar", [(str(number), sample(number) | {"txt": b"ab"[number % 2 :]}) for number in range(6)])
+    train, _ = opened(section(f"{tmp_path}/a.tar"))
+    assert train.remark == "2 different captions: no batch has more negatives"
+
+
 def test_a_large_image_may_be_allowed(tmp_path):
     write_tar(tmp_path / "a.tar", broken(members={"png": LARGE.getvalue(), "txt": b"x"}))
     assert len(opened(section(f"{tmp_path}/a.tar"))[0]) == 8

@@ -11,6 +11,7 @@ from largebatch.words import counted
 MIN_STEPS = 500
 MIN_WARMUP_STEPS = 20
 MIN_SCALED_BETA = 0.5
+MIN_STEPS_OF_AN_EPOCH = 100  # of a loss over the whole global batch
 MAX_PASSES = 4
 """Passes over the same text that are almost as good as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
@@ -36,6 +37,10 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
     warmup = timeline.steps_in(Length("samples", plan.schedule.warmup)) if plan.schedule.warmup else MIN_WARMUP_STEPS
     if warmup < MIN_WARMUP_STEPS:
         yield f"{counted(warmup, 'step')} of warmup are few for averages over gradients to settle; lengthen {rate}"
+    steps_of_an_epoch = plan.num_train_samples // plan.max_global_batch_size
+    if plan.coupled_features and steps_of_an_epoch < MIN_STEPS_OF_AN_EPOCH:
+        share = f"each step compares {100 * plan.max_global_batch_size / plan.num_train_samples:.2g} % of the data"
+        yield f"an epoch has {counted(steps_of_an_epoch, 'step')}: {share}, and the next ones almost the same pairs"
     betas = plan.optimizer_options.get("betas", ())
     if getattr(config.optimizer, "beta_scaling", "fixed") != "fixed" and min(betas) < MIN_SCALED_BETA:
         yield f"optimizer.beta_scaling: with a beta of {min(betas):.3g}, Adam hardly averages; it is for small k"
