@@ -1,13 +1,16 @@
-"""What data costs on a CPU: order and fetching at any size, preparing, packing, and all of it beside a model.
+"""What data costs on a CPU: order and fetching at any size, preparing, packing, tars, and all of it beside a model.
 
+    .venv/bin/pip install webdataset
     .venv/bin/python bench/data_path.py
 
-Everything is interleaved. Takes some four minutes.
+Everything is interleaved. Takes some five minutes.
 """
 
 import argparse
+import io
 import itertools
 import os
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,13 +25,17 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import datasets
 import numpy as np
 import torch
+import webdataset
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from largebatch.batch import Length, Timeline
 from largebatch.config import load_config
 from largebatch.data import prepared
+from largebatch.data.crops import Crop, center_crop
 from largebatch.data.hub import open_splits
+from largebatch.data.images import decode
 from largebatch.data.order import TrainingOrder
 from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import MAX_SHARD_BYTES, open_prepared
@@ -42,8 +49,10 @@ from peers.gpt.job import build_model, mean_loss
 from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
 
 of_sft = import_from(ROOT / "recipes/sft", "pairs")
+of_two_towers = import_from(ROOT / "recipes/two_towers", "images")
 
 RECIPE = ROOT / "recipes/causal_lm/gpt2_124m.json"
+CLIP = ROOT / "recipes/two_towers/clip_b32_32k.json"
 SIZES = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
 BATCH = 64
 BLOCK = 128
@@ -59,14 +68,18 @@ END_OF_TEXT = "<|endoftext|>"
 # What a step of GPT-2 124M is to read on one GPU (bench/gpu/jobs.py), and as much again.
 TOKENS_PER_SECOND = 2 * 500_000
 ROOM = 0.5
+TARS = 20
+PAIRS_OF_A_TAR = 50
+IMAGE_SIDE = 384
 ABOUT = f"""What data costs on a CPU. *Order* is computing which samples come next (`order.TrainingOrder`), in the
 middle of a run. *Fetching* reads their blocks of {BLOCK} tokens from the shards of a prepared set, in micro-batches of
 {BATCH}; all shards of a set, up to 10⁹ rows, are the same {READ_TOKENS:,} tokens in memory, so this measures finding
 them and not a disk. *Preparing* turns Python's reference in a parquet file, {COPIES} times, into token files with their
 checksums, by one process and by two, with a tokenizer trained on it; *encode_batch_fast* is this tokenizer's call for
 the same documents in memory, in one thread, which writes nothing. *Packing* puts pairs of a few hundred tokens into
-{PACK}. *Beside the model* compares all that a micro-batch of 2 x {BLOCK} tokens needs before its forward pass with the
-passes of a GPT-2 of 3 million parameters on the same core."""
+{PACK}. *Tars* reads, decodes and crops pairs from {TARS} tars of {PAIRS_OF_A_TAR}, JPEGs of {IMAGE_SIDE} pixels:
+*webdataset* in the order of the files, ours in a random order. *Beside the model* compares all that a micro-batch of
+2 x {BLOCK} tokens needs before its forward pass with the passes of a GPT-2 of 3 million parameters on the same core."""
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -229,6 +242,51 @@ def measure_packing(rounds: int) -> list[Figure]:
     ]
 
 
+# --- tars -------------------------------------------------------------------------------------------------------------
+
+
+def write_tars(folder: Path) -> list[str]:
+    """Tars of smooth random images with captions."""
+    random = np.random.default_rng(0)
+    files = [str(folder / f"{number:05d}.tar") for number in range(TARS)]
+    for file in files:
+        with tarfile.open(file, "w") as tar:
+            for number in range(PAIRS_OF_A_TAR):
+                jpeg = io.BytesIO()
+                small = Image.fromarray(random.integers(0, 256, (24, 24, 3), dtype=np.uint8))
+                small.resize((IMAGE_SIDE, IMAGE_SIDE)).save(jpeg, "JPEG", quality=95)
+                for ending, content in (("jpg", jpeg.getvalue()), ("txt", b"a picture")):
+                    member = tarfile.TarInfo(f"{Path(file).stem}{number:04d}.{ending}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    return files
+
+
+def compare_tars(rounds: int, folder: Path) -> Comparison:
+    """Milliseconds per pair of decoded and cropped images, in one process."""
+    files = write_tars(folder)
+    number = TARS * PAIRS_OF_A_TAR
+    words = [
+        f'--data.data_files={{"train": "{folder}/*.tar", "eval": "{files[0]}"}}',
+        "--data.train_augmentation=none",
+    ]
+    data = load_config(CLIP, words).data
+    source, _ = of_two_towers.open_captioned(data, Preparation("", allowed="everything"), lambda _: {}, 0)
+    order = np.random.default_rng(0).permutation(number).reshape(-1, PAIRS_OF_A_TAR)
+
+    def take(image: Image.Image) -> Crop:
+        return Crop(center_crop(image, data.image_size, part=1))
+
+    def theirs() -> None:
+        pairs = webdataset.WebDataset(files, shardshuffle=False).to_tuple("jpg", "txt")
+        for place, (image, _) in enumerate(pairs):
+            decode({"bytes": image, "path": None}, place, take)
+
+    ways = {"webdataset": theirs, OURS: lambda: [source.fetch(indices, 0) for indices in order]}
+    measured = interleave(list(ways), rounds, lambda name: seconds(ways[name]) / number * 1e3)
+    return Comparison("ms per pair", "webdataset", measured, "tars", {OURS: SLOWEST_RATIO})
+
+
 # --- beside the model -------------------------------------------------------------------------------------------------
 
 
@@ -265,11 +323,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     datasets.disable_progress_bars()
-    facts = take_facts(("datasets", "numpy", "tokenizers", "transformers", "torch"))
+    facts = take_facts(("datasets", "numpy", "tokenizers", "transformers", "torch", "webdataset"))
     comparisons = compare_sizes(options.rounds, options.batches)
     with tempfile.TemporaryDirectory() as folder:
         preparing, figures = compare_preparing(options.rounds, Path(folder))
-    comparisons += [preparing, compare_with_model(options.rounds, max(1, options.batches // 32))]
+        tars = compare_tars(options.rounds, Path(folder))
+    comparisons += [preparing, tars, compare_with_model(options.rounds, max(1, options.batches // 32))]
     record = Record(
         program="data_path",
         title="Data",

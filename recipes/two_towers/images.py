@@ -26,7 +26,7 @@ from largebatch.data.preparation import Preparation, keep, kept_path
 from largebatch.data.source import Batch
 from largebatch.data.tars import TarRows
 from largebatch.errors import DataError
-from largebatch.words import printable
+from largebatch.words import counted, printable
 
 from .config import CaptionedImages
 
@@ -119,7 +119,7 @@ class CaptionedImageSource:
         number = len(self.rows) - len(self)
         parts = [f"{number:,} of {len(self.rows):,} pairs cannot be used: skipped"] if number else []
         if self.num_captions < len(self):
-            parts.append(f"{self.num_captions:,} different captions: no batch has more negatives")
+            parts.append(f"{counted(self.num_captions, 'different caption')}: no batch has more negatives")
         return "; ".join(parts) or None
 
     def __len__(self) -> int:

@@ -1,6 +1,7 @@
 """Two towers against plain loops that compute the matrix of all pairs at once, and what is refused."""
 
 import json
+import runpy
 from functools import cache, partial
 
 import numpy as np
@@ -21,6 +22,7 @@ from reference import global_batches, train_plainly
 from resuming import Interruption, assert_bit_for_bit, stop_and_resume
 from test_strategies import assert_same, recorded
 
+README = CLIP_DIGITS.with_name("README.md")
 STEPS = 4
 TINY_TOWER = '{"hidden_size": 16, "num_layers": 1, "num_heads": 2}'
 # SGD, because Adam hides a factor that all gradients have.
@@ -196,6 +198,11 @@ def test_weights_load_with_from_pretrained(words, kind, tmp_path):
     (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
     nearest = logits.logits_per_text.argmax(dim=1)
     assert logged["reverse_recall@1"] == pytest.approx((batch["labels"][nearest] == batch["labels"]).double().mean())
+    if kind == "CLIPModel":
+        # A tenth by chance.
+        (code,) = (block.split("```")[0] for block in README.read_text().split("```python\nimport")[1:])
+        (tmp_path / "probe.py").write_text("import" + code.replace('"runs/clip_digits', f'"{tmp_path}/run'))
+        assert 0.2 < runpy.run_path(str(tmp_path / "probe.py"))["accuracy"] < 1
     # And they start another run.
     train_in_job(
         CLIP_DIGITS, tmp_path / "second", *words, f"--model.initial_weights={tmp_path / 'run/model'}", strategy="ddp"
