@@ -25,7 +25,6 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import datasets
 import numpy as np
 import torch
-import webdataset
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -264,6 +263,8 @@ def write_tars(folder: Path) -> list[str]:
 
 def compare_tars(rounds: int, folder: Path) -> Comparison:
     """Milliseconds per pair of decoded and cropped images, in one process."""
+    import webdataset
+
     files = write_tars(folder)
     number = TARS * PAIRS_OF_A_TAR
     words = [
