@@ -1,5 +1,6 @@
 """Tokens that are prepared once: equal to what a plain loop makes, whoever prepares them and however often it fails."""
 
+import contextlib
 import errno
 import json
 import os
@@ -19,6 +20,7 @@ from torch.multiprocessing import ProcessRaisedException
 from transformers import CTRLTokenizer
 
 from largebatch.data import prepared
+from largebatch.data.forked import run_forked
 from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
 from largebatch.data.token_stream import MAX_MAPS, Part, TokenStream, mapped
@@ -289,11 +291,38 @@ def test_a_killed_preparation_goes_on_and_leaves_no_process(section):
     assert (bytes_of(train), bytes_of(evaluation)) == (plain("train"), plain("eval"))
 
 
-def is_alive(pid):
+def test_a_process_that_gets_no_time_ends_with_its_parent_too():
+    def stop(_):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    parent = get_context("fork").Process(target=run_forked, args=(1, stop, [0]))
+    parent.start()
+    while not (children := Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()):
+        assert parent.is_alive()
+    while state_of(children[0]) != "T":
+        time.sleep(0.01)
+    parent.kill()
+    parent.join()
+    deadline = time.monotonic() + 10
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        while is_alive(children[0]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(children[0]), signal.SIGKILL)
+
+
+def is_alive(pid):
+    return state_of(pid) not in "ZX"
+
+
+def state_of(pid):
+    """Linux's letter for the state of a process, "X" once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
 
 
 @pytest.mark.slow

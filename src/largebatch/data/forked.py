@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from largebatch.errors import DataError, UserError
-from largebatch.system.parent_process import end_with_parent
+from largebatch.system.parent_process import die_with_thread, end_with_parent
 
 MAX_CHARACTERS = 10_000
 _DIED = "subprocesses has abruptly died"
@@ -33,6 +33,8 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
 
     def run(number: int) -> None:
         end_with_parent()
+        # The thread that waits for the parent may get no time while the others work.
+        die_with_thread()
         # Requests to stop are for the parent.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for request in (signal.SIGINT, signal.SIGUSR1):
