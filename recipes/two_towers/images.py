@@ -119,7 +119,7 @@ class CaptionedImageSource:
         number = len(self.rows) - len(self)
         parts = [f"{number:,} of {len(self.rows):,} pairs cannot be used: skipped"] if number else []
         if self.num_captions < len(self):
-            parts.append(f"{counted(self.num_captions, 'different caption')}: no batch has more negatives")
+            parts.append(f"{counted(self.num_captions, 'different caption')}: a larger batch repeats them")
         return "; ".join(parts) or None
 
     def __len__(self) -> int:

@@ -75,7 +75,7 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
         (
             CLIP,
             ["--data.num_train_samples=3276799"],
-            ["an epoch has 99 steps: each step compares 1 % of the data, and the next ones almost the same pairs"],
+            ["an epoch has 99 steps, each with 1 % of the data; a smaller batch takes more of them"],
         ),
         # Images are augmented, and other tokens are masked, in each pass.
         (RESNET, [], []),

@@ -193,7 +193,7 @@ def test_captions_that_are_equal_are_counted(shards, tmp_path):
     assert opened(section(shards))[0].remark is None
     write_tar(tmp_path / "a.tar", [(str(number), sample(number) | {"txt": b"ab"[number % 2 :]}) for number in range(6)])
     train, _ = opened(section(f"{tmp_path}/a.tar"))
-    assert train.remark == "2 different captions: no batch has more negatives"
+    assert train.remark == "2 different captions: a larger batch repeats them"
 
 
 def test_a_large_image_may_be_allowed(tmp_path):
