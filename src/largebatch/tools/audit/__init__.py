@@ -11,10 +11,6 @@ def add_parser(commands: Commands) -> None:
         commands,
         "audit",
         run,
-        description="Train one batch with your own loop in CPU processes, divided over processes and accumulation "
-        "steps in several ways, and compare the gradient that the optimizer gets with that of one process: is it "
-        "averaged or summed, is a sample lost, does the learning rate follow? FILE is run as any program of yours. "
-        "The exit code is 0 only if all agree.",
         epilog="""examples:
   largebatch audit train.py
   largebatch audit train.py:fit --world-sizes 1,2 --accumulations 1,4
@@ -23,21 +19,39 @@ def add_parser(commands: Commands) -> None:
 FILE defines audit(indices, micro_batch_size, accumulation), which trains on those samples and returns the model;
 docs/audit.md has examples.""",
     )
-    function = "Python file, and the name of its function if that is not audit"
-    parser.add_argument("loop", metavar="FILE[:FUNCTION]", help=function)
+    parser.add_argument(
+        "loop", metavar="FILE[:FUNCTION]", help="Python file, and the name of its function if that is not audit"
+    )
     parser.add_argument("--world-sizes", type=positive_ints, default=[1, 2, 4], help="processes; default: 1,2,4")
-    accumulations = "micro-batches of a step in each process; default: 1,2,4"
-    parser.add_argument("--accumulations", type=positive_ints, default=[1, 2, 4], help=accumulations)
+    parser.add_argument(
+        "--accumulations",
+        type=positive_ints,
+        default=[1, 2, 4],
+        help="micro-batches of a step in each process; default: 1,2,4",
+    )
     parser.add_argument("--batch", type=positive_int, default=16, help="samples of a step; default: 16")
-    config = "Accelerate config whose variables the processes get, as from accelerate launch; default: torchrun's alone"
-    parser.add_argument("--accelerate", type=Path, metavar="YAML", help=config)
-    timeout = "seconds that one training of a few steps may take; default: 120"
-    parser.add_argument("--timeout", type=positive_float, default=120, help=timeout)
+    parser.add_argument(
+        "--accelerate",
+        type=Path,
+        metavar="YAML",
+        help="Accelerate config whose variables the processes get, as by accelerate launch; default: torchrun's alone",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive_float,
+        default=120,
+        help="seconds that one training of a few steps may take; default: 120",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audit the loop; 1 if anything is wrong with it."""
+    """Check on one machine what the optimizer gets in a training loop of any kind.
+
+    Train one batch with your own loop in CPU processes, divided over processes and accumulation steps in several ways,
+    and compare the gradient that the optimizer gets with that of one process: is it averaged or summed, is a sample
+    lost, does the learning rate follow? FILE is run as any program of yours. The exit code is 0 only if all agree.
+    """
     from largebatch.tools.audit.report import audit
 
     return 0 if audit(options) else 1

@@ -4,9 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import isclose
 
-from largebatch.tools.audit.loop import ALONE, Layout
 from largebatch.tools.audit.observe import Observed
-from largebatch.tools.audit.outcome import Outcome, step_that_differs
+from largebatch.tools.audit.outcome import ALONE, Layout, Outcome, step_that_differs
 from largebatch.words import some
 
 # Of factors. In bf16, gradients are not known better.
@@ -37,85 +36,59 @@ OF_GRADIENTS = {
     ),
     "A/W": "losses are added over micro-batches and divided by the number of processes: divide by neither or by both",
 }
-# By the kind of another difference, if micro-batches of one process already show it.
-OF_MICRO_BATCHES = {
-    "update": (
-        "the optimizer makes another update of the same gradient: its rate, the norm by which it is clipped, or its "
-        "own arithmetic depends on the number of micro-batches"
-    ),
-    "lost": "only some micro-batches count: call zero_grad after a step, not in each micro-batch",
-    ("lost", False): (
-        "all processes train on the same part of the samples (give the loader a DistributedSampler), or the gradient "
-        "of some is not averaged in"
-    ),
-    "unequal": (
-        "it is a mean over each micro-batch's targets, then over micro-batches, so targets count for more where there "
-        "are few (divide sums by the number of targets of the whole batch); or something else that is not a sum is "
-        "made of each micro-batch, such as a root or clipping"
-    ),
-    "coupled": (
-        "the loss depends on which samples share a micro-batch: BatchNorm's statistics are those of the micro-batch, "
-        "and negatives are its own samples; or a term that has no samples, such as a regularizer, is added for each "
-        "micro-batch; or random numbers differ"
-    ),
-}
-# And if only several processes do.
-OF_PROCESSES = {
+# By the kind of another difference; {0} is "micro-batch" if one process shows it already, or else "process".
+OF_KINDS = {
     "update": (
         "the optimizer makes another update of the same gradient: its rate, the norm by which it is clipped (a shard's "
-        "own, or too large by the root of the replicas), or its own arithmetic depends on processes"
+        "own, or too large by the root of the replicas), or its own arithmetic depends on the number of {0}es"
     ),
     "own": (
         "each process steps with a gradient of its own: the model is not wrapped in DDP, its forward pass goes around "
         "the wrapper (model.module), or no_sync covers the last micro-batch"
     ),
-    "clipped": ("gradients are clipped before they are averaged, each process's by its own norm: average first"),
+    "clipped": "gradients are clipped before they are averaged, each process's by its own norm: average first",
     "lost": (
         "all processes train on the same part of the samples (give the loader a DistributedSampler), or the gradient "
         "of some is not averaged in"
     ),
     "unequal": (
-        "it is a mean over each process's targets, then over processes, so targets count for more where there are few: "
-        "divide sums by the number of targets of the whole batch (all_reduce it before the backward pass); or "
-        "something else that is not a sum is made of each process's samples"
+        "it is a mean over each {0}'s targets, then over {0}es, so targets count for more where there are few: divide "
+        "sums by the number of targets of the whole batch (all_reduce it before the backward pass); or something else "
+        "that is not a sum is made of each {0}'s samples, such as a root or clipping"
     ),
     "coupled": (
-        "the loss depends on which samples share a process: BatchNorm's statistics are its own (SyncBatchNorm takes "
-        "them over processes), negatives are its own samples (gather features with their gradient); or random numbers "
-        "or data differ between processes"
+        "the loss depends on which samples share a {0}: BatchNorm's statistics are its own (SyncBatchNorm takes them "
+        "over processes), and so are negatives (gather features with their gradient); or a term that has no samples, "
+        "such as a regularizer, is added for each {0}; or random numbers or data differ between {0}es"
     ),
 }
+LOST_MICRO_BATCHES = "only some micro-batches count: call zero_grad after a step, not in each micro-batch"
 
 
 def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
     """Why the optimizer gets something else than in one process, with the layouts that show it."""
-    yield from _of_factor(
-        "the number of steps", {layout: each.num_steps for layout, each in outcomes.items()}, OF_STEPS
-    )
+    steps = {layout: outcome.num_steps for layout, outcome in outcomes.items()}
+    yield from _of_factors("the number of steps", steps, OF_STEPS)
     by_kind: dict[str, list[Layout]] = defaultdict(list)
     for layout, outcome in outcomes.items():
         by_kind[outcome.kind].append(layout)
     for kind, layouts in by_kind.items():
-        first = layouts[0]
-        causes = OF_MICRO_BATCHES if first.world_size == 1 else OF_PROCESSES
-        if kind in causes:
-            yield f"{'; '.join(map(str, layouts))}: {outcomes[first].said}; {causes[kind]}"
-    yield from _of_gradients({layout: outcomes[layout].factors for layout in by_kind["multiple"]})
+        if kind in OF_KINDS:
+            part = "micro-batch" if layouts[0].world_size == 1 else "process"
+            cause = LOST_MICRO_BATCHES if (kind, part) == ("lost", "micro-batch") else OF_KINDS[kind].format(part)
+            yield f"{'; '.join(map(str, layouts))}: {outcomes[layouts[0]].said}; {cause}"
+    multiples = {layout: outcomes[layout].factors for layout in by_kind["multiple"]}
+    # What multiplies the gradients of all parameters, or of some.
+    together: dict[str, dict[str, Mapping[Layout, float]]] = defaultdict(dict)
+    for parameter in next(iter(multiples.values()), ()):
+        factors = {layout: each[parameter] for layout, each in multiples.items()}
+        together[_name_of(factors)][parameter] = factors
+    for alike in together.values():
+        whose = "the gradient" if len(together) == 1 else f"the gradient of {some([*alike])} alone"
+        yield from _of_factors(whose, next(iter(alike.values())), OF_GRADIENTS)
 
 
-def _of_gradients(outcomes: Mapping[Layout, Mapping[str, float]]) -> Iterator[str]:
-    """What multiplies the gradient of all parameters, or of some."""
-    parameters = next(iter(outcomes.values()), ())
-    factors = {name: {layout: each[name] for layout, each in outcomes.items()} for name in parameters}
-    together: dict[str, list[str]] = defaultdict(list)
-    for name, of_parameter in factors.items():
-        together[_name_of(of_parameter)].append(name)
-    for names in together.values():
-        whose = "the gradient" if len(together) == 1 else f"the gradient of {some(names)} alone"
-        yield from _of_factor(whose, factors[names[0]], OF_GRADIENTS)
-
-
-def _of_factor(what: str, factors: Mapping[Layout, float], causes: Mapping[str, str]) -> Iterator[str]:
+def _of_factors(what: str, factors: Mapping[Layout, float], causes: Mapping[str, str]) -> Iterator[str]:
     name = _name_of(factors)
     if name != "1":
         values = "; ".join(f"{layout}: {factor:.4g}" for layout, factor in factors.items())
@@ -133,39 +106,25 @@ def _name_of(factors: Mapping[Layout, float]) -> str:
 
 def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iterator[str]:
     """What goes wrong in the first steps of each layout, on any process, beside those of one process."""
+    by_cause: dict[str, dict[Layout, str]] = defaultdict(dict)
     for layout, by_rank in observed.items():
         # `faults` has the first one.
         if (step := step_that_differs(each.unclipped for each in by_rank)) > 1:
-            yield f"{layout}, step {step}: {OF_PROCESSES['own']}"
-    # As many steps as both have: another number of steps is another fault.
-    for group, expected in enumerate(observed[ALONE][0].rates):
-        wrong = {
-            layout: rates
-            for layout, by_rank in observed.items()
-            for each in by_rank
+            yield f"{layout}, step {step}: {OF_KINDS['own']}"
+        for each in by_rank:
             # None without a step.
-            for rates in each.rates[group : group + 1]
-            if not all(map(isclose, rates, expected))
-        }
-        if wrong:
-            yield _of_rates(expected, wrong)
+            for rates, expected in zip(each.rates, observed[ALONE][0].rates, strict=False):
+                cause = _cause_of_rates(rates, expected, layout)
+                by_cause[cause][layout] = f"{layout}: {_numbers(rates)}, not {_numbers(expected)}"
+    for cause, said in by_cause.items():
+        if cause:
+            yield f"the learning rate of the first steps is another ({'; '.join(said.values())}): {cause}"
 
 
-def _of_rates(expected: Sequence[float], wrong: Mapping[Layout, Sequence[float]]) -> str:
-    """What is wrong with the learning rates of the first steps."""
-    causes = (
-        cause
-        for cause in _rates_by_cause(expected, ALONE)
-        if all(all(map(isclose, rates, _rates_by_cause(expected, layout)[cause])) for layout, rates in wrong.items())
-    )
-    others = "; ".join(f"{layout}: {_numbers(rates)}" for layout, rates in wrong.items())
-    said = f"the learning rate of the first steps is {_numbers(expected)} in one process, and {others}"
-    return f"{said}: {next(causes)}"
-
-
-def _rates_by_cause(expected: Sequence[float], layout: Layout) -> Mapping[str, Sequence[float]]:
-    """What makes the learning rates of the first steps what they are in a layout, the simplest first."""
-    return {
+def _cause_of_rates(rates: Sequence[float], expected: Sequence[float], layout: Layout) -> str:
+    """What makes the learning rates of the first steps what they are; "" if they are as expected."""
+    by_cause = {
+        "": expected,
         "the schedule moves once per process instead of once per step": expected[:: layout.world_size],
         "the schedule moves once per micro-batch instead of once per step": expected[:: layout.accumulation],
         "it is multiplied by the number of processes for the same effective batch, whose gradient is a mean already; "
@@ -175,6 +134,8 @@ def _rates_by_cause(expected: Sequence[float], layout: Layout) -> Mapping[str, S
         # Whatever they are.
         "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps": [],
     }
+    # As many steps as both have: another number of steps is another fault.
+    return next(cause for cause, predicted in by_cause.items() if all(map(isclose, rates, predicted)))
 
 
 def _numbers(rates: Sequence[float]) -> str:

@@ -18,8 +18,12 @@ from largebatch.errors import UserError
 from largebatch.storage.tensors import fingerprint
 from largebatch.task_folders import import_from
 
-Vectors = dict[Tensor, np.ndarray]
-"""Gradients or values by parameter, each whole and in fp64."""
+Vector = np.ndarray
+"""The elements of a parameter, or of all parameters of a model one after another, in fp64."""
+Vectors = dict[Tensor, Vector]
+"""Gradients or values by parameter, each whole."""
+
+OfParameter = Callable[[Tensor], Tensor | None]
 
 CONTRACT = "audit(indices, micro_batch_size, accumulation)"
 # What wrappers put before a parameter's name.
@@ -31,13 +35,18 @@ class Observed:
     """One process's part of a call of the audited function."""
 
     rates: Sequence[Sequence[float]]  # the learning rate of each parameter group in each step
-    gradients: Sequence[np.ndarray]  # of all parameters in each step, as the optimizers get them
-    unclipped: Sequence[np.ndarray]  # the same without clipping
-    update: np.ndarray  # of all parameters, by all steps; 0 if DeepSpeed makes it
+    gradients: Sequence[Vector]  # of all parameters in each step, as the optimizers get them
+    unclipped: Sequence[Vector]  # the same without clipping
+    update: Vector  # of all parameters, by all steps
     parts: Mapping[str, slice]  # the place of each parameter in a gradient
     unused: Sequence[str]  # trainable parameters without a gradient
     buffers: str  # a digest of all of them at the end
     dropout: str  # a digest of the random state where the model would drop something first; "" without dropout
+
+    @property
+    def gradient(self) -> Vector:
+        """That of the first step, without clipping."""
+        return self.unclipped[0]
 
 
 def observe(file: Path, function: str, precision: str, *arguments: Any) -> Observed:
@@ -81,6 +90,8 @@ class _Watch:
         self.clipped: Vectors = {}  # gradients before they were clipped
         self.initial: Vectors = {}  # parameters before their first step
         self.dropout = ""
+        self.gradient_of: OfParameter = attrgetter("grad")
+        self.value_of: OfParameter = Tensor.detach
         self.kernels = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         self.kernels.impl("bernoulli_.float", self._mean_instead_of_drawing, "CPU")  # type: ignore[no-untyped-call]
         self.hook = register_optimizer_step_pre_hook(self._before_step)
@@ -104,14 +115,14 @@ class _Watch:
         zeros = {each: np.zeros(getattr(each, "ds_numel", each.numel())) for each in names}
         ends = np.cumsum([each.size for each in zeros.values()])
 
-        def vector(found: Vectors) -> np.ndarray:
+        def vector(found: Vectors) -> Vector:
             return np.concatenate(list((zeros | found).values()))
 
         return Observed(
             list(zip(*(rates for rates, _, _ in self.steps), strict=False)),
             [vector(gradients) for _, gradients, _ in self.steps],
             [vector(unclipped) for _, _, unclipped in self.steps],
-            vector(_whole(self.initial, Tensor.detach)) - vector(self.initial),
+            vector(_whole(self.initial, self.value_of)) - vector(self.initial),
             dict(zip(names.values(), map(slice, [0, *ends], ends), strict=True)),
             [name for each, name in names.items() if each.requires_grad and each not in used],
             fingerprint(*model.buffers()),
@@ -122,9 +133,7 @@ class _Watch:
         # It has the backward pass.
         closure = kwargs.get("closure", *args[1:2])
         loss = closure() if closure else None
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        self.initial = _whole(parameters, Tensor.detach) | self.initial
-        self._note(optimizer, _whole(parameters))
+        self._note(optimizer, [each for group in optimizer.param_groups for each in group["params"]])
         return (args[:1], {"closure": lambda: loss}) if closure else None
 
     def _watch_clipping(self) -> None:
@@ -132,32 +141,37 @@ class _Watch:
         clip = clip_grad._clip_grads_with_norm_
 
         def noted(parameters: Any, *args: Any) -> None:
-            self.clipped |= _whole(parameters)
+            self.clipped |= _whole(parameters, self.gradient_of)
             clip(parameters, *args)
 
         clip_grad._clip_grads_with_norm_ = noted  # type: ignore[assignment]
 
     def _watch_deepspeed(self) -> None:
         from deepspeed import DeepSpeedEngine
-        from deepspeed.utils import safe_get_full_grad
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
         step = DeepSpeedEngine.step
 
         def noted(engine: Any, *args: Any, **kwargs: Any) -> None:
             # Its own optimizer steps pieces of parameters.
             self.hook.remove()
+            self.gradient_of = safe_get_full_grad
+            if engine.zero_optimization_partition_weights():
+                self.value_of = safe_get_full_fp32_param
             if engine.is_gradient_accumulation_boundary():
-                self._note(engine.optimizer, _whole(engine.module.parameters(), safe_get_full_grad))
+                self._note(engine.optimizer, [*engine.module.parameters()])
             step(engine, *args, **kwargs)
 
         DeepSpeedEngine.step = noted
 
-    def _note(self, optimizer: Any, found: Vectors) -> None:
+    def _note(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
         # Several optimizers of a model, one after another, make one step.
         if not self.steps or optimizer in self.stepped:
             self.steps.append(([], {}, {}))
             self.stepped.clear()
         self.stepped.append(optimizer)
+        self.initial = _whole(parameters, self.value_of) | self.initial
+        found = _whole(parameters, self.gradient_of)
         rates, gradients, unclipped = self.steps[-1]
         rates += [float(group["lr"]) for group in optimizer.param_groups]
         gradients |= found
@@ -171,13 +185,14 @@ class _Watch:
         return mask.fill_(p)
 
 
-def _whole(parameters: Iterable[Tensor], of: Callable[[Tensor], Any] = attrgetter("grad")) -> Vectors:
-    """A tensor of each parameter, its gradient unless told otherwise, gathered if it is sharded; none without one."""
+def _whole(parameters: Iterable[Tensor], of: OfParameter) -> Vectors:
+    """A tensor of each parameter, gathered if it is sharded; none without one."""
     found = {}
     for each in parameters:
         tensor = of(each)
         if tensor is not None:
             if hasattr(tensor, "full_tensor"):
                 tensor = tensor.full_tensor()
-            found[each] = tensor.double().numpy().flatten()
+            # Gradients of embeddings may be sparse.
+            found[each] = tensor.double().to_dense().numpy().flatten()
     return found

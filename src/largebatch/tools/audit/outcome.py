@@ -1,15 +1,19 @@
-"""What the optimizer gets in a layout, beside what it gets in one process and from each sample alone."""
+"""A loop in several layouts: what the optimizer gets in each, beside one process and each sample alone."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.linalg import lstsq, norm
 
 from largebatch.errors import UserError
-from largebatch.tools.audit.loop import Layout, Loop
-from largebatch.tools.audit.observe import Observed
-from largebatch.words import counted, some
+from largebatch.tools.audit.observe import Observed, Vector, observe
+from largebatch.tools.local_jobs.jobs import JobFailed, run_job
+from largebatch.tools.plan.accelerate_configs import rehearsal_environment
+from largebatch.words import counted, some, span
 
 # A parameter whose gradient is so small a part of all is rounding, such as the bias of an attention's keys.
 NEGLIGIBLE = 1e-10
@@ -17,12 +21,106 @@ NEGLIGIBLE = 1e-10
 INDEPENDENT = 1e-5
 # What rounding may make of a gradient, as a part of it, by torch's default dtype.
 TOLERANCES = {"float64": 1e-7, "float32": 1e-3}
-# What it may make at most, as multiples of what it makes if the samples are in reverse order, as in bf16.
+# What rounding may make of an update, as a part of it: Muon's iterations in bf16 differ by 2 % if they are sharded.
+UPDATE = 0.1
+# What rounding may make at most, as multiples of what it makes if the samples are in reverse order, as in bf16.
 MULTIPLES_OF_NOISE = 5
 # Factors that differ from 1 by less are shown as 1.
 SAME_FACTOR = 1e-4
 # A sample that weighs less is lost.
 NO_WEIGHT = 0.01
+# What the order of samples may make of a gradient, as a part of it.
+MAX_NOISE = 0.02
+
+# As quantiles: the smallest and the largest.
+ENDS = (0, 1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to divide a batch."""
+
+    world_size: int
+    accumulation: int  # backward passes of a step
+
+    def __str__(self) -> str:
+        return f"W = {self.world_size}, A = {self.accumulation}"
+
+    @property
+    def parts(self) -> int:
+        return self.world_size * self.accumulation
+
+    @property
+    def factors(self) -> Mapping[str, float]:
+        """What a wrong loop may multiply by, by name, the simplest first."""
+        w = self.world_size
+        a = self.accumulation
+        return {
+            "1": 1,
+            "W": w,
+            "1/W": 1 / w,
+            "A": a,
+            "1/A": 1 / a,
+            "W·A": w * a,
+            "1/(W·A)": 1 / (w * a),
+            "A/W": a / w,
+        }
+
+
+ALONE = Layout(1, 1)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A user's function that trains a model for one epoch on given samples."""
+
+    file: Path
+    function: str
+    batch_size: int  # samples of a step
+    accelerate_config: Path | None
+    timeout: float  # seconds of a call
+    precision: str = "float64"  # torch's default dtype
+
+    def call(self, layout: Layout, indices: Sequence[int]) -> list[Observed]:
+        """Train on samples in a layout; what each process noted, by rank.
+
+        Raises:
+            UserError: A process failed, ended or did not return in time; the message says how.
+        """
+        environment = rehearsal_environment(self.accelerate_config, layout.world_size) | {"ACCELERATE_USE_CPU": "true"}
+        try:
+            observed = run_job(
+                observe,
+                self.file,
+                self.function,
+                self.precision,
+                list(indices),
+                self.batch_size // layout.parts,
+                layout.accumulation,
+                world_size=layout.world_size,
+                environment=environment,
+                folder=Path.cwd(),
+                timeout=self.timeout,
+            )
+        except JobFailed as failure:
+            said = re.sub(r"largebatch\.\S+: ", "", failure.in_one_line(self.file.parent))
+            if re.search("cuda|nvidia|device_ids", said, re.IGNORECASE):
+                said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
+            raise UserError(f"{layout}: {said}") from None
+        if None in observed:
+            raise UserError(f"{layout}: a process called exit(0) before the function had returned; return the model")
+        return observed
+
+    def one_step(self, indices: Sequence[int]) -> Observed:
+        """What one process notes if it trains on all samples in one backward pass."""
+        observed = self.call(ALONE, indices)[0]
+        if len(observed.gradients) != 1:
+            raise UserError(
+                f"{counted(len(indices), 'sample')} in one micro-batch make "
+                f"{counted(len(observed.gradients), 'step')} of a torch optimizer; train on the given indices alone, "
+                "once, in micro-batches of micro_batch_size, and step after `accumulation` of them"
+            )
+        return observed
 
 
 @dataclass(frozen=True)
@@ -47,12 +145,9 @@ class Reference:
     """
 
     loop: Loop
-    parts: Mapping[str, slice]  # the place of each parameter in a gradient
-    gradient: np.ndarray
-    noise: np.ndarray  # by how much the gradient differs if the samples are in reverse order
-    update: np.ndarray
-    update_noise: np.floating  # what rounding may make of it
-    samples: Sequence[np.ndarray]  # the gradient of each; empty if a sample cannot be trained alone
+    whole: Observed
+    reverse: Observed  # the same with the samples in reverse order, which differs by rounding
+    samples: np.ndarray  # the gradient of each in a column; without columns if a sample cannot be trained alone
 
     def outcome(self, layout: Layout, num_samples: int) -> Outcome:
         """Train on the samples in a layout, and compare."""
@@ -60,76 +155,92 @@ class Reference:
         num_steps = min(len(each.gradients) for each in by_rank)
         if num_steps != 1:
             return Outcome(by_rank, num_steps, "steps", f"{counted(num_steps, 'step')} instead of one", {})
-        if any(each.parts != self.parts for each in by_rank):
+        if any(each.parts != self.whole.parts for each in by_rank):
             raise UserError(f"{layout}: the returned model has other parameters than in one process")
-        gradient = by_rank[0].unclipped[0]
-        factors = self._factors(gradient)
-        kind, said = self._difference(gradient, factors)
-        is_same = np.allclose([*factors.values()], 1, rtol=SAME_FACTOR)
-        if is_same and norm(by_rank[0].update - self.update) > self.update_noise:
-            kind = "update"
-            said = f"the same, but the update is {norm(by_rank[0].update) / norm(self.update):.4g} times as large"
+        found = by_rank[0]
+        factors = {}
+        for name, part in self.whole.parts.items():
+            expected = self.whole.gradient[part]
+            if norm(expected) > self._rounding(part):
+                multiple = self._multiples(expected[:, None], found.gradient, part)
+                factors[name] = np.nan if multiple is None else float(multiple[0])
+        kind, said = self._difference(found, factors)
         if step_that_differs(each.unclipped for each in by_rank):
             kind = "own" if step_that_differs(each.gradients for each in by_rank) else "clipped"
         return Outcome(by_rank, num_steps, kind, said, factors)
 
-    def _difference(self, gradient: np.ndarray, factors: Mapping[str, float]) -> tuple[str, str]:
+    def _difference(self, found: Observed, factors: Mapping[str, float]) -> tuple[str, str]:
         """Its kind, and the same in words."""
         others = [name for name, factor in factors.items() if np.isnan(factor)]
         if not others:
-            times = span(factors.values())
-            return "multiple", "the same" if times == "1" else f"{times} times"
-        weights = self.weights_in(gradient)
-        expected = self.weights_in(self.gradient)
+            if not np.allclose([*factors.values()], 1, rtol=SAME_FACTOR):
+                return "multiple", f"{span(np.quantile([*factors.values()], ENDS))} times"
+            update = self.whole.update
+            rounding = max(UPDATE * norm(update), MULTIPLES_OF_NOISE * norm(self.reverse.update - update))
+            if norm(found.update - update) <= rounding:
+                return "multiple", "the same"
+            return "update", f"the same, but the update is {norm(found.update) / norm(update):.4g} times as large"
+        weights = self.weights_in(found.gradient)
+        expected = self.weights_in(self.whole.gradient)
         if weights is None or expected is None:
-            return "coupled", "another gradient" + (f" of {some(others)}" if len(others) < len(factors) else "")
+            return "coupled", f"another gradient of {some(others)}"
         ratios = np.divide(weights, expected, out=np.ones_like(weights), where=expected != 0)
         if lost := [str(sample) for sample in np.flatnonzero(np.abs(ratios) < NO_WEIGHT)]:
             return "lost", f"without samples {some(lost)} of {len(ratios)}"
-        return "unequal", f"samples count {span(ratios)} times"
+        return "unequal", f"samples count {span(np.quantile(ratios, ENDS))} times"
 
-    def weights_in(self, gradient: np.ndarray) -> np.ndarray | None:
+    def weights_in(self, gradient: Vector) -> Vector | None:
         """The weight of each sample in a gradient; None if it is not a sum over them, or they cannot be told apart."""
-        if not self.samples:
-            return None
-        basis = np.stack(self.samples, axis=1)
-        weights, _, rank, _ = lstsq(basis, gradient, rcond=INDEPENDENT)
+        return self._multiples(self.samples, gradient, slice(None))
+
+    def _multiples(self, columns: np.ndarray, gradient: Vector, part: slice) -> Vector | None:
+        """What multiplies the columns that a part of a gradient is a sum of; None if it is none, or not of only one."""
+        multiples, _, rank, _ = lstsq(columns, gradient[part], rcond=INDEPENDENT)
+        error = norm(columns @ multiples - gradient[part])
+        size = np.maximum(1, norm(gradient[part]) / norm(self.whole.gradient[part]))
         # A sample without a target has no gradient.
-        told_apart = rank == np.count_nonzero(basis.any(axis=0))
-        error = norm(basis @ weights - gradient) / norm(gradient)
-        return weights if told_apart and error <= self._rounding() / norm(self.gradient) else None
+        told_apart = rank == np.count_nonzero(columns.any(axis=0))
+        return multiples if told_apart and error <= size * self._rounding(part) else None
 
-    def _factors(self, gradient: np.ndarray) -> Mapping[str, float]:
-        """By parameter: how many times the reference a gradient is; NaN if it is no multiple of it."""
-        factors = {}
-        for name, part in self.parts.items():
-            expected = self.gradient[part]
-            size = norm(expected)
-            rounding = self._rounding(part)
-            if size > rounding:
-                factor = float(gradient[part] @ expected / size**2)
-                error = norm(gradient[part] - factor * expected)
-                factors[name] = factor if error <= rounding * max(abs(factor), 1) else np.nan
-        return factors
-
-    def _rounding(self, part: slice = slice(None)) -> np.floating:
-        """What rounding may make of the gradient."""
+    def _rounding(self, part: slice) -> np.floating:
+        """What rounding may make of a part of the gradient."""
+        gradient = self.whole.gradient
         return max(
-            TOLERANCES[self.loop.precision] * norm(self.gradient[part]),
-            MULTIPLES_OF_NOISE * norm(self.noise[part]),
-            NEGLIGIBLE * norm(self.gradient),
+            TOLERANCES[self.loop.precision] * norm(gradient[part]),
+            MULTIPLES_OF_NOISE * norm(self.reverse.gradient[part] - gradient[part]),
+            NEGLIGIBLE * norm(gradient),
         )
 
 
-def step_that_differs(by_rank: Iterable[Sequence[np.ndarray]]) -> int:
+def reference_of(loop: Loop) -> Reference:
+    """What the loop is compared with, in fp64, or in fp32 if its code fails with that."""
+    indices = range(loop.batch_size)
+    try:
+        whole = loop.one_step(indices)
+    except UserError:
+        loop = replace(loop, precision="float32")
+        whole = loop.one_step(indices)
+    if not whole.gradient.any():
+        raise UserError("the optimizer gets no gradient; call backward before step")
+    reverse = loop.one_step(indices[::-1])
+    noise = norm(reverse.gradient - whole.gradient) / norm(whole.gradient)
+    if not noise < MAX_NOISE:
+        raise UserError(
+            f"with the samples in reverse order, the gradient differs by {noise:.2g} of itself: random numbers do not "
+            "follow from a seed or depend on the order; seed them, turn shuffling and augmentation off, and train in "
+            "fp32"
+        )
+    samples = np.empty((whole.gradient.size, 0))
+    # A sample alone has no statistics for BatchNorm, and no negatives.
+    with suppress(UserError):
+        alone = replace(loop, batch_size=1)
+        samples = np.stack([alone.one_step([sample]).gradient for sample in indices], axis=1)
+    return Reference(loop, whole, reverse, samples)
+
+
+def step_that_differs(by_rank: Iterable[Sequence[Vector]]) -> int:
     """The number of the first step in which processes have different gradients; 0 if there is none."""
     for number, gradients in enumerate(zip(*by_rank, strict=False), start=1):
         if not np.allclose(gradients, gradients[0], rtol=1e-5, atol=0):
             return number
     return 0
-
-
-def span(values: Iterable[float]) -> str:
-    """The smallest and the largest of several numbers."""
-    ends = min(values), max(values)
-    return " to ".join(dict.fromkeys(f"{end:.4g}" for end in ends))
