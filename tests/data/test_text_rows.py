@@ -148,6 +148,7 @@ def test_a_plain_text_that_is_not_utf8_is_named_with_its_line(tmp_path):
 
 
 def test_every_file_has_the_columns_that_are_used_and_is_read_once(tmp_path):
+    (tmp_path / "0.jsonl").write_text("")  # no row is missing
     (tmp_path / "1.jsonl").write_text('{"q": 1}\n{"q": 1, "late": 2}\n')
     assert rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")}) == [{"q": "1"}, {"q": "1"}]
     with pytest.raises(
