@@ -229,6 +229,11 @@ class Config(RecipeConfig):
         return {"data": {"source": "addition", "block_size": 32, "num_train_samples": 256, "num_eval_samples": 16}}
 
     @check
+    def _answers_that_are_written(self) -> Iterator[str]:
+        if self.evaluation.answers is None:
+            yield from self.without_effect("evaluation.max_answer_tokens", "evaluation.answers is null")
+
+    @check
     def _frozen_weights_that_autocast_casts(self) -> Iterator[str]:
         if self.model.stores_frozen_in_bf16 and (self.model.lora is None or self.precision != "bf16"):
             yield 'model.frozen_dtype: "bf16" needs model.lora and precision "bf16"; add them, or write "fp32"'

@@ -49,31 +49,35 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
             effect.
     """
     place = _place(model)
+    given = model.config or {}
     try:
         if place:
             settings, _ = PretrainedConfig.get_config_dict(place.name, revision=place.revision)
             _check_sizes(settings)
             config = AutoConfig.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)
         else:
-            _check_sizes(model.config or {})
-            config = AutoConfig.for_model(**(model.config or {}))
+            _check_sizes(given)
+            config = AutoConfig.for_model(**given)
         text = config.get_text_config()
         settings = text.to_dict()
     # `transformers` raises exceptions of many kinds for configurations that cannot be reached or read.
     except Exception as error:
         raise _unusable(model, error) from error
-    given = model.config or {}
+    # As in Qwen2, unless `use_sliding_window` is true and `max_window_layers` is below the number of layers.
+    has_no_window = not settings.get("sliding_window") or {*(settings.get("layer_types") or ())} == {"full_attention"}
     idle = []
     for name, value in given.items():
         # It would silently keep a setting that is not the architecture's own, and one of two names of the same.
         is_own = name == "model_type" or (hasattr(type(config)(), name) and not hasattr(PretrainedConfig(), name))
         is_twice = config.attribute_map.get(name) in given
-        if not is_own or is_twice or name in OF_ROUTERS or ("drop" in name and value):
+        is_off = value and ("drop" in name or ("sliding_window" in name and has_no_window))
+        if not is_own or is_twice or name in OF_ROUTERS or is_off:
             idle.append(name)
     if idle:
         raise UserError(
             f"model.config: {', '.join(idle)} would have no effect: {config.model_type} has no such setting, it is "
-            "given twice, or training does without it, as without dropout; correct or remove it"
+            "given twice, or training does without it, as without dropout, or a window that no layer has; correct or "
+            "remove it"
         )
     for name, value in settings.items():
         # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has its own names.

@@ -13,7 +13,6 @@ from largebatch.system.repositories import RepositoryKind
 
 MAX_PIXELS = 2**30 // 4 // 3
 """Above this, Pillow warns of a file that may be a decompression bomb (`PIL.Image.MAX_IMAGE_PIXELS`)."""
-MIN_TEMPERATURE = 0.01
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -137,7 +136,7 @@ class Loss(Section):
     """Whether the temperature is trained, as one parameter, which needs `architecture` "clip" or "siglip"."""
     bias: float = 0.0
     """Initial bias of "sigmoid", which is trained: -10 in the paper, where almost all pairs are negative."""
-    min_temperature: PositiveFloat = MIN_TEMPERATURE
+    min_temperature: PositiveFloat = 0.01
     """A learned temperature stays above this: CLIP's is never under 0.01."""
     duplicates: Literal["negatives", "left_out"] = "left_out"
     """What pairs with the same second text are to each other. "left_out": neither positive nor negative."""
@@ -148,7 +147,7 @@ class ZeroShot(Section):
 
     class_names: list[str]
     """The name of each class, in the order of the labels."""
-    templates: Annotated[list[str], Field(min_length=1)]
+    templates: Annotated[list[Annotated[str, Field(pattern=r"\{\}")]], Field(min_length=1)]
     """Texts with {} for the name, such as "a photo of a {}."."""
 
 
@@ -196,13 +195,13 @@ class Config(RecipeConfig):
     def _fitting_loss(self) -> Iterator[str]:
         if (self.loss.name == "sigmoid") != (self.model.architecture == "siglip"):
             yield 'loss.name: "sigmoid" and model.architecture "siglip" go together; write both, or neither'
-        if self.loss.bias and self.loss.name != "sigmoid":
-            yield 'loss.bias: only "sigmoid" has one; remove it'
+        if self.loss.name != "sigmoid":
+            yield from self.without_effect("loss.bias", 'only "sigmoid" has one')
         if self.loss.name == "sigmoid" and self.loss.duplicates == "left_out":
             yield 'loss.duplicates: "sigmoid" tells each pair alone, so equal texts are negatives; write "negatives"'
-        if self.loss.min_temperature != MIN_TEMPERATURE and not self.loss.learned:
-            yield "loss.min_temperature: it is for a learned temperature; remove it"
-        if self.loss.learned and self.loss.temperature < self.loss.min_temperature:
+        if not self.loss.learned:
+            yield from self.without_effect("loss.min_temperature", "loss.learned is false")
+        elif self.loss.temperature < self.loss.min_temperature:
             yield f"loss.temperature: {self.loss.temperature:g} is below min_temperature; write more"
         if self.vectors_per_sample > 2 and self.loss.name != "one_way":
             yield 'data.negative_columns: only "one_way" compares with hard negatives; write it as loss.name'
@@ -211,8 +210,8 @@ class Config(RecipeConfig):
     def _whole_patches(self) -> Iterator[str]:
         if isinstance(self.model, ImageText) and isinstance(self.data, Images):
             patch = self.model.patch_size
-            if self.data.image_size % patch:
-                size = self.data.image_size
+            size = self.data.image_size
+            if size % patch:
                 yield f"model.patch_size: {patch} does not divide data.image_size {size}; change one of them"
 
     @check

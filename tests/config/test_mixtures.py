@@ -97,6 +97,11 @@ def test_other_tasks_have_them(recipe, shared):
             "num_train_samples, num_eval_samples, num_workers, source, path, config_name, data_files, train_split, "
             "eval_split, prepare, text_column",
         ),
+        ({"path": "user/all"}, "data: path has no effect, because each source has its own; remove it here"),
+        (
+            {"sources": [FIRST | {"text_column": "a"}, SECOND | {"text_column": "b"}], "text_column": "c"},
+            "data: text_column has no effect, because each source has its own",
+        ),
         ({"second": {"config_name": 5}}, "sources[1].config_name (code): given 5; must be a valid string, or null"),
         ({"second": {"source": {}}}, "sources[1].source (code): {} is unknown here; write one of datasets, megatron"),
         (

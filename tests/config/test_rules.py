@@ -5,7 +5,7 @@ import json
 import pytest
 
 import tasks
-from largebatch.config import load_config, validate
+from largebatch.config import as_json, load_config, validate
 from largebatch.config.sections import Duration, Section
 from largebatch.errors import ConfigError
 from paths import DIGITS, PYDOC, ROOT, VIT_DIGITS
@@ -53,7 +53,16 @@ LINEAR = "--learning_rate.scaling=linear"
         ),
         (["--learning_rate.scaling=none", "--learning_rate.warmup.start=base_lr"], "it would end where it starts"),
         (['--learning_rate.reference_duration={"epochs": 2}'], "only rules of weight_decay_scaling use it"),
-        (["--faults.max_bad_steps=9"], 'faults.max_bad_steps: has no effect with on_non_finite "stop"; write "skip"'),
+        (
+            ["--faults.max_bad_steps=9"],
+            'faults.max_bad_steps: has no effect, because faults.on_non_finite is "stop"; change that, or',
+        ),
+        (["--checkpoint.then_seconds=9"], "checkpoint.then_seconds: has no effect, because checkpoint.then is null"),
+        (
+            ["--logging.tracker_project=text"],
+            'logging.tracker_project: has no effect, because logging.trackers has no "wandb"; change that, or remove',
+        ),
+        (["--compute.couple=one_pass"], "compute.couple: has no effect, because each sample of this task has its own"),
         (["--learning_rate.warmup.shape=constant"], "a constant warmup at zero would not train"),
         (
             ['--optimizer={"name": "lamb", "weight_decay": 0, "beta_scaling": "sde"}'],
@@ -64,6 +73,30 @@ LINEAR = "--learning_rate.scaling=linear"
 )
 def test_rules_outside_their_range(overrides, words):
     assert words in problem_of(*overrides)
+
+
+def test_fields_without_effect_that_may_stay():
+    """Those of a tracker in a trial without any, and the defaults that the configs of runs have."""
+    config = load_config(PYDOC, ["--logging.trackers=[]", "--logging.tracker_project=text"])
+    assert config.logging.tracker_project == "text"
+    raw = as_json(load_config(PYDOC))
+    raw.pop("task")
+    assert validate(raw, CausalLMConfig).logging == load_config(PYDOC).logging
+
+
+def test_documents_that_are_samples_are_apart_already():
+    words = ("--data.samples=documents", "--data.attention=document", '--train.duration={"steps": 9}')
+    problems = problems_of(*words, recipe=PYDOC.with_name("gpt2_124m.json"))
+    assert any(
+        "data.attention: has no effect, because each sample is a document of its own" in each for each in problems
+    )
+
+
+def test_answers_that_are_not_written():
+    recipe = ROOT / "recipes/sft/sft_addition.json"
+    words = "--evaluation.max_answer_tokens=9"
+    assert "has no effect, because evaluation.answers is null; change" in problem_of(words, recipe=recipe)
+    assert load_config(recipe, [words, "--evaluation.answers=2"]).evaluation.max_answer_tokens == 9
 
 
 def test_tokens_per_parameter_need_tokens():

@@ -33,3 +33,5 @@ class Config(RecipeConfig):
     model: TinyGpt
 
     optimizers = (*SHIPPED, CLIPPED_ADAMW, SCALED)
+
+    # cookbook: config.py, in Config

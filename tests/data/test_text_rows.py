@@ -38,19 +38,21 @@ CELLS = (
 
 
 @pytest.mark.parametrize(
-    ("separator", "name", "encoding", "told"),
+    ("separator", "name", "encoding", "first", "told"),
     [
-        (",", "rows.csv", "utf-8", "','"),
-        (",", "rows.csv.gz", "utf-8-sig", "','"),
-        (";", "rows.csv", "utf-8-sig", "';'"),
-        ("\t", "rows.tsv.gz", "utf-8", r"'\t'"),
-        ("|", "rows.csv", "utf-8", "'|'"),
+        (",", "rows.csv", "utf-8", "", "','"),
+        (",", "rows.csv.gz", "utf-8-sig", "sep=,\n", "','"),
+        # As Excel reads it where commas are decimal.
+        (";", "rows.csv", "utf-8-sig", "sep=;\r\n", "';'"),
+        ("\t", "rows.tsv.gz", "utf-8", "", r"'\t'"),
+        ("|", "rows.csv", "utf-8", "", "'|'"),
     ],
 )
-def test_cells_of_a_csv_are_text(separator, name, encoding, told, tmp_path, capsys):
+def test_cells_of_a_csv_are_text(separator, name, encoding, first, told, tmp_path, capsys):
     file = tmp_path / name
     opener = gzip.open if name.endswith(".gz") else open
     with opener(file, "wt", newline="", encoding=encoding) as written:
+        written.write(first)
         # Empty lines are left out.
         rows = [("a,b;c", "n"), (), *(("q", cell) for cell in CELLS)]
         csv.writer(written, delimiter=separator).writerows(rows)
@@ -105,6 +107,7 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         ("json", b'{"q": 1}\n{"q": "\xe9"}\n', "line 2: 'utf-8' codec can't decode byte 0xe9"),
         ("json", b'{"q": "\\ud800"}\n', "line 1: 'q' has half of a character, 0xd800, which is not text"),
         ("json", b'{\n"q": 1\n}\n', "line 1: Expecting property name"),
+        ("text", b"1\n", "data.prompt: no column 'q'; the data has text, in "),
     ],
 )
 def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_path):
@@ -124,7 +127,28 @@ def test_a_byte_order_mark_is_no_text(reader, content, tmp_path):
     assert rows_of(file, reader, {"text": Use("text_column")}) == [{"text": "a"}]
 
 
+def test_lines_of_plain_text_are_rows(tmp_path):
+    """As Python reads them, whose universal newlines are no other characters; and an empty file has no rows."""
+    texts = (*CELLS[:14], "", " a ", '"b', "line\u2028separator", "\x0c\x1c\x85")
+    (tmp_path / "1.txt").write_bytes("\r\n".join(texts).encode())
+    (tmp_path / "2.txt").write_bytes(b"")
+    (tmp_path / "3.txt").write_bytes(b"c\rd\n")
+    read = rows_of(tmp_path / "*.txt", "text", {"text": Use("text_column")})
+    assert [row["text"] for row in read] == [*(tmp_path / "1.txt").open().read().split("\n"), "c", "d"]
+    assert [row["text"] for row in read] == [*texts, "c", "d"]
+
+
+def test_a_plain_text_that_is_not_utf8_is_named_with_its_line(tmp_path):
+    (tmp_path / "1.txt").write_bytes(b"1\n")
+    (tmp_path / "2.txt").write_bytes(b"1\r\n\n\xe9\n")
+    with pytest.raises(
+        DataError, match=r"2\.txt: line 3: 'text' has the byte 0xe9, which is not text; save the file as"
+    ):
+        rows_of(tmp_path / "*.txt", "text", {"text": Use("text_column")}, num_workers=2)
+
+
 def test_every_file_has_the_columns_that_are_used_and_is_read_once(tmp_path):
+    (tmp_path / "0.jsonl").write_text("")  # no row is missing
     (tmp_path / "1.jsonl").write_text('{"q": 1}\n{"q": 1, "late": 2}\n')
     assert rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")}) == [{"q": "1"}, {"q": "1"}]
     with pytest.raises(

@@ -1,8 +1,10 @@
 """Inputs with their channels last: the same function, in the layout that convolutions keep."""
 
+import pytest
 import torch
 from torch import nn
 
+from largebatch.errors import UserError
 from largebatch.model.channels_last import channels_last_inputs
 
 
@@ -34,3 +36,10 @@ def test_inputs_by_place_and_by_name():
     torch.testing.assert_close(outputs, expected)
     assert model.are_last[2:] == [True] * 4
     assert same is labels
+
+
+def test_a_model_without_convolutions_is_refused():
+    with pytest.raises(
+        UserError, match=r"compute\.channels_last: Sequential has no convolutions of images; write false"
+    ):
+        channels_last_inputs(nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4), nn.Conv1d(4, 4, 1)))

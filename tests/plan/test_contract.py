@@ -44,7 +44,10 @@ def test_tokens():
     assert [step for step in range(1, 12) if plan.evaluates_after(step)] == [10, 11]  # 0.1 epochs, and the end
 
 
-def test_further_sets_have_intervals_and_sizes_of_their_own():
+def test_further_sets_have_intervals_and_sizes_of_their_own(monkeypatch):
+    with pytest.raises(ConfigError, match=r'evaluation\.sets: train.py does not evaluate "end"; remove it, or'):
+        load_config(DIGITS, ['--evaluation.sets={"end": {}}'])
+    monkeypatch.setattr(type(load_config(DIGITS)), "further_sets", ("far", "end"))
     sets = '{"every": {"steps": 4}, "sets": {"far": {"every": {"steps": 3}, "max_samples": 30}, "end": {}}}'
     plan = planned(DIGITS, f"--evaluation={sets}", "--train.stop_after_steps=10")
     due = {name: [step for step in range(1, 11) if plan.evaluates_after(step, name)] for name in (None, "far", "end")}

@@ -18,6 +18,7 @@ from paths import ADDITION
 
 AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
 Lora = tasks.module("sft", "config").Lora
+configuration = tasks.module("sft", "model").configuration
 load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
 LORA = Lora(rank=2, alpha=4.0)
@@ -91,6 +92,16 @@ def test_only_shapes_on_the_meta_device(folder):
             "model.config: output_router_logits would",
         ),
         ({"config": GPT2 | {"hidden_size": 8}}, "model.config: hidden_size would have no effect"),
+        # No layer has a window: it is off, or from a later layer on.
+        ({"config": {"model_type": "qwen2", "sliding_window": 8}}, "model.config: sliding_window would have no effect"),
+        (
+            {"config": {"model_type": "qwen3_moe", "sliding_window": 8}},
+            "model.config: sliding_window would have no effect",
+        ),
+        (
+            {"config": {"model_type": "qwen2", "use_sliding_window": True, "num_hidden_layers": 2}},
+            "model.config: use_sliding_window would have no effect",
+        ),
         (
             {"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["c_attn", "c_prj"])},
             "model.lora.target_modules: no layer is named c_prj; write names of the model's linear layers, or",
@@ -102,6 +113,19 @@ def test_models_that_cannot_be_built(fields, message):
     with pytest.raises(UserError) as caught:
         load_causal_lm(section(**fields))
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"model_type": "mistral", "sliding_window": 8},
+        {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+        {"model_type": "qwen2", "sliding_window": None},
+    ],
+)
+def test_windows_that_layers_have(more):
+    sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    assert configuration(section(config=sizes | more)).sliding_window == more["sliding_window"]
 
 
 @pytest.mark.parametrize(

@@ -240,10 +240,15 @@ def test_an_empty_text_is_named(tmp_path, pairs):
     [
         (CLIP_DIGITS, ["--model.patch_size=5"], "model.patch_size: 5 does not divide data.image_size 16"),
         (CLIP_DIGITS, ["--loss.name=sigmoid"], 'loss.name: "sigmoid" and model.architecture "siglip" go together'),
-        (CLIP_DIGITS, ["--loss.bias=-10"], 'loss.bias: only "sigmoid" has one'),
+        (CLIP_DIGITS, ["--loss.bias=-10"], 'loss.bias: has no effect, because only "sigmoid" has one'),
         (CLIP_DIGITS, [*SIGLIP, "--loss.duplicates=left_out"], "so equal texts are negatives"),
-        (EMBED_PYDOC, ["--loss.min_temperature=0.02"], "loss.min_temperature: it is for a learned temperature"),
+        (
+            EMBED_PYDOC,
+            ["--loss.min_temperature=0.02"],
+            "loss.min_temperature: has no effect, because loss.learned is false",
+        ),
         (CLIP_DIGITS, ["--loss.temperature=0.001"], "loss.temperature: 0.001 is below min_temperature"),
+        (CLIP_DIGITS, ['--zero_shot.templates=["{}", "a photo"]'], 'zero_shot.templates[1]: given "a photo"; '),
         (CLIP_DIGITS, ['--zero_shot.class_names=["zero"]'], "zero_shot.class_names: 1 names for 10 classes"),
         (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
         (EMBED_PYDOC, ["--data.max_tokens=4096"], "data.max_tokens: 4096 is more than model.max_positions"),

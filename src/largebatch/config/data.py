@@ -248,6 +248,9 @@ class Mixable(HubOrLocal):
         sizes = {"num_train_samples", "num_eval_samples"}
         if len({section.model_dump_json(exclude=sizes) for section in self.sections()}) < len(names):
             raise ValueError("sources: two of them read the same data; remove one, and add their weights")
+        given = self.model_dump(exclude_defaults=True).keys() - {"source", *Data.model_fields}
+        for field in sorted(given.intersection(*(source.model_extra or {} for source in self.sources))):
+            raise ValueError(f"{field} has no effect, because each source has its own; remove it here")
         return self
 
 

@@ -80,6 +80,8 @@ class RecipeConfig(Section):
     """
     optimizers: ClassVar[tuple[OptimizerEntry, ...]] = SHIPPED
     """The optimizers that the task's recipes may name."""
+    further_sets: ClassVar[tuple[str, ...]] = ()
+    """Names of the sets that the task's train.py evaluates besides the evaluation set."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
         # Pydantic reads the annotations after this.
@@ -139,6 +141,15 @@ class RecipeConfig(Section):
 
     # --- checks across the sections that all tasks have -----------------------------------------------------------
 
+    def without_effect(self, path: str, reason: str) -> Iterator[str]:
+        """The problem that a field of a section is given, although nothing reads it for this reason.
+
+        One that has its default is not given: the configs that runs keep have all fields.
+        """
+        section, field = path.split(".")
+        if field in getattr(self, section).model_dump(exclude_defaults=True):
+            yield f"{path}: has no effect, because {reason}; change that, or remove this field"
+
     @check
     def _settings_that_go_together(self) -> Iterator[str]:
         rate = self.learning_rate
@@ -151,10 +162,17 @@ class RecipeConfig(Section):
             yield "learning_rate.reference_duration: only rules of weight_decay_scaling use it; write one, or remove it"
         if isinstance(rate.decay, BatchGrowth) and max(sizes) == sizes[0]:
             yield 'learning_rate.decay: "batch_growth" needs a growing batch; write a list as batch.global_batch_size'
-        if faults.max_bad_steps != Faults().max_bad_steps and faults.on_non_finite == "stop":
-            yield 'faults.max_bad_steps: has no effect with on_non_finite "stop"; write "skip", or remove it'
-        if self.compute.couple != "auto" and not self.coupled_features:
-            yield "compute.couple: each sample of this task has its own loss; remove it"
+        if faults.on_non_finite == "stop":
+            yield from self.without_effect("faults.max_bad_steps", 'faults.on_non_finite is "stop"')
+        if not self.coupled_features:
+            yield from self.without_effect("compute.couple", "each sample of this task has its own loss")
+        if self.checkpoint.then is None:
+            yield from self.without_effect("checkpoint.then_seconds", "checkpoint.then is null")
+        # It may stay where a trial of the recipe has no trackers at all.
+        if self.logging.trackers == ["tensorboard"]:
+            yield from self.without_effect("logging.tracker_project", 'logging.trackers has no "wandb"')
+        for name in sorted(self.evaluation.sets.keys() - self.further_sets):
+            yield f'evaluation.sets: train.py does not evaluate "{name}"; remove it, or add it to Config.further_sets'
         if faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
             yield 'checkpoint.every: faults.on_non_finite "roll_back" needs it; write one, such as {"steps": 100}'
         if normalizes and not self.batch.drop_last:

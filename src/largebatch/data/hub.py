@@ -29,7 +29,6 @@ COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 ROWS_AT_ONCE = 1000  # of a Parquet file, in memory
-WITHOUT_BYTE_ORDER_MARK = "utf-8-sig"
 
 
 class Use(NamedTuple):
@@ -58,13 +57,11 @@ def open_splits(
         DataError: They cannot be found or read, may not be prepared, or have no such columns.
     """
     import datasets
+    from datasets.exceptions import DatasetGenerationError
 
     if config.data_files is not None:
         found_files(config)
         arguments: dict[str, Any] = {"path": config.path, "data_files": config.data_files.by_split}
-        if config.path == "text":
-            # What another program has read with a byte order mark is cached under another name.
-            arguments["encoding"] = WITHOUT_BYTE_ORDER_MARK
     else:
         place = find(config.path, "data.path", "a data set")
         arguments = {"path": place.name, "name": config.config_name, "revision": place.revision}
@@ -72,7 +69,8 @@ def open_splits(
     try:
         builder = datasets.load_dataset_builder(**arguments)
         if builder.name == "text":
-            builder.config.encoding = WITHOUT_BYTE_ORDER_MARK
+            # A byte order mark is no text.
+            builder.config.encoding = "utf-8-sig"
         _check_commit(builder, arguments.get("revision"))
         if builder.name == "parquet":
             # By default it is the number of rows of a file's first row group, which may be empty.
@@ -85,7 +83,11 @@ def open_splits(
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
         with forked_by_datasets():
-            builder.download_and_prepare(num_proc=preparation.num_workers)
+            try:
+                builder.download_and_prepare(num_proc=preparation.num_workers)
+            except DatasetGenerationError:
+                # Its cause is lost with the process: find it in this one.
+                builder.download_and_prepare()
         train, evaluation = (builder.as_dataset(split) for split in splits)
     # `datasets` raises exceptions of many kinds for data that cannot be reached, parsed or found.
     except Exception as error:

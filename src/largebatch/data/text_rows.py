@@ -1,8 +1,8 @@
-"""CSV and JSON files as rows of text, exactly as it stands in them.
+"""CSV, JSON and plain text as rows of text, exactly as it stands in the files.
 
 The readers of `datasets` guess types: they read `00001` as 1, `NA` as nothing, and a date in quotes as a time. Here
 Python's `csv` and `json` read the files. Cells, and strings of JSON, are kept as they are; numbers as they are written;
-lists and objects as their JSON.
+lists and objects as their JSON. Errors name the file and the line.
 """
 
 import csv
@@ -20,7 +20,7 @@ import fsspec
 from largebatch.data.hub import DOWNLOAD, Use, Uses
 from largebatch.errors import DataError
 
-READERS = ("csv", "json")
+READERS = ("csv", "json", "text")
 """Names of the builders of `datasets` whose files are read here."""
 FORMAT = "1"
 SEPARATORS = ",;\t|"  # of the cells of a CSV
@@ -32,7 +32,8 @@ Row = dict[str, Any]
 class TextRowsConfig(datasets.BuilderConfig):  # type: ignore[misc]  # `datasets` has no types
     """What decides the rows of files, besides their content."""
 
-    separator: str = ""  # of the cells of a CSV; JSON has none
+    separator: str = ""  # of the cells of a CSV; others have none
+    is_plain: bool = False  # whether each line is a text
     uses: Uses = field(default_factory=dict)
 
 
@@ -42,7 +43,9 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
     BUILDER_CONFIG_CLASS = TextRowsConfig
 
     def _info(self) -> datasets.DatasetInfo:
-        return datasets.DatasetInfo(features=datasets.Features(dict.fromkeys(self.config.uses, _STRING)))
+        return datasets.DatasetInfo(
+            features=datasets.Features(dict.fromkeys(self.config.uses, datasets.Value("string")))
+        )
 
     def _split_generators(self, _: object) -> list[datasets.SplitGenerator]:
         # `datasets` divides lists among processes.
@@ -66,13 +69,9 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 names |= dict.fromkeys(row)
                 yield where, {name: _text(where, name, use, row.get(name)) for name, use in uses.items()}
             for name, use in uses.items():
-                if use.kind != "optional" and name not in names:
-                    found = ", ".join(names) or "no rows"
+                if names and use.kind != "optional" and name not in names:
                     what = f"data.{use.field}: no column {name!r}"
-                    raise DataError(f"{what}; the data has {found}, in {file}; name one of these")
-
-
-_STRING = datasets.Value("string")
+                    raise DataError(f"{what}; the data has {', '.join(names)}, in {file}; name one of these")
 
 
 def _text(where: str, name: str, use: Use, value: Any) -> str | None:
@@ -101,7 +100,12 @@ def with_exact_text(builder: datasets.DatasetBuilder, uses: Uses) -> datasets.Da
     if all("://" not in file for file in all_files):
         separator = _separator_of(all_files[0], uses) if builder.name == "csv" else ""
         return TextRows(
-            dataset_name=builder.dataset_name, hash=FORMAT, data_files=files, separator=separator, uses=uses
+            dataset_name=builder.dataset_name,
+            hash=FORMAT,
+            data_files=files,
+            separator=separator,
+            is_plain=builder.name == "text",
+            uses=uses,
         )
     if builder.name == "csv":
         raise DataError(f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}")
@@ -112,7 +116,8 @@ def _separator_of(file: str, uses: Uses) -> str:
     """The separator with which the header of a CSV has the columns that it must have; a comma if there is none."""
     needed = {name for name, use in uses.items() if use.kind != "optional"}
     with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace", newline="") as text:
-        header = text.readline()
+        # A line "sep=;" above the header names the separator to Excel.
+        header = next((line for line in text if not line.startswith("sep=")), "")
     return next((each for each in SEPARATORS if needed <= {*next(csv.reader([header], delimiter=each))}), ",")
 
 
@@ -124,7 +129,14 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
     """
     with fsspec.open(file, "rb", compression="infer") as opened:
         file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
-        rows = _csv_rows(file_of_lines, config.separator) if config.separator else _json_rows(file_of_lines)
+        rows: Iterator[tuple[int, Row]]
+        if config.is_plain:
+            lines = io.TextIOWrapper(file_of_lines, encoding="utf-8-sig", errors="surrogateescape")
+            rows = enumerate(({"text": line.removesuffix("\n")} for line in lines), 1)
+        elif config.separator:
+            rows = _csv_rows(file_of_lines, config.separator)
+        else:
+            rows = _json_rows(file_of_lines)
         try:
             yield from rows
         except (ValueError, RecursionError) as error:
@@ -137,7 +149,7 @@ def _csv_rows(file: IO[bytes], separator: str) -> Iterator[tuple[int, Row]]:
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(text, delimiter=separator, strict=True)
     try:
-        names = next(reader, [])
+        names = next((cells for cells in reader if cells[:1] != ["sep="]), [])
         _check_names(names)
         for cells in reader:
             # As csv.DictReader does, leave out empty lines.
@@ -151,8 +163,7 @@ def _csv_rows(file: IO[bytes], separator: str) -> Iterator[tuple[int, Row]]:
 
 
 def _json_rows(file: IO[bytes]) -> Iterator[tuple[int, Row]]:
-    # Strings may have characters at which `splitlines` would split.
-    lines = enumerate(iter(file.readline, b""), 1)
+    lines = enumerate(file, 1)
     number, first = next(((number, line) for number, line in lines if line.strip()), (1, b""))
     first = first.removeprefix(b"\xef\xbb\xbf")
     rows: Iterator[tuple[int, Any]]

@@ -8,9 +8,17 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from largebatch.errors import UserError
+
 
 def channels_last_inputs(model: nn.Module) -> None:
-    """Make a model lay out its inputs of shape (batch, channels, height, width) with the channels last."""
+    """Make a model lay out its inputs of shape (batch, channels, height, width) with the channels last.
+
+    Raises:
+        UserError: It has no weights of such convolutions, so that this would have no effect.
+    """
+    if all(each.ndim != 4 for each in model.parameters()):
+        raise UserError(f"compute.channels_last: {type(model).__name__} has no convolutions of images; write false")
     model.register_forward_pre_hook(_lay_out, with_kwargs=True)
 
 
