@@ -39,8 +39,9 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
         yield f"{counted(warmup, 'step')} of warmup are few for averages over gradients to settle; lengthen {rate}"
     steps_of_an_epoch = plan.num_train_samples // plan.max_global_batch_size
     if plan.coupled_features and steps_of_an_epoch < MIN_STEPS_OF_AN_EPOCH:
+        steps = counted(steps_of_an_epoch, "step")
         share = f"{100 * plan.max_global_batch_size / plan.num_train_samples:.0f} % of the data"
-        yield f"an epoch has {counted(steps_of_an_epoch, 'step')}, each with {share}; a smaller batch takes more of them"
+        yield f"an epoch has {steps}, each with {share}; a smaller batch takes more of them"
     betas = plan.optimizer_options.get("betas", ())
     if getattr(config.optimizer, "beta_scaling", "fixed") != "fixed" and min(betas) < MIN_SCALED_BETA:
         yield f"optimizer.beta_scaling: with a beta of {min(betas):.3g}, Adam hardly averages; it is for small k"
