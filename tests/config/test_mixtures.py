@@ -73,8 +73,11 @@ def test_sources_by_size_are_read_as_if_they_were_one():
     backend = SimpleNamespace(plan=plan, rank=0, device=torch.device("cpu"))
     for step, work in enumerate(training_feed(backend, Indices(), 0, 0, iter)):
         reads[step // 8].update(index for each in work.micro_steps for index in each.batch["index"].tolist())
-    # Each sample of both sources once in each epoch, under one number of its own.
-    assert [sorted(read.values()) for read in reads] == [[1] * 700] * 3
+    # Each draw of both sources in its epoch: its number there times 2, and 1 if it is of the second.
+    assert reads == [
+        Counter([*range(1200 * epoch, 1200 * (epoch + 1), 2), *range(200 * epoch + 1, 200 * (epoch + 1), 2)])
+        for epoch in range(3)
+    ]
     text = explain(plan, "mixture")
     assert "code: 14.3 % of each batch, 300 samples: 3 passes over its 100" in text
 
