@@ -34,7 +34,6 @@ def test_the_plan_says_how_often_each_source_is_seen():
     text = explain(resolve(load(), 2), "mixture")
     assert "web: 75 % of each batch, 720 samples: 1.2 passes over its 600" in text
     assert "code: 25 % of each batch, 240 samples: 2.4 passes over its 100" in text
-    assert "the run is 30 steps = 960 samples, 30,720 tokens" in text
     assert "epoch" not in text
 
 
@@ -66,7 +65,6 @@ def test_sources_by_size_are_read_as_if_they_were_one():
     # 700 samples are 7 batches of 96 and one of 28.
     assert plan.total_steps == 24
     assert [plan.batch_at(step).size for step in (6, 7, 8)] == [96, 28, 96]
-    assert plan.mixture.counts_after(plan.schedule.end) == (1800, 300)
     counts = [np.array(plan.mixture.counts_after(plan.batch_at(step).samples_before)) for step in range(24)]
     assert min(np.diff(counts, axis=0).min(axis=0)) >= 4
     reads = [Counter() for _ in range(3)]
@@ -87,7 +85,6 @@ def test_a_source_has_the_section_and_its_own_fields():
     web, code = config.data.sections()
     assert (web.path, web.config_name, web.train_split, web.num_train_samples) == ("user/web", "en", "train[:1%]", 600)
     assert (code.path, code.config_name, code.train_split, code.tokenizer) == ("user/code", None, "train", "bytes")
-    assert web.sources is None
 
 
 def test_other_tasks_have_them():

@@ -77,7 +77,6 @@ def test_published_points(read):
     points = read(LLAMA)
     found = fit(points)
     assert found.critical_batch == pytest.approx(84, rel=0.01)
-    assert found.p > 0.1
     deviations = chi_square(points, found.critical_batch, found.least_samples)
     assert found.p == pytest.approx(chi2.sf(deviations, len(points.T) - 2))
     assert [found.critical_batch, found.least_samples] == pytest.approx(fitted_by_scipy(points), rel=1e-3)
@@ -92,12 +91,10 @@ def test_limits(read):
     assert flat.critical_batch == np.inf
     assert flat.interval[1] == np.inf
     assert flat.least_samples == pytest.approx(1000, rel=1e-3)
-    assert flat.p > 0.99
     # Where 4 % at each point cannot tell it from infinity: chi-square grows by 3.84.
     assert chi_square(read("256,1000,0,1\n512,1000,0,1\n1024,1000,0,1\n"), flat.interval[0], 1000) > 3.84
     steep = fit(read("256,1000,0,1\n512,2000,0,1\n1024,4000,0,1\n"))
     assert steep.critical_batch == steep.interval[0] == 0
-    assert steep.p > 0.99
     # At a limit, one parameter is fitted.
     uneven = read("256,1000,0,1\n512,1050,0,1\n1024,900,0,1\n")
     found = fit(uneven)

@@ -46,7 +46,6 @@ def test_layout(script, options, environment, layout):
     ("text", "value"),
     [
         ("X=a", "a"),
-        ("X=${X:-a}", "a"),
         ('X="${X:-a}"', "a"),
         ("X=a # of many", "a"),
         ("X=a; export X", "a"),
