@@ -4,7 +4,6 @@ What every strategy is compared with: one loop over the whole global batch, torc
 """
 
 import math
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -93,45 +92,6 @@ def reference_pydoc(
         0.002 * math.sqrt(size / 32) * batch[3] / batches[40][3] for size, batch in zip(in_force, batches, strict=False)
     ]
     return train_plainly(config, model, optimizer, mean_loss, batches[:steps], rates)
-
-
-def reference_mixture(recipe: Path, overrides: tuple[str, ...], steps: int, files: dict, parts: dict) -> dict:
-    """AdamW on the lines of several files, whose draws are counted one batch after the other, in exact fractions.
-
-    `files` has each source's file and number of samples by its name; `parts`, which part of a batch comes from
-    which source.
-    """
-    config, model, options = begin(recipe, overrides)
-    size = config.batch.global_batch_size
-    block = config.data.block_size
-    optimizer = torch.optim.AdamW(groups_of(model, options, ("ln_", "bias")), betas=options.betas, eps=options.eps)
-
-    def draws(name, file, samples):
-        tokens = b"".join(line.encode() + b"\0" for line in Path(file).read_text().splitlines())
-        for epoch in count():
-            order = epoch_order(samples, derive_seed(config.seed, "source", name), epoch)
-            for place in order(np.arange(samples)):
-                yield tokens[place * block : (place + 1) * block + 1]
-
-    sources = {name: draws(name, *about) for name, about in files.items()}
-    taken = dict.fromkeys(sources, 0)
-    batches = []
-    for step in range(steps):
-        exact = {name: (step + 1) * size * part for name, part in parts.items()}
-        due = {name: math.floor(share) for name, share in exact.items()}
-        left = (step + 1) * size - sum(due.values())
-        for name in sorted(exact, key=lambda name: due[name] - exact[name])[:left]:
-            due[name] += 1
-        batches.append([next(sources[name]) for name in sources for _ in range(due[name] - taken[name])])
-        taken = due
-    upcoming = iter(batches)
-
-    def mean_loss(_):
-        rows = torch.tensor([list(row) for row in next(upcoming)])
-        return cross_entropy(model(input_ids=rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
-
-    rates = [0.002 * step / 40 for step in range(steps)]
-    return train_plainly(config, model, optimizer, mean_loss, [(0, 0, 1, 0)] * steps, rates)
 
 
 def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:

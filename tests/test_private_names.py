@@ -8,20 +8,16 @@ from paths import ROOT
 USES = {
     "backend/test_exchange.py": 1,
     "backend/test_own_folder.py": 1,
-    "backend/test_process_settings.py": 4,
+    "backend/test_process_settings.py": 2,
     "backend/test_state.py": 1,
     "estimate/test_comparison.py": 1,
     "model/test_starting_weights.py": 2,
-    "model/test_token_losses.py": 1,
     "optim/test_registry.py": 1,
     "run/test_bad_input.py": 1,
-    "run/test_command_line.py": 1,
     "run/test_hang.py": 1,
     "run/test_leaving_out.py": 1,
-    "run/test_lines_that_wait.py": 1,
     "run/test_resume.py": 2,
     "tools/preflight/test_phases.py": 2,
-    "tools/verify/test_causes.py": 1,
     "tools/verify/test_rows.py": 2,
 }
 

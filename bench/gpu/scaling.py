@@ -11,7 +11,6 @@ import torch
 
 from gpu.jobs import JOBS, config_of, train_job, units_of_step
 from gpu.machine import Gpus
-from gpu.models import join
 from gpu.rows import Deadline, Launcher, NotMeasured, Part, Result, Row
 from gpu.turns import timed
 from paired import TurnClock, contender, start_job
@@ -39,7 +38,12 @@ def ours(connections: Sequence[Connection], words: Sequence[str], run_dir: Path)
 def all_reduce(num_bytes: int) -> float:
     """Bytes per second over the bus, in this process of a job."""
     world_size = int(os.environ["WORLD_SIZE"])
-    tensor = torch.ones(num_bytes // 4, device=join())
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+    tensor = torch.ones(num_bytes // 4, device=device)
     step = partial(torch.distributed.all_reduce, tensor)
     timed(step, 3)
     seconds, _ = timed(step, 10)

@@ -236,10 +236,8 @@ def test_a_whole_model_is_the_same_training(eager, tmp_path):
     ("recipe", "words", "strategy", "is_whole"),
     [
         (DIGITS, (), "ddp", True),
-        (DIGITS, (), "zero2", True),
         (DIGITS, (), "fsdp", False),
         (PYDOC, (), "ddp", True),
-        (PYDOC, ("--compute.compile=blocks",), "ddp", False),
         (PYDOC, ("--compute.compile=model",), "fsdp", True),
         (PYDOC, ("--compute.activation_checkpointing=full",), "ddp", False),
         # 64 million parameters.

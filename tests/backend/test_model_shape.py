@@ -3,7 +3,7 @@
 import pytest
 
 from jobs import run_job
-from paths import BERT, LLAMA, PYDOC, SIMCLR
+from paths import LLAMA, PYDOC, SIMCLR
 
 pytestmark = pytest.mark.slow
 
@@ -11,7 +11,6 @@ pytestmark = pytest.mark.slow
 MODELS = [
     (PYDOC, ()),
     (LLAMA, ("--model.tie_embeddings=false",)),
-    (BERT, ()),
     (SIMCLR, ()),
 ]
 

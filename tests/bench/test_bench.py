@@ -5,12 +5,9 @@ import re
 import shutil
 import sys
 import time
-from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 
-import paired
 import performance
 import scale
 from experiments import EXPERIMENTS
@@ -26,7 +23,7 @@ from largebatch.tools.local_jobs.jobs import JobFailed
 from paths import ROOT
 from planted_bugs import ALL
 from planting import plant
-from record import Comparison, Figure, Record, behind, read_record, take_facts
+from record import Figure, Record, read_record, take_facts
 from runs import matrix, overrides_of
 
 BENCH = ROOT / "bench"
@@ -55,53 +52,6 @@ def test_the_page_of_performance_is_made_of_the_results():
     assert {files.partition("/")[0] for files, *_ in performance.ROWS} == {*programs, "gpu"}
     readme = (BENCH / "README.md").read_text()
     assert [file.name for file in FILES if file.name not in readme] == []
-
-
-def test_ratios_and_targets_that_are_missed():
-    # The ratios are 3, 1 and 1; the ratio of the medians is 1.5.
-    rounds = [{"raw": 1.0, "ours": 3.0}, {"raw": 5.0, "ours": 5.0}, {"raw": 2.0, "ours": 2.0}]
-    comparison = Comparison("s", "raw", rounds, limits={"ours": 0.5})
-    assert [comparison.ratio(name, "raw").median for name in comparison.names] == [1.0, 1.0]
-    figures = [
-        Figure("tokens", "/s", [1.0, 3.0, 2.0], at_least=2.5),
-        Figure("start", "s", [0.4], at_most=0.5),
-        Figure("on a GPU", "/s", [], at_least=1.0),
-    ]
-    record = Record("some", "Some", "What it is.", {}, take_facts(("torch",)), [comparison], figures)
-    assert behind(record) == [
-        "tokens: 2 /s (target: at least 2.5)",
-        "ours / raw: 1 (target: at most 0.5)",
-    ]
-
-
-def test_contenders_take_turns(monkeypatch):
-    steps = []
-    now = [0.0]
-    monkeypatch.setattr(paired, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def stepper(name, seconds):
-        def start(connections):
-            clock = paired.TurnClock(connections[0], steps=2, warmup=3)
-            while True:
-                steps.append(name)
-                now[0] += seconds
-                try:
-                    clock.step()
-                except SystemExit:
-                    return
-
-        return start
-
-    with ExitStack() as stack:
-        contenders = {
-            name: stack.enter_context(paired.contender(stepper(name, seconds), 1))
-            for name, seconds in {"a": 1.0, "b": 3.0}.items()
-        }
-        rounds = paired.take_turns(contenders, 3)
-    # Steps before the first turn, then turns of two, and each round begins with the other one.
-    assert "".join(steps) == "aaa" + "bbb" + "aabb" + "bbaa" + "aabb"
-    # Seconds per step, not per turn.
-    assert rounds == [{"a": 1.0, "b": 3.0}] * 3
 
 
 def test_step_times_against_published_figures_that_nothing_was_fitted_to():

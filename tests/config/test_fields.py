@@ -106,14 +106,6 @@ class Frame(Section):
     around: Literal["square"] = "square"
 
 
-class Tilted(Square):
-    angle: Literal["tilted"]
-
-
-class Straight(Square):
-    angle: Literal["straight"]
-
-
 Shape = Annotated[Square | Circle | Frame, Field(discriminator="kind")]
 ByFunction = Annotated[
     Annotated[Square, Tag("square")] | Annotated[Circle, Tag("circle")], Discriminator(lambda given: given["kind"])
@@ -136,7 +128,6 @@ def problem_with(kind, given):
     ("kind", "given"),
     [
         (dict[str, Shape], {"x": {"kind": "sqare"}}),
-        (tuple[Shape, Shape], [{"kind": "square"}, {"kind": "sqare"}]),
         (int | Shape, {"kind": "sqare"}),
         (int | list[Shape], [{"kind": "sqare"}]),
         (Literal[1, "a"] | Shape, {"kind": "sqare"}),
@@ -152,13 +143,6 @@ def test_an_unknown_kind_where_the_schema_does_not_show_the_kinds(kind, given):
 def test_a_missing_kind_where_the_schema_does_not_show_the_kinds():
     words = 'field.x: given {}; unable to extract tag using discriminator "kind"'
     assert problem_with(dict[str, Shape], {"x": {}}) == words
-
-
-def test_a_kind_that_is_a_union_of_kinds():
-    squares = Annotated[Tilted | Straight, Field(discriminator="angle")]
-    kind = Annotated[squares | Circle, Field(discriminator="kind")]
-    given = {"kind": "square", "angle": "straight", "side": "x"}
-    assert problem_with(kind, given) == 'field.side: given "x"; must be a valid integer'
 
 
 @pytest.mark.parametrize("kind", [Shape, ByFunction, ByFunction | None])
@@ -185,9 +169,7 @@ def test_many_unknown_keys_are_told_in_time(tmp_path):
     assert problems[-1] == "the whole file: 199,900 more problems, which are not shown"
 
 
-@pytest.mark.parametrize(
-    "field", ["train.duration", "learning_rate.warmup.duration", "checkpoint.every", "logging.every"]
-)
+@pytest.mark.parametrize("field", ["train.duration", "checkpoint.every"])
 @pytest.mark.parametrize(
     ("value", "words"),
     [('{"epoch": 2}', "epoch: unknown key, did you mean epochs?"), ('{"steps": -2}', "steps: given")],

@@ -26,26 +26,6 @@ def test_what_is_published_is_fresh():
         assert page.read_text(encoding="utf-8") == text, f"{page}: run: make schemas"
 
 
-def test_tables_of_recipes_say_what_the_recipes_do():
-    recipes = {file.stem: file for file in RECIPES}
-    text = """| recipes | global batch | published figure | ours |
-| --- | --- | --- | --- |
-| `gpt_pydoc`, [`image_classification/resnet50_imagenet_8k`](there) | ? | ? | `9` |
-| `unknown` | ? | ? | ? |
-
-| config | published figure |
-| --- | --- |
-| `bert_pydoc.json` | ? |"""
-    written = TABLES["page"](text, recipes).split("\n")
-    figure = "accuracy 0.7626 ± 0.0009 after 90 epochs, 5 seeds (Goyal et al. 2017, arXiv 1706.02677, table 1"
-    assert written[2].startswith(
-        "| `gpt_pydoc`, [`image_classification/resnet50_imagenet_8k`](there) | 32; 8,192 | none; " + figure
-    )
-    assert written[2].endswith(" | `9` |")
-    assert written[3] == "| `unknown` | ? | ? | ? |"
-    assert written[-1] == "| `bert_pydoc.json` | none |"
-
-
 def test_what_is_stale_is_told(tmp_path, capsys):
     folder = copy("causal_lm", tmp_path)
     (folder / SCHEMA).write_text("{}")
@@ -86,18 +66,6 @@ def test_every_field_is_described(folder):
         and "discriminator" not in schema
     ]
     assert bare == []
-
-
-def test_rows_of_the_page_by_hand():
-    rows = PAGE.read_text(encoding="utf-8").splitlines()
-    for row in (
-        "| `max_bad_steps` | integer > 0 | `10` | Number of such steps that the whole run may have; one more stops "
-        "it. |",
-        "| `final_fraction` | number ≥ 0 ≤ 1 | `0.0` | Learning rate at the end, as a fraction of the peak. |",
-        "| `data_files` | [DataFiles](#datafiles) or `null` | `null` | Local files, with their format in `path`. |",
-        "| `faults` | [Faults](#faults) | | |",
-    ):
-        assert row in rows
 
 
 def test_the_page_has_every_section_once_and_all_its_fields():

@@ -182,16 +182,6 @@ def test_a_source_of_another_kind_has_its_own_fields(changes, told, tmp_path):
         config_of(sources=[first, second], **sizes(2))
 
 
-def test_all_problems_of_sources_are_told_at_once(tmp_path):
-    problems = ({"weigth": 1}, {"path": ""})
-    sources = [
-        {"name": f"s{number}", "weight": 1, **sizes(), **source("csv", tmp_path), **problem}
-        for number, problem in enumerate(problems)
-    ]
-    with pytest.raises(ConfigError, match=r"sources\[0\].weigth .*; sources\[1\] \(s1\): .*path is missing"):
-        config_of(sources=sources, **sizes(2))
-
-
 def test_files_that_are_missing_in_a_list_are_named(tmp_path):
     section = source("parquet", tmp_path)
     section["data_files"]["train"].append(str(tmp_path / "none.parquet"))

@@ -30,7 +30,7 @@ def samples_of(step, world_size, micro_batch_size):
     return np.concatenate([found[rank][number] for number in range(micro_steps) for rank in range(world_size)])
 
 
-@pytest.mark.parametrize(("world_size", "micro_batch_size"), [(2, 4), (3, 8), (4, 2), (1, 24), (2, 12)])
+@pytest.mark.parametrize(("world_size", "micro_batch_size"), [(3, 8), (4, 2), (1, 24)])
 def test_a_step_has_the_same_samples_in_the_same_order_everywhere(world_size, micro_batch_size):
     for step in (0, 9, 10, 14, 15, 16, 40):
         assert samples_of(step, world_size, micro_batch_size).tolist() == samples_of(step, 1, 8).tolist()

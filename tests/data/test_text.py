@@ -160,3 +160,11 @@ def test_paragraphs_of_the_python_reference():
 def test_too_few_documents(tmp_path):
     with pytest.raises(DataError, match=r"data\.num_train_samples: 6, but the data has 5 samples; write at most that"):
         text_sources(hub_config(tmp_path, samples="documents", num_train_samples=6))
+
+
+@pytest.mark.parametrize("recipe", ["llama31_8b_c4", "gpt2_124m"])
+def test_the_example_has_positions_too(recipe):
+    """Memory is estimated from it: of Megatron's files as of text from the hub."""
+    example_batch = tasks.module("causal_lm", "model").example_batch
+    config = load_config(PYDOC.with_name(f"{recipe}.json"), ["--data.attention=document"])
+    assert example_batch(config).keys() == {"input_ids", "targets", "position_ids"}

@@ -12,6 +12,7 @@ import yaml
 
 from largebatch.system.endings import read_endings
 from played import ACCELERATE, copy_checkout, environment_in, run_bash, write_commands
+from processes import is_running
 
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
 # What bash's `wait` sometimes returns for a process that ends at that moment.
@@ -65,14 +66,6 @@ def test_a_recipe_elsewhere(launch, tmp_path, written):
     mine.write_text('{"seed": 1}')
     code, log = node(launch, str(mine))
     assert (code, 'write "$schema": "TASK/recipe.schema.json" into it' in log) == (2, True)
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def wait_for(condition):
@@ -328,7 +321,7 @@ def test_a_host_that_fails_ends_the_others(launch, tmp_path):
     code, log = hosts(launch, tmp_path, LARGEBATCH_ENV=str(tmp_path / "played"))
     assert code in (5, BY_CHANCE), log
     assert "[a] got TERM" in log
-    assert not is_alive(int((tmp_path / "run/slow").read_text()))
+    assert not is_running((tmp_path / "run/slow").read_text().strip())
 
 
 @pytest.mark.slow
@@ -344,7 +337,7 @@ def test_a_signal_arrives_at_remote_processes(launch, tmp_path):
         process.terminate()
         assert "[a] got TERM" in process.stdout.read()
     assert process.returncode in (3, BY_CHANCE)
-    wait_for(lambda: not is_alive(int((tmp_path / "run/slow").read_text())))
+    wait_for(lambda: not is_running((tmp_path / "run/slow").read_text().strip()))
 
 
 def test_free_ports(launch):

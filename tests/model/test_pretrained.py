@@ -56,12 +56,6 @@ def assert_reads(found, folder):
 
 
 @pytest.mark.slow
-def test_one_file(tmp_path):
-    folder = saved(tmp_path / "model")
-    assert_reads(run_job(prepared, tmp_path / "run", *words_for(folder), strategy="zero2")[0], folder)
-
-
-@pytest.mark.slow
 def test_several_files_and_their_index_in_bfloat16(tmp_path):
     folder = saved(tmp_path / "model", tie=True, dtype=torch.bfloat16, max_shard_size="10KB")
     assert len(list(folder.glob("*.safetensors"))) > 2

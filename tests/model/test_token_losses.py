@@ -1,7 +1,5 @@
 """Losses from the output layer itself: the same training on every strategy, without a tensor of the logits' size."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -9,52 +7,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tasks
-from jobs import run_job
-from largebatch.backend.compilation import CompiledRegions
 from largebatch.config import load_config
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.errors import UserError
 from largebatch.model import token_losses
 from largebatch.model.token_losses import return_token_losses
-from paths import ADDITION, BERT, LLAMA, PYDOC
-from test_strategies import SMALL_GPT, assert_same, recorded
+from paths import BERT, LLAMA, PYDOC
 
 AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
 load_causal_lm = tasks.module("sft", "model").load_causal_lm
-
-SHORT = ("--train.stop_after_steps=4", "--logging.every=1", "--evaluation.max_samples=20")
-LORA = '{"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
-# Tied weights; a bias; a pretrained model with adapters, and packs.
-CASES = [
-    (PYDOC, SMALL_GPT, "zero3"),
-    (BERT, (*SMALL_GPT, "--precision=fp64"), "fsdp"),
-    (ADDITION, ("--data.packing=true", "--data.num_train_samples=900", f"--model.lora={LORA}"), "fsdp"),
-]
-
-
-def train_in_chunks(recipe, run_dir, *words):
-    """A hundred tokens or so a chunk; the last one of a micro-batch has fewer."""
-    token_losses.MAX_LOGITS = 100 * 256
-    return recorded(recipe, run_dir, *words)
-
-
-def train_with_logits(recipe, run_dir, *words):
-    token_losses._gives_plain_logits = lambda *_: False
-    return recorded(recipe, run_dir, *words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "words", "strategy"), CASES)
-def test_the_same_training(recipe, words, strategy, tmp_path):
-    tolerance = 1e-11 if "--precision=fp64" in words else 1e-5
-    mine, plain = (
-        run_job(function, recipe, tmp_path / function.__name__, *words, *SHORT, strategy=strategy)[0]
-        for function in (train_in_chunks, train_with_logits)
-    )
-    assert_same(mine, plain, 4, tolerance)
-    for one, other in zip(mine["evaluations"], plain["evaluations"], strict=True):
-        for number in {"loss", "accuracy", "exact_match"} & other.keys():
-            assert one[number] == pytest.approx(other[number], rel=tolerance), number
 
 
 class LargestTensor(TorchDispatchMode):
@@ -130,33 +91,6 @@ def test_any_model_of_transformers(kind):
     assert shapes == [(2, 12) if plain else (2, 12, 64)]
     assert model(input_ids=tokens).logits.shape == (2, 12, 64)
     assert list(model.state_dict()) == names
-
-
-def compile_whole():
-    torch.compile = partial(torch.compile, backend="aot_eager")
-    model = load_causal_lm(AutoCausalLM(architecture="auto", config={"model_type": "llama", **SIZES}))
-    blocks = model.model.layers
-    blocks[1].__class__ = type("OtherBlock", (type(blocks[1]),), {})
-    tokens = torch.arange(24).view(2, 12)
-    expected = cross_entropy(model(input_ids=tokens).logits.transpose(1, 2), tokens, reduction="none")
-    expected.sum().backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    model.zero_grad()
-    return_token_losses(model)
-    assert CompiledRegions(model, torch.device("cpu")).regions == [model]
-    losses = model(input_ids=tokens, targets=tokens)
-    losses.sum().backward()
-    torch.testing.assert_close(losses, expected)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name])
-    with torch.no_grad():
-        assert model(input_ids=tokens).logits.shape == (2, 12, 64)
-
-
-@pytest.mark.slow
-def test_a_model_that_is_compiled_whole():
-    """As one is whose blocks are of several kinds."""
-    run_job(compile_whole, strategy="single")
 
 
 def test_adapters_on_the_output_layer_count():

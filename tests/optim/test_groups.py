@@ -12,10 +12,6 @@ from transformers import (
     GPT2LMHeadModel,
     MambaConfig,
     MambaForCausalLM,
-    ResNetConfig,
-    ResNetForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 from largebatch.config import load_config
@@ -23,8 +19,6 @@ from largebatch.errors import ConfigError
 from largebatch.model.building import build_without_weights
 from largebatch.optim import build_optimizer, planned_groups
 from largebatch.optim.groups import decay_summary
-from largebatch.optim.lamb import Lamb
-from largebatch.optim.lars import Lars
 from largebatch.plan import resolve
 from paths import DIGITS, PYDOC
 
@@ -40,44 +34,6 @@ def names(model: nn.Module, no_decay, **options) -> tuple[set[str], set[str]]:
     groups = groups_of(model, weight_decay=0.1, no_decay=no_decay, **options)
     found = {group["weight_decay"]: {of[p] for p in group["params"]} for group in groups}
     return found.get(0.1, set()), found.get(0.0, set())
-
-
-def gpt(**options) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2, **options))
-
-
-def test_gpt2():
-    decayed, exempt = names(gpt(), ["norm", "bias"])
-    weights = {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}
-    blocks = {f"transformer.h.0.{name}.weight" for name in weights}
-    embeddings = {"transformer.wte.weight", "transformer.wpe.weight"}
-    assert decayed == blocks | embeddings
-    assert decayed | exempt == {name for name, _ in gpt().named_parameters()}
-    assert names(gpt(), ["norm", "bias", "embedding"]) == (blocks, exempt | embeddings)
-
-
-def test_a_vision_transformers_class_token_and_positions_are_embeddings():
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, **sizes))
-    loose = {"vit.embeddings.cls_token", "vit.embeddings.position_embeddings"}
-    assert loose <= names(model, ["norm", "bias"])[0]
-    decayed, exempt = names(model, ["norm", "bias", "embedding"])
-    assert loose <= exempt
-    matrices = {f"attention.{part}_proj" for part in "qkvo"} | {"mlp.fc1", "mlp.fc2"}
-    assert decayed == {f"vit.layers.0.{name}.weight" for name in matrices} | {
-        "vit.embeddings.patch_embeddings.projection.weight",
-        "classifier.weight",
-    }
-
-
-def test_goyal_exempts_batch_norm_alone():
-    model = ResNetForImageClassification(
-        ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", num_labels=3)
-    )
-    decayed, exempt = names(model, ["norm"])
-    assert all("normalization" in name for name in exempt)
-    assert "classifier.1.bias" in decayed
-    assert not any("normalization" in name for name in decayed)
 
 
 def test_names_are_exempt_where_asked():
@@ -132,7 +88,8 @@ def test_an_optimizer_decides_its_groups_by_roles():
     plan = dataclasses.replace(plan, optimizer_entry=dataclasses.replace(plan.optimizer_entry, group_of=group_of))
     for tied, more in ((True, set()), (False, {"output"})):
         seen.clear()
-        model = gpt(tie_word_embeddings=tied)
+        sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+        model = GPT2LMHeadModel(GPT2Config(**sizes, tie_word_embeddings=tied))
         groups = planned_groups(model, plan)
         assert seen == {None, "norm", "bias", "embedding"} | more
         assert [(group["weight_decay"] > 0, group["orthogonal"]) for group in groups] == [
@@ -153,24 +110,6 @@ def test_a_model_without_trainable_parameters_is_refused():
 def test_no_empty_group():
     """DeepSpeed drops empty groups, and with them the numbering of the others."""
     assert len(groups_of(nn.Linear(2, 2, bias=False))) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "options"),
-    [
-        ("sgd", torch.optim.SGD, {"momentum": 0.8, "nesterov": True}),
-        ("adamw", torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-5}),
-        ("lars", Lars, {"momentum": 0.8, "trust_coefficient": 0.02}),
-        ("lamb", Lamb, {"betas": (0.8, 0.9), "eps": 1e-5}),
-    ],
-)
-def test_optimizers_get_their_hyperparameters(name, kind, options):
-    section = json.dumps({"name": name, "weight_decay": 0.01, **options})
-    plan = resolve(load_config(DIGITS, [f"--optimizer={section}"]), world_size=1)
-    optimizer = build_optimizer(nn.Linear(2, 2), plan)
-    assert isinstance(optimizer, kind)
-    for group, decay in zip(optimizer.param_groups, (0.01, 0.0), strict=True):
-        assert group.items() >= (options | {"weight_decay": decay}).items()
 
 
 # --- rates of their own ---------------------------------------------------------------------------------------------

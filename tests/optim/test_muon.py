@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
-from jobs import run_job, train_in_job
+from jobs import train_in_job
 from largebatch.config import load_config
 from largebatch.config.optimizers.muon import COEFFICIENTS, muon_products
 from largebatch.config.optimizers.muon import Muon as MuonSection
@@ -25,7 +25,7 @@ from largebatch.optim.whole_layers import LayerProcesses, LayerRange, WholeLayer
 from largebatch.plan import resolve
 from paths import PYDOC
 from resuming import assert_close_weights
-from test_strategies import SMALL_GPT, assert_last_weights_agree, recorded
+from test_strategies import SMALL_GPT
 
 MUON = '--optimizer={"name": "muon", "split": {"*.c_attn.weight": 3}, "clip_norm": 1.0}'
 STEPS = 20
@@ -38,6 +38,16 @@ def muon(params: list, **options) -> Muon:
 def parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
     torch.manual_seed(0)
     return [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
+
+
+def assert_steps_alike(optimizers, mine: list, other: list) -> None:
+    """With the same gradients, and other rates each time."""
+    for number in range(STEPS):
+        gradients = [torch.randn_like(parameter) for parameter in mine]
+        for optimizer in optimizers:
+            step(optimizer, gradients, 0.01 * (1 + number % 3))
+    for left, right in zip(mine, other, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
 
 
 def step(optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor], rate: float) -> None:
@@ -59,12 +69,7 @@ def test_as_in_torch(nesterov, scale, theirs, monkeypatch):
     other = parameters(*shapes)
     options = {"lr": 0.0, "weight_decay": 0.1, "nesterov": nesterov}
     optimizers = muon(mine, scale=scale, **options), torch.optim.Muon(other, adjust_lr_fn=theirs, **options)
-    for number in range(STEPS):
-        gradients = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-        for optimizer in optimizers:
-            step(optimizer, gradients, 0.01 * (1 + number % 3))
-    for left, right in zip(mine, other, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+    assert_steps_alike(optimizers, mine, other)
 
 
 def test_others_as_torch_s_adamw():
@@ -72,12 +77,7 @@ def test_others_as_torch_s_adamw():
     other = parameters((5, 7), (6,))
     options = {"lr": 0.0, "weight_decay": 0.1, "betas": (0.9, 0.95)}
     optimizers = muon([{"params": mine, "layerwise": False}], **options), torch.optim.AdamW(other, **options)
-    for number in range(STEPS):
-        gradients = [torch.randn_like(parameter) for parameter in mine]
-        for optimizer in optimizers:
-            step(optimizer, gradients, 0.01 * (1 + number % 3))
-    for left, right in zip(mine, other, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+    assert_steps_alike(optimizers, mine, other)
 
 
 @pytest.mark.parametrize("name", COEFFICIENTS)
@@ -100,7 +100,7 @@ def test_the_classical_coefficients_converge():
     torch.testing.assert_close(result @ result.mT, torch.eye(5, dtype=torch.float64).unsqueeze(0))
 
 
-@pytest.mark.parametrize("norm", [1e-30, 1e-8, 1e30])
+@pytest.mark.parametrize("norm", [1e-30, 1e30])
 def test_gradients_of_any_size_make_the_same_step(norm):
     torch.manual_seed(0)
     matrices = torch.randn(1, 4, 6)
@@ -273,9 +273,7 @@ def test_stacked_matrices_are_refused_unless_named():
     assert not groups_of(model, '{"name": "muon", "adamw_names": ["experts"]}')["experts"]["layerwise"]
 
 
-@pytest.mark.parametrize(
-    ("rule", "momentum", "betas"), [("half_life", 0.81, (0.9, 0.9025)), ("sde", 0.8, (0.8, 0.9)), ("fixed", 0.9, None)]
-)
+@pytest.mark.parametrize(("rule", "momentum", "betas"), [("half_life", 0.81, (0.9, 0.9025)), ("sde", 0.8, (0.8, 0.9))])
 def test_momentum_follows_the_batch_as_betas_do(rule, momentum, betas):
     """By hand, at twice the batch that they were tuned at: 0.9 ** 2, and 1 - 2 x (1 - 0.9)."""
     words = [f'--optimizer={{"name": "muon", "momentum": 0.9, "beta_scaling": "{rule}"}}']
@@ -283,17 +281,7 @@ def test_momentum_follows_the_batch_as_betas_do(rule, momentum, betas):
     config = load_config(PYDOC, [*words, "--batch.global_batch_size=32"])
     options = resolve(config, 1).optimizer_options
     assert options["momentum"] == pytest.approx(momentum)
-    assert options["betas"] == pytest.approx(betas or (0.9, 0.95))
-
-
-def test_the_batch_may_grow():
-    sizes = '[{"from": {"steps": 0}, "size": 16}, {"from": {"steps": 5}, "size": 32}]'
-    optimizer = '--optimizer={"name": "muon", "split": {"*.c_attn.weight": 3}}'
-    plan = resolve(load_config(PYDOC, [optimizer, f"--batch.global_batch_size={sizes}"]), 1)
-    assert plan.max_global_batch_size == 32
-    scaled = '--optimizer={"name": "muon", "beta_scaling": "half_life"}'
-    with pytest.raises(ConfigError, match='"half_life" would change the optimizer with the batch size'):
-        load_config(PYDOC, [scaled, f"--batch.global_batch_size={sizes}"])
+    assert options["betas"] == pytest.approx(betas)
 
 
 def test_a_group_without_gradients_is_left_alone():
@@ -383,30 +371,15 @@ def test_the_plan_has_the_copies_of_layers():
 
 
 WORDS = (*SMALL_GPT, MUON, "--batch.global_batch_size=24", "--batch.micro_batch_size=2")
-SYSTEMS = [("ddp", 3), ("fsdp", 3), ("hsdp", 4), ("zero2", 3), ("zero3", 3)]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("alone") / "run"
-    return run_job(recorded, PYDOC, run_dir, *WORDS, strategy="single")[0]
+CHAIN = [("single", 1), ("zero3", 3), ("ddp", 3), ("zero1", 3), ("hsdp", 4), ("fsdp", 3)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world_size"), SYSTEMS)
-def test_weights_are_those_of_one_process(strategy, world_size, alone, tmp_path):
+def test_a_run_under_all_strategies_is_that_of_one_process(tmp_path):
     """Up to rounding, which is enlarged in small singular values. Where layers meet, there is none (see above)."""
-    place = {"strategy": strategy, "world_size": world_size, "environment": {"LARGEBATCH_SHARD_SIZE": "2"}}
-    shared = run_job(recorded, PYDOC, tmp_path / "run", *WORDS, **place)[0]
-    assert_last_weights_agree(shared, alone, 1e-4)
-
-
-@pytest.mark.slow
-def test_a_run_is_resumed_under_other_strategies(tmp_path):
-    chain = [("single", 1), ("zero3", 3), ("ddp", 2), ("zero1", 3), ("fsdp", 2)]
     words = (*WORDS, "--logging.trackers=[]")
-    train_in_job(PYDOC, tmp_path / "whole", *words, f"--train.stop_after_steps={2 * len(chain)}")
-    for number, (strategy, world_size) in enumerate(chain, 1):
-        last = f"--train.stop_after_steps={2 * number}"
-        train_in_job(PYDOC, tmp_path / "chain", *words, last, strategy=strategy, world_size=world_size)
+    train_in_job(PYDOC, tmp_path / "whole", *words, f"--train.stop_after_steps={2 * len(CHAIN)}", strategy="single")
+    for number, (strategy, world_size) in enumerate(CHAIN, 1):
+        place = {"strategy": strategy, "world_size": world_size, "environment": {"LARGEBATCH_SHARD_SIZE": "2"}}
+        train_in_job(PYDOC, tmp_path / "chain", *words, f"--train.stop_after_steps={2 * number}", **place)
     assert_close_weights(tmp_path / "chain", tmp_path / "whole", tolerance=1e-4)

@@ -79,14 +79,6 @@ def test_lines_of_metrics_are_at_the_same_samples_whatever_the_batch(every, logg
         assert RunPlan.from_json(plan.to_json()).logging == plan.logging
 
 
-@pytest.mark.parametrize("duration", ['{"epochs": 1e-6}', '{"samples": 1}', '{"tokens": 1}'])
-def test_no_duration_is_zero_steps(duration):
-    words = ["--train.duration", duration, "--evaluation.every", duration, "--learning_rate.warmup=null"]
-    plan = planned(PYDOC, *words)
-    assert plan.total_steps == 1
-    assert plan.evaluates_after(1)
-
-
 @pytest.mark.parametrize(
     ("every", "written"), [('{"steps": 10}', [10, 20, 25, 30, 40, 50, 60]), ("null", [25, 50, 60])]
 )
@@ -107,14 +99,6 @@ def test_no_warmup_where_scaling_does_not_raise_the_rate(batch):
     assert plan.schedule.warmup == 0
     assert "no warmup: the peak is not above base_lr 0.1, where it would start" in explain(plan, "x")
     assert plan.lr_at(0) == pytest.approx(0.1 * batch / 64)
-
-
-def test_constant_warmup():
-    """Goyal et al. 2017, section 2.2: eta for the first epochs, then k eta; here 5 epochs of 2 steps, and k 8."""
-    words = ["--batch.global_batch_size=512", "--learning_rate.warmup.shape=constant"]
-    plan = planned(DIGITS, *words, '--learning_rate.decay={"name": "constant"}')
-    assert [plan.lr_at(step) for step in (0, 9, 10, 39)] == pytest.approx([0.1, 0.1, 0.8, 0.8])
-    assert "warmup at 0.1 for 10 steps, then the peak" in explain(plan, "x")
 
 
 RAMP = '[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 1}, "size": 64}, {"from": {"steps": 66}, "size": 128}]'
@@ -233,18 +217,6 @@ def test_the_best_timescale_follows_the_tokens_per_parameter():
     assert "weight decay = 0.1 x 4 / 2 / 4 ** 0.473 (batch, rate, length), arXiv 2505.13738" in explain(plan, "x")
 
 
-def test_warmup_while_the_batch_size_grows():
-    """From base_lr to the peak in force, in samples; below the reference batch there is nothing to bridge."""
-    words = [f"--batch.global_batch_size={RAMP}", '--learning_rate.decay={"name": "constant"}']
-    plan = planned(DIGITS, *words, '--learning_rate.warmup.duration={"epochs": 3}')
-    # Three epochs are 44, 22 and 11 steps of 1,408 samples in all each.
-    assert plan.lr_at(0) == pytest.approx(0.05)
-    assert plan.lr_at(43) == pytest.approx(0.05)
-    assert plan.lr_at(44) == pytest.approx(0.1)
-    assert plan.lr_at(66) == pytest.approx(0.1 + 0.1 * 2 / 3)
-    assert plan.lr_at(77) == pytest.approx(0.2)
-
-
 def test_a_linear_ramp():
     ramp = '{"start": 32, "end": 128, "increment": 32, "over": {"epochs": 3}}'
     plan = planned(DIGITS, f"--batch.global_batch_size={ramp}")
@@ -262,15 +234,6 @@ def test_every_size_of_a_ramp_must_divide():
 def test_keep_is_refused_for_batch_norm():
     with pytest.raises(ConfigError, match=r"batch\.drop_last: false changes the loss of a model with BatchNorm"):
         load_config(DIGITS, ["--batch.drop_last=false"])
-
-
-def test_keep_trains_on_every_sample():
-    words = ["--batch.drop_last=false", "--data.num_train_samples=3210"]
-    plan = planned(PYDOC, *words)
-    assert plan.total_steps == 2 * 101
-    # Ten samples in micro-batches of 8 on two processes: one micro-step, 8 and 2.
-    assert (plan.batch_at(100).size, plan.micro_steps_of(plan.batch_at(100))) == (10, 1)
-    assert plan.total_samples == 2 * 3210
 
 
 def test_synchronized_batch_norm_is_over_all_processes():

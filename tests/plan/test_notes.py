@@ -40,7 +40,6 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
         (GPT2, steps(499), ["499 steps are few to train from random weights; a smaller batch takes more of them"]),
         # Of pretrained weights.
         (CHATS, steps(219), []),
-        (BERT.with_name("bert_large_32k_512.json"), steps(400), []),
         (GPT2, ['--learning_rate.warmup.duration={"steps": 20}'], []),
         (
             GPT2,

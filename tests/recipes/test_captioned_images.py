@@ -4,9 +4,7 @@ import csv
 import io
 import json
 import os
-import signal
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -20,7 +18,6 @@ from largebatch.data import preparation
 from largebatch.data.mixture import open_mixed
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.errors import DataError
-from largebatch.storage import files
 from pictures import gradient_image, jpeg, png
 
 CaptionedImages = tasks.module("two_towers", "config").CaptionedImages
@@ -128,7 +125,6 @@ def test_a_job_does_not_try_a_large_data_set(shards, monkeypatch):
     ("pattern", "told"),
     [
         ("{008..012}", r"no file matches '.*/012\.tar'"),
-        ("{8..11}", r"no file matches '.*/8\.tar'"),
         ("{011..008}", r"\{011\.\.008\} in .* is not a range of at most 1,000,000 numbers; write the lowest"),
         ("{008..11}", r"\{008\.\.11\} in .* is not a range"),
         ("{0..99999999}", r"is not a range of at most"),
@@ -151,10 +147,6 @@ UNUSABLE = {
         {"jpg": sample(1)["jpg"]},
         r"sample 3 has no 'txt' in UTF-8, in .*a\.tar at byte [\d,]+; write one",
     ),
-    "an empty caption": (
-        {"jpg": sample(1)["jpg"], "txt": b" \n"},
-        r"sample 3 has no 'txt' in UTF-8, in .*a\.tar at byte [\d,]+",
-    ),
     "another encoding": (
         {"jpg": sample(1)["jpg"], "txt": b"caf\xe9"},
         r"sample 3 has no 'txt' in UTF-8, in .*a\.tar at byte",
@@ -163,7 +155,6 @@ UNUSABLE = {
         {"jpg": jpeg(np.asarray(gradient_image(300, 200)))[:2000], "txt": b"x"},
         r"the image of sample 3 cannot be decoded: image file is truncated .*, in .*a\.tar at byte [\d,]+; replace",
     ),
-    "no image at all": ({"jpg": b"<html>", "txt": b"x"}, r"the image of sample 3 cannot be decoded: cannot identify"),
     "50 megapixels": (
         {"png": LARGE.getvalue(), "txt": b"x"},
         r"the image of sample 3 cannot be decoded: it has 8,000 x 6,250 pixels, more than 40,000,000",
@@ -205,16 +196,12 @@ def test_tars_that_are_damaged(shards, tmp_path):
     file = tmp_path / "009.tar"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    for what in ("refuse", "skip"):
-        with pytest.raises(DataError, match=r"009\.tar cannot be read: .*; write tars without compression, and copy"):
-            opened(section(shards, on_invalid=what))
+    with pytest.raises(DataError, match=r"009\.tar cannot be read: .*; write tars without compression, and copy"):
+        opened(section(shards, on_invalid="skip"))
     write_tar(file, [("1", {"txt": b"x"})])
     with pytest.raises(
         DataError, match=r"image_column: the sample '1' in .*009\.tar has txt, json, and must have exactly"
     ):
-        opened(section(shards, on_invalid="skip"))
-    write_tar(file, [("1", sample(1)), ("1", sample(1))])
-    with pytest.raises(DataError, match=r"009\.tar has two files 1\.jpg; remove one of them"):
         opened(section(shards, on_invalid="skip"))
 
 
@@ -354,38 +341,3 @@ def test_a_mixture_of_tars_and_a_table(shards, tmp_path):
     batch = evaluation.fetch(np.array([NUMBER + 3, 5]), None)
     assert batch["pixel_values"][:, 0, 8, 8].tolist() == pytest.approx([60, 10], abs=2)
     assert batch["length"].tolist() == [4, len("die Nummer „5“")]
-
-
-def test_a_kill_while_the_index_is_written_harms_no_later_start(shards, tmp_path):
-    """The process ends before each call by which a file is made, until nothing is left to do."""
-    config = section(shards)
-    for number in range(20):
-        child = os.fork()
-        if child == 0:
-            left = [number]
-
-            def killing(call, left=left):
-                def called(*arguments, **options):
-                    if not left[0]:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    left[0] -= 1
-                    return call(*arguments, **options)
-
-                return called
-
-            Path.rename = killing(Path.rename)
-            files.os.fsync = killing(os.fsync)
-            code = 1
-            try:
-                opened(config)
-                code = 0
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0
-            break
-    # The index of each split, and what of them can be used: each is synchronized, renamed, and its folder synchronized.
-    assert number == 4
-    assert [*(tmp_path / "cache/largebatch").glob(".*.tmp")]
-    assert opened(config, allowed="nothing")[0].fetch(np.array([5]), None)["length"].tolist() == [len("die Nummer „5“")]

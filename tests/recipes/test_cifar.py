@@ -55,10 +55,7 @@ def trained(words: tuple[str, ...], run_dir: Path, strategy: str, world_size: in
 
 
 def test_the_same_training_wherever_pictures_are_prepared(words, tmp_path):
-    here = (*words, "--data.num_workers=0")
-    alone = trained(here, tmp_path / "alone", "single", 1)
+    alone = trained((*words, "--data.num_workers=0"), tmp_path / "alone", "single", 1)
     shared = trained((*words, "--data.num_workers=1"), tmp_path / "shared", "ddp")
     assert_same(shared, alone, STEPS)
     assert shared["evaluations"][0]["loss"] == pytest.approx(alone["evaluations"][0]["loss"], rel=1e-5)
-    plain = trained((*here, "--data.train_augmentation=none"), tmp_path / "plain", "single", 1)
-    assert plain["metrics"][0]["loss"] != pytest.approx(alone["metrics"][0]["loss"], rel=2e-5)

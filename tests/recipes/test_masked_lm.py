@@ -43,11 +43,10 @@ def first_phase(tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
-def test_the_second_phase_starts_from_the_weights_of_the_first(strategy, first_phase, tmp_path):
+def test_the_second_phase_starts_from_the_weights_of_the_first(first_phase, tmp_path):
     words = (SECOND, f"--model.initial_weights={first_phase / 'model'}")
     start = partial(run_job, starting_weights, BERT)
-    found = start(tmp_path / "run", *TINY, *words, strategy=strategy)[0]
+    found = start(tmp_path / "run", *TINY, *words, strategy="zero3")[0]
     stored = load_file(first_phase / "model/model.safetensors")
     drawn = start(tmp_path / "drawn", *TINY, SECOND, strategy="single", world_size=1)[0]
     parameters = {name for name, _ in BertForMaskedLM.from_pretrained(first_phase / "model").named_parameters()}

@@ -99,7 +99,6 @@ def test_a_chat_template_writes_both(tmp_path, tokenizer):
     [
         (None, r"data\.tokenizer: it has no chat template"),
         ("{{ raise_exception('no system') }}", "the chat template fails: no system"),
-        ("{% for %}", "the chat template fails: "),
         (
             CHAT.replace("<say> {% endif %}", "<say> <say> {% endif %}"),
             r'does not write message 1 after its prompt to answer \(add_generation_prompt\).*; or write "plain"',
@@ -202,10 +201,9 @@ def test_unusable_pairs_are_left_out(tmp_path):
     assert train.remark.endswith(": skipped")
 
 
-@pytest.mark.parametrize("on_invalid", ["refuse", "skip"])
-def test_no_usable_pair_is_an_error(on_invalid, tmp_path):
+def test_no_usable_pair_is_an_error(tmp_path):
     with pytest.raises(DataError, match="so none is left; correct the data"):
-        pair_sources(pair_config(tmp_path, UNUSABLE[3:5], on_invalid=on_invalid, num_train_samples=2))
+        pair_sources(pair_config(tmp_path, UNUSABLE[3:5], on_invalid="skip", num_train_samples=2))
 
 
 def test_the_longest_pair_that_fits(tmp_path):
@@ -221,7 +219,6 @@ def test_the_longest_pair_that_fits(tmp_path):
     ("data", "words", "message"),
     [
         ({"prompt": "{query}"}, (), "data.prompt: no column 'query'; the data has question, reply, both"),
-        ({"answer": "{text}"}, (), "data.answer: no column 'text'"),
         ({"num_train_samples": 4}, (), "data.num_train_samples: 4, but the data has only 3 pairs; write at most 3"),
         ({"answer": "{both}"}, (), "line 1: 'both' holds [\"gamma\"], neither text nor a number"),
         (
@@ -248,9 +245,7 @@ def test_data_that_does_not_fit(data, words, message, tmp_path):
     [
         ({"prompt": "no column"}, "data.prompt: 'no column' is not a template; write column names in braces"),
         ({"answer": "{reply:>5}"}, "data.answer: '{reply:>5}' is not a template"),
-        ({"answer": "{}"}, "data.answer: '{}' is not a template"),
         ({"prompt": "{0}"}, "data.prompt: '{0}' is not a template"),
-        ({"prompt": "{question.x}"}, "is not a template"),
         ({"prompt": "{question"}, "data.prompt: '{question' is not a template: "),
         ({"prompt": r"{question}\nAnswer:"}, "has a backslash and an n where a newline may be meant"),
         ({"format": "chat"}, '"bytes" has none; write "plain"'),
@@ -299,7 +294,7 @@ def spaced(request, tmp_path):
     return saved
 
 
-@pytest.mark.parametrize(("prompt", "answer"), [("3+4=", "7"), ("Answer: ", "7"), ("Answer:", " 7")])
+@pytest.mark.parametrize(("prompt", "answer"), [("Answer: ", "7"), ("Answer:", " 7")])
 def test_a_pair_is_the_tokens_of_its_whole_text(prompt, answer, spaced, tmp_path):
     rows = [{"question": prompt, "reply": answer}]
     train, _ = pair_sources(pair_config(tmp_path, rows, tokenizer=str(tmp_path / "tokenizer")))

@@ -9,7 +9,6 @@ from PIL import Image, ImageEnhance, ImageFilter
 
 import tasks
 from largebatch.config import load_config
-from largebatch.data.images import digits
 from paths import SIMCLR
 from pictures import gradient_image, jpeg, write_parquet
 from small_data import assert_drawn_by_seed_epoch_and_sample, load_with
@@ -58,12 +57,6 @@ def test_evaluation_sees_whole_images_of_either_set(sources):
     assert found.shape == pixels(evaluation, [1, 0], None).shape
     assert found.ndim == 4
     assert torch.equal(found, pixels(train, [1, 0], None))
-
-
-def test_digits_are_seen_as_they_are_by_the_evaluation():
-    config = load_config(SIMCLR)
-    for mine, theirs in zip(view_sources(config), digits(config.data), strict=True):
-        assert torch.equal(pixels(mine, [5, 9], None), pixels(theirs, [5, 9], None))
 
 
 def test_hues_turn_by_parts_of_a_whole_turn():

@@ -30,7 +30,6 @@ SMALL = {
 # Positions that rotate queries and keys, that are learned, a window shorter than a pair, and experts.
 ARCHITECTURES = {
     "llama": {"model_type": "llama", **SMALL},
-    "qwen2": {"model_type": "qwen2", **SMALL},
     "gpt2": {"model_type": "gpt2", "vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "mistral": {"model_type": "mistral", "sliding_window": 3, **SMALL},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, **SMALL},
@@ -64,8 +63,9 @@ def losses_and_gradients(model, batch) -> tuple[list[float], dict[str, torch.Ten
     return losses[targets].tolist(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "attention"), [("llama", "sdpa"), ("gpt2", "eager"), ("mistral", "sdpa"), ("mixtral", "eager")]
+)
 def test_packs_give_each_pair_its_own_losses_and_gradients(name, attention):
     """Two packs, one padded, against each of their pairs alone in a batch of one."""
     packed, _ = pair_sources(load_config(ADDITION, PACKED))
@@ -89,16 +89,6 @@ def test_packs_give_each_pair_its_own_losses_and_gradients(name, attention):
     for key, gradient in gradients.items():
         largest = float(expected_gradients[key].abs().max())
         assert float((gradient - expected_gradients[key]).abs().max()) <= 2e-5 * largest + 1e-7, key
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_causal_models_that_keep_pairs_apart_pass(name):
-    model = build(ARCHITECTURES[name])
-    before = torch.get_rng_state()
-    check_causal(model)
-    check_packing(model)
-    assert model.training
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("name", UNABLE)

@@ -24,12 +24,6 @@ def refusal(run_dir: Path, *words: str, **place) -> str:
     return report
 
 
-def test_batch_that_does_not_divide(tmp_path):
-    report = refusal(tmp_path / "run", strategy="zero2", world_size=3)
-    assert "32 is not a multiple of micro_batch_size x world_size = 8 x 3 = 24; nearest: 24, 48" in report
-    assert not (tmp_path / "run").exists()
-
-
 def test_tracker_that_is_not_installed(tmp_path):
     report = refusal(tmp_path / "run", *SMALL, '--logging.trackers=["wandb"]')
     assert "logging.trackers: wandb is not installed" in report

@@ -50,7 +50,6 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
         ("skip", PYDOC, "ddp", "gradient"),
         ("skip", DIGITS, "zero1", "loss"),
         ("roll_back", PYDOC, "fsdp", "loss alone"),
-        ("skip", PYDOC, "fsdp", "spike"),
         ("skip", PYDOC, "zero1", "spike"),
         ("roll_back", PYDOC, "zero3_offload", "spike"),
     ],

@@ -62,18 +62,14 @@ def failure(run_dir: Path, strategy: str, step: int, rank: int, where: str, *ove
 
 
 @pytest.mark.parametrize(
-    ("strategy", "step", "words"),
-    [
-        ("zero3", 7, ()),
-        # An evaluation before the next log point; and the very last step.
-        ("ddp", 7, ("--evaluation.every.epochs=0.08",)),
-        ("ddp", 12, ()),
-    ],
+    ("strategy", "words"),
+    # An evaluation before the next log point.
+    [("zero3", ()), ("ddp", ("--evaluation.every.epochs=0.08",))],
 )
-def test_names_the_step_between_log_points_and_the_rank(strategy, step, words, tmp_path):
+def test_names_the_step_between_log_points_and_the_rank(strategy, words, tmp_path):
     """Step 7 is logged with step 10; from step 8 on all ranks are bad, and rank 1 was the first."""
-    report = failure(tmp_path / "run", strategy, step, 1, "loss", *words)
-    assert f"error: the loss is nan at step {step} on rank 1;" in report
+    report = failure(tmp_path / "run", strategy, 7, 1, "loss", *words)
+    assert "error: the loss is nan at step 7 on rank 1;" in report
     assert "error: the loss is nan at step 8" not in report
 
 

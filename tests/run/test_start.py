@@ -13,12 +13,11 @@ import pytest
 import torch
 
 import tasks
-from jobs import JobFailed, failure_of, run_job, train
+from jobs import JobFailed, run_job, train
 from largebatch.config import as_json, load_config
 from largebatch.config.differences import differences
 from largebatch.run import Run
 from largebatch.run.record.folder import OwnFolder
-from largebatch.storage.attempts import claim
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.run_folder import RunFolder
 from paths import DIGITS, PYDOC, SIMCLR
@@ -89,6 +88,7 @@ def test_what_changes_the_training_is_refused_with_the_differences(run_dir):
 def test_synchronized_batch_norm_needs_the_same_samples_together(tmp_path):
     """However they are divided: 16 of one process are 8 of each of two."""
     words = ("--model.sync_batch_norm=true", "--logging.trackers=[]", "--train.stop_after_steps=4")
+    words += ("--data.image_size=16", "--evaluation.max_samples=16")
 
     def start(micro_batch_size, interruption=None, **place):
         options = (*words, f"--batch.micro_batch_size={micro_batch_size}")
@@ -97,23 +97,25 @@ def test_synchronized_batch_norm_needs_the_same_samples_together(tmp_path):
     assert "exit code 75" in start(16, Interruption("signal", 0, 1), strategy="single")
     line = 'model.sync_batch_norm: "over 16 samples" in the checkpoint, "over {} samples" now'
     assert line.format(32) in start(16)
-    assert line.format(8) in start(8, strategy="single")
     assert start(8) is None
     assert logged_steps(tmp_path / "run")[-1] == 4
 
 
 def test_an_allowed_change_is_made_and_written_down(run_dir):
-    options = ("--optimizer.clip_norm=0.5", "--learning_rate.base_lr=0.001")
+    """And what becomes of the samples, where the batch is another one."""
+    options = ("--optimizer.clip_norm=0.5", "--learning_rate.base_lr=0.001", "--batch.global_batch_size=24")
     report = resume(run_dir, *options, "--allow-change", "optimizer.clip_norm")
     assert "learning_rate.base_lr: 0.002 in the checkpoint" in report
     assert "optimizer.clip_norm: " not in report
-    allow = ("--allow-change", "optimizer.clip_norm,learning_rate")
+    allow = ("--allow-change", "optimizer.clip_norm,learning_rate,batch")
     assert resume(run_dir, *options, *allow) is None
     assert read_json_lines(run_dir / "metrics.jsonl")[-1]["lr"] < 0.001
     started = events(run_dir, "started")[-1]
     assert started["changes"] == [
+        "batch.global_batch_size: 48 in the checkpoint, 24 now",
         "learning_rate.base_lr: 0.002 in the checkpoint, 0.001 now",
         "optimizer.clip_norm: 1.0 in the checkpoint, 0.5 now",
+        "step 4 came after 192 samples and comes after 96 now: 96 samples are repeated",
     ]
     assert Path(started["recipe"]).name == "gpt_pydoc.json"
     assert started["versions"]["torch"] == torch.__version__
@@ -122,7 +124,6 @@ def test_an_allowed_change_is_made_and_written_down(run_dir):
 def test_a_task_of_another_name_is_another_recipe(run_dir, tmp_path):
     other = tasks.copy("causal_lm", tmp_path).rename(tmp_path / "other_lm") / PYDOC.name
     assert 'task: "causal_lm" in the checkpoint, "other_lm" now' in resume(run_dir, recipe=other)
-    assert resume(run_dir, "--allow-change", "task", recipe=other) is None
 
 
 def test_what_does_not_change_the_training_may_change(run_dir, whole):
@@ -193,13 +194,6 @@ def test_an_earlier_stop_is_refused(run_dir):
     assert "the checkpoint is of step 4, but the run would end after step 3 (of 12)" in report
 
 
-def test_another_batch_size_says_what_becomes_of_the_samples(run_dir):
-    change = ("--batch.global_batch_size=24", "--allow-change", "batch.global_batch_size")
-    assert resume(run_dir, *change) is None
-    why = "step 4 came after 192 samples and comes after 96 now: 96 samples are repeated"
-    assert why in events(run_dir, "started")[-1]["changes"]
-
-
 def test_damage_to_all_checkpoints_is_refused(run_dir):
     (file,) = run_dir.glob("checkpoints/step_00000004/rank_*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
@@ -260,11 +254,10 @@ def test_a_path_begins_another_run_or_goes_back(run_dir, whole, tmp_path):
 
 
 def test_paths_that_are_no_checkpoint(run_dir):
-    for path, why in (("/nowhere", "there is no such folder"), (run_dir, "there is no complete.json in it")):
-        report = resume(run_dir, "--resume", str(path))
-        assert "exit code 2" in report
-        assert f"error: --resume: {path}: {why}" in report
-        assert "`largebatch checkpoints` lists the checkpoints in a run folder" in report
+    report = resume(run_dir, "--resume", "/nowhere")
+    assert "exit code 2" in report
+    assert "error: --resume: /nowhere: there is no such folder" in report
+    assert "`largebatch checkpoints` lists the checkpoints in a run folder" in report
     assert "Traceback" not in report
 
 
@@ -349,26 +342,3 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path):
     assert "exit code 2" in report
     assert RunFolder(tmp_path / "run").history()[-1]["event"] == "finished"
     assert logged_steps(tmp_path / "run") == list(range(1, 13))
-
-
-def train_and_be_overtaken(run_dir):
-    """After step 3, this attempt's job is taken to be dead and another attempt begins."""
-    update = Run.update
-
-    def overtaken(run, step):
-        if step.index == 2 and run.backend.is_main_process:
-            claim(run.folder.attempts_dir, {})
-        update(run, step)
-
-    Run.update = overtaken
-    train(PYDOC, *WORDS, '--checkpoint.every={"steps": 1}', run_dir=run_dir)
-
-
-def test_an_attempt_that_was_overtaken_publishes_nothing(tmp_path):
-    report = failure_of(train_and_be_overtaken, tmp_path / "run")
-    assert "has taken over" in report
-    assert "exit code 1" in report
-    assert logged_steps(tmp_path / "run") == [1, 2]
-    steps = {path.name for path in (tmp_path / "run/checkpoints").glob("step_*")}
-    assert steps <= {"step_00000001", "step_00000002"}
-    assert [line["event"] for line in RunFolder(tmp_path / "run").history()] == ["started"]

@@ -1,18 +1,13 @@
-"""`largebatch effective-batch`, by hand, by documentation, and against DDP and Accelerate themselves."""
+"""`largebatch effective-batch`, by hand, by documentation, and against Accelerate itself."""
 
 import shlex
 
 import pytest
-import torch
 from accelerate.data_loader import BatchSamplerShard
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler
 
-from jobs import run_job
 from largebatch.__main__ import build_parser, main
 from largebatch.tools.effective_batch import FRAMEWORKS, effective_batch
-
-SAMPLES = torch.randn(24, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 def answer(words, capsys):
@@ -75,42 +70,7 @@ def test_refused_with_what_to_write(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def build_model():
-    model = torch.nn.Linear(5, 1, dtype=torch.float64)
-    with torch.no_grad():
-        model.weight.copy_(torch.linspace(-1, 1, 5))
-        model.bias.zero_()
-    return model
-
-
-def first_step_under_ddp(batch_size, accumulation):
-    """The samples that this process trained on, and the gradient that its optimizer would see."""
-    torch.distributed.init_process_group("gloo")
-    model = DistributedDataParallel(build_model())
-    loader = DataLoader(SAMPLES, batch_size=batch_size, sampler=DistributedSampler(SAMPLES, shuffle=False))
-    batches = [batch for batch, _ in zip(loader, range(accumulation), strict=False)]
-    for number, batch in enumerate(batches, 1):
-        model.require_backward_grad_sync = number == accumulation
-        (model(batch).square().mean() / accumulation).backward()
-    # The process ends with this; DDP waits for ever if it goes after the group that it reduces with.
-    return torch.cat(batches).tolist(), model.module.weight.grad.tolist()
-
-
-@pytest.mark.slow
-def test_ddp():
-    ours = script("--from ddp --batch-size 3 --devices 2 --accumulation 2")
-    results = run_job(first_step_under_ddp, 3, 2, world_size=2)
-
-    samples = torch.tensor([sample for loaded, _ in results for sample in loaded], dtype=torch.float64)
-    assert len(samples) == ours.global_batch_size == len(samples.unique(dim=0))
-    assert {len(loaded) for loaded, _ in results} == {ours.samples_per_process * 2}
-    model = build_model()
-    model(samples).square().mean().backward()
-    for _, gradient in results:
-        torch.testing.assert_close(torch.tensor(gradient, dtype=torch.float64), model.weight.grad)
-
-
-@pytest.mark.parametrize(("batch_size", "processes"), [(64, 8), (12, 4)])
+@pytest.mark.parametrize(("batch_size", "processes"), [(64, 8)])
 def test_split_batches_of_accelerate(batch_size, processes):
     """Accelerate's own sampler of each process, which is what `split_batches` sets."""
     ours = script(f"--from ddp --batch-size {batch_size} --devices {processes} --split-batches")

@@ -276,14 +276,6 @@ def test_an_older_checkpoint_that_cannot_be_deleted_does_not_make_the_new_one_un
     assert wrong == {}
 
 
-def test_an_attempt_that_is_over_publishes_nothing(tmp_path):
-    run = begun_run(tmp_path / "run")
-    claim(tmp_path / "run/attempts", {})
-    with pytest.raises(TrainingFailed, match=r"attempt 2 .* has taken over"):
-        run.save(NEW)
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step_00000004"]
-
-
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_an_attempt_that_is_overtaken_while_it_writes_publishes_nothing(call, tmp_path, monkeypatch):
     """While it writes its part, and between the name and the marker."""

@@ -14,6 +14,7 @@ from largebatch.config.sections import Checkpoint
 from largebatch.run.checkpoint.then import Then
 from largebatch.storage.files import read_json_lines
 from paths import PYDOC
+from processes import is_running
 from resuming import TINY_GPT, assert_same_weights, events
 
 PYTHON = sys.executable
@@ -74,12 +75,6 @@ class TestCommands:
         follower.finish()
         assert follower.answers == [(4, {"a": 1.0, "e": 0.5})]
 
-    def test_words_are_no_answer(self, tmp_path):
-        follower = Follower(tmp_path, "print('uploaded')")
-        follower.then.follow(4, tmp_path)
-        follower.finish()
-        assert (follower.answers, follower.failures) == ([], [])
-
     def test_a_hanging_command_is_ended_with_its_own_processes(self, tmp_path):
         mark = tmp_path / "pid"
         program = (
@@ -90,7 +85,7 @@ class TestCommands:
         follower.then.follow(4, tmp_path)
         assert 3.0 <= follower.finish() < 9.0
         assert "has ended with code -9" in follower.failures[0][1]
-        assert not Path(f"/proc/{mark.read_text()}").exists() or _is_zombie(mark.read_text())
+        assert not is_running(mark.read_text())
 
     def test_a_flood_of_output_is_refused(self, tmp_path):
         follower = Follower(tmp_path, "while True: print('x' * 1000)")
@@ -110,10 +105,6 @@ class TestCommands:
         follower.then.follow(4, tmp_path)
         follower.finish()
         assert follower.answers == [(4, {"MINE": 1.0})]
-
-
-def _is_zombie(pid: str) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_without_a_command_nothing_follows(tmp_path):

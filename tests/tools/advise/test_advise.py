@@ -52,6 +52,8 @@ def test_steps_and_samples_are_on_the_curve_of_mccandlish(advise, tmp_path):
     code, output, _ = advise("--measured", tmp_path / "run", "--batches", "256,1024,4096")
     assert code == 0
     assert "Critical batch 1,024 samples (95 % confidence: 828 to 1,220), from the noise scale" in prose(output)
+    assert "which stands in for it" in prose(output)
+    assert "it can underestimate the critical batch by orders of magnitude (Merrill et al. 2025)" in prose(output)
     assert numbers(output, "batch 1,024 (knee)")[0] == 2
     for batch in ("256", "1,024", "4,096"):
         steps, _, _, samples, _, _ = numbers(output, f"batch {batch}{' (knee)' if batch == '1,024' else ''}")
@@ -85,21 +87,6 @@ def folder_with(folder, name, content):
     folder.mkdir()
     (folder / name).write_text(json.dumps(content))
     return folder
-
-
-def test_a_noise_scale_says_that_it_stands_in(advise, tmp_path):
-    write_run(tmp_path / "run")
-    summary = tmp_path / "run/summary.json"
-    noise = {"noise_scale": {"samples": 128.0, "low": 88.8, "high": 167.2, "measurements": 50}}
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | noise))
-    own = ("--batch.global_batch_size=64", '--train.duration={"steps": 200}')
-    code, output, _ = advise(DIGITS, "--measured", tmp_path / "run", *own)
-    assert code == 0
-    assert "Critical batch 128 samples (95 % confidence: 88.8 to 167), from the noise scale in" in prose(output)
-    assert "which stands in for it" in prose(output)
-    assert "it can underestimate the critical batch by orders of magnitude (Merrill et al. 2025)" in prose(output)
-    # 200 / (1 + 128 / 64) = S_min; twice that at the knee.
-    assert numbers(output, "batch 128 (knee)")[0] == 133
 
 
 def test_a_measured_critical_batch(advise, tmp_path):

@@ -57,14 +57,6 @@ OTHERS = {
         [("y) / accumulation", 'y, reduction="sum") * dist.get_world_size() / accumulation')],
         r"1/A times .*W = 2, A = 2: 0\.5",
     ),
-    "one parameter": (
-        [("            nn.utils", "            model.module[2].bias.grad *= accumulation\n            nn.utils")],
-        r"the gradient of 2\.bias alone is A times",
-    ),
-    "no step of the model's own": (
-        [("DistributedDataParallel(nn.S", "(nn.S")],
-        "without samples 1, 3 of 4; each process steps with a gradient of its own",
-    ),
     "the same samples": (
         [("DistributedSampler(data, shuffle=False)", "DistributedSampler(data, rank=0, shuffle=False)")],
         "W = 2, A = 1; W = 2, A = 2: without samples 1, 3 of 4; all processes train on the same part",
@@ -134,10 +126,6 @@ OTHERS = {
             ),
         ],
         r"W = 2, A = 1; W = 2, A = 2: the same, but the update is 0\.5 times as large",
-    ),
-    "negatives of its own": (
-        [("cross_entropy(model(x), y)", "cross_entropy(model(x) @ model(2 * x).T, torch.arange(len(x)))")],
-        "the loss depends on which samples share a micro-batch",
     ),
 }
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from jobs import JobFailed, run_job
 from paths import ROOT
+from processes import is_running
 
 
 def rank_and_folder():
@@ -135,14 +136,6 @@ def all_gone(folder, number):
     while any(is_running(pid) for pid in found) and time.monotonic() < deadline:
         time.sleep(0.1)
     return len(found) == number and not any(is_running(pid) for pid in found)
-
-
-def is_running(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 def test_a_failure_in_one_line():

@@ -183,7 +183,7 @@ def test_a_port_in_use_is_no_nodes_fault(tmp_path):
     assert bad_nodes(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["x", "[]", '{"node": 1}', '{"node": "n7", "versions": 7}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["x", '{"node": "n7", "versions": 7}', "[" * 100_000])
 def test_a_report_of_another_version(text, tmp_path, monkeypatch):
     other = SimpleNamespace(dumps=lambda _: text)
     ended = run_nodes(tmp_path, 2, before=lambda rank: rank and monkeypatch.setattr(reports, "json", other))

@@ -174,15 +174,6 @@ def test_a_run_that_is_writing(tmp_path):
     assert (run / "metrics.jsonl").read_text().endswith('"samples": 19')
 
 
-def test_a_run_that_has_just_begun(tmp_path):
-    write_run(tmp_path / "run", kind=None)
-    for name in ("metrics.jsonl", "evaluations.jsonl", "history.jsonl"):
-        (tmp_path / "run" / name).unlink()
-    page = report(tmp_path / "run")
-    assert "No step has been logged yet" in page.text
-    assert page.row("step, last known") == ["0"]
-
-
 def test_a_report_is_written_over_and_nothing_else(tmp_path, capsys):
     write_run(tmp_path / "run", steps=range(1, 3))
     out = tmp_path / "report.html"
@@ -243,21 +234,6 @@ def test_values_that_cannot_be_shown_are_left_out(tmp_path):
     assert page.row("recipe") == [*["recipes/x/run.json"] * 4, "7"]
     numbers = {"loss": float("nan"), "lr": "high", "mfu": 10**400}
     assert report(with_values(tmp_path / "alone", "metrics.jsonl", numbers)).titles()[2:3] == ["grad_norm"]
-
-
-DAMAGED = "damaged, or written by a different version of largebatch"
-
-
-def test_damaged_files_are_left_out(tmp_path):
-    contents = ['{"task": ', "[]", '{"outcome": null}']
-    runs = [tmp_path / str(number) for number in range(len(contents))]
-    for run, content in zip(runs, contents, strict=True):
-        write_run(run, steps=range(50, 52))
-        for path in run.rglob("*.json*"):
-            path.write_text(content)
-    page = report(*runs)
-    assert page.row("step, last known") == ["0"] * len(contents)
-    assert page.row("plan") == [DAMAGED] * len(contents)
 
 
 def test_pipes_and_links_in_a_run_folder_are_not_read(tmp_path):

@@ -11,7 +11,7 @@ from planting import plant
 
 SMOKE = "slurm/gpt_pydoc.sbatch"
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
-DDP, FSDP, HSDP, ZERO2 = (f"recipes/accelerate_configs/{name}.yaml" for name in ("ddp", "fsdp", "hsdp", "zero2"))
+DDP, FSDP, ZERO2 = (f"recipes/accelerate_configs/{name}.yaml" for name in ("ddp", "fsdp", "zero2"))
 DEEPSPEED = "ds_configs/zero2.json"
 in_a_copy = pytest.mark.usefixtures("project")
 
@@ -61,8 +61,6 @@ MISTAKES = [
     (DDP, "num_machines: 1", "num_machines: [1", "syntax"),
     # tests/backend/test_launch.py has more of what a launch refuses.
     (DDP, "distributed_type: MULTI_GPU", "distributed_type: MULTI_CPU", "accelerate-setting"),
-    (FSDP, "  fsdp_version: 2\n", "", "accelerate-setting"),
-    (HSDP, "parallelism_config_dp_shard_size: 1", "parallelism_config_tp_size: 2", "accelerate-setting"),
     (DDP, "num_machines: 1", "parallelism_config: {parallelism_config_dp_shard_size: 2}", "accelerate-setting"),
     # Accelerate would ignore it, and train as FSDP over all processes.
     (FSDP, "num_machines: 1", "parallelism_config: {dp_replicate_size: 2}", "accelerate-setting"),

@@ -14,23 +14,6 @@ from tasks import TINY
 from verifying import SGD, recipe_with, rows_of, verification_of
 
 DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
-EVALUATED_TWICE = """
-import largebatch.run.evaluate as evaluate
-def shares(num_samples, batch_size, rank, world_size):
-    for start in range(rank * batch_size, -(-num_samples // (batch_size * world_size)) * batch_size * world_size,
-                       batch_size * world_size):
-        start = start % num_samples
-        yield start, min(start + batch_size, num_samples)
-evaluate._shares = shares
-"""
-
-
-@pytest.mark.slow
-def test_samples_at_the_end_that_are_evaluated_twice_are_found(tmp_path):
-    """Bugs of other kinds are in `test_causes.py`."""
-    _, row = rows_of(recipe_with(EVALUATED_TWICE, tmp_path), (*TINY, *SGD), Combination("ddp", 2, 4), steps=2)
-    assert row.verdict == "differs"
-    assert "the weights agree; only the evaluation differs" in row.problem
 
 
 @pytest.mark.slow
@@ -118,20 +101,27 @@ Run.should_evaluate = False"""
     assert re.fullmatch(r"rank 1: ValueError: boom \(\S+causal_lm/train\.py:3\)", failed.problem)
 
 
-def test_a_reference_that_fails_only_when_it_is_moved_by_rounding(monkeypatch):
+@pytest.mark.parametrize(
+    ("fails", "verdict", "problem"),
+    [
+        (True, "failed", "RuntimeError: the loss of step 3 is nan"),
+        (False, "differs", "the weights agree; only the evaluation differs"),
+    ],
+)
+def test_evaluations_differ_and_a_reference_fails_only_when_it_is_moved_by_rounding(
+    fails, verdict, problem, monkeypatch
+):
     line = {"loss": 2.0, "lr": 0.1, "grad_norm": 4.0}
     run = Trained([line], [{"loss": 3.0}], {"weight": np.array([3.0, 4.0])})
 
     def train(_, combination, seed=None):
-        if seed is not None:
+        if seed is not None and fails:
             raise RuntimeError("the loss of step 3 is nan")
         return run if combination.strategy == "single" else dataclasses.replace(run, evaluations=[{"loss": 9.0}])
 
     monkeypatch.setattr(Verification, "_train", train)
     _, *rows = rows_of(PYDOC, TINY, Combination("ddp", 2, 4), Combination("fsdp", 2, 4))
-    for row in rows:
-        assert row.verdict == "failed"
-        assert row.problem == "RuntimeError: the loss of step 3 is nan"
+    assert [(row.verdict, row.problem) for row in rows] == [(verdict, problem)] * 2
 
 
 def test_what_every_reference_would_fail_by_is_reported_once(monkeypatch):
