@@ -151,6 +151,11 @@ class ZeroShot(Section):
     templates: Annotated[list[str], Field(min_length=1)]
     """Texts with {} for the name, such as "a photo of a {}."."""
 
+    @property
+    def prompts(self) -> list[list[str]]:
+        """The name of each class in every template."""
+        return [[template.replace("{}", name) for template in self.templates] for name in self.class_names]
+
 
 class Config(RecipeConfig):
     """Contrastive learning of two towers."""
@@ -183,14 +188,21 @@ class Config(RecipeConfig):
 
     @check
     def _models_of_the_data(self) -> Iterator[str]:
-        is_text = not isinstance(self.data, Images)
-        if is_text != isinstance(self.model, SharedText):
-            kind, others = ("pairs of texts", '"bert"') if is_text else ("images", '"clip" or "siglip"')
-            yield f'model.architecture: "{self.model.architecture}" is not for {kind}; write {others}'
-        if self.loss.learned and isinstance(self.model, SharedText):
+        data = self.data
+        model = self.model
+        if isinstance(data, Images) and isinstance(model, ImageText):
+            if data.image_size % model.patch_size:
+                size = f"data.image_size {data.image_size}"
+                yield f"model.patch_size: {model.patch_size} does not divide {size}; change one of them"
+        elif isinstance(data, Images) or isinstance(model, ImageText):
+            kind, others = (
+                ("images", '"clip" or "siglip"') if isinstance(data, Images) else ("pairs of texts", '"bert"')
+            )
+            yield f'model.architecture: "{model.architecture}" is not for {kind}; write {others}'
+        if isinstance(model, SharedText) and self.loss.learned:
             yield "loss.learned: a BERT has no parameter for a temperature; write false"
-        if isinstance(self.model, SharedText) and self.data.max_tokens > self.model.max_positions:
-            yield f"data.max_tokens: {self.data.max_tokens} is more than model.max_positions; write fewer"
+        if isinstance(model, SharedText) and data.max_tokens > model.max_positions:
+            yield f"data.max_tokens: {data.max_tokens} is more than model.max_positions; write fewer"
 
     @check
     def _fitting_loss(self) -> Iterator[str]:
@@ -206,14 +218,6 @@ class Config(RecipeConfig):
             yield f"loss.temperature: {self.loss.temperature:g} is below min_temperature; write more"
         if self.vectors_per_sample > 2 and self.loss.name != "one_way":
             yield 'data.negative_columns: only "one_way" compares with hard negatives; write it as loss.name'
-
-    @check
-    def _whole_patches(self) -> Iterator[str]:
-        if isinstance(self.model, ImageText) and isinstance(self.data, Images):
-            patch = self.model.patch_size
-            if self.data.image_size % patch:
-                size = self.data.image_size
-                yield f"model.patch_size: {patch} does not divide data.image_size {size}; change one of them"
 
     @check
     def _names_of_all_classes(self) -> Iterator[str]:
