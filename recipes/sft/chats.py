@@ -12,6 +12,7 @@ from largebatch.errors import DataError
 
 from .chat_template import WEIGHTS, ChatTemplate, Conversation, InexactTemplate, Tools, UnusableConversation
 from .config import Messages, Role
+from .pairs import Encoded, as_columns
 
 
 class ChatEncoder:
@@ -48,25 +49,18 @@ class ChatEncoder:
         """
         conversations = rows[self.layout.column]
         names = (self.layout.tools or "tools", self.layout.system or "system")
-        tools, systems = (rows[name] if name in rows else [None] * len(conversations) for name in names)
-        encoded: dict[str, list[Any]] = {"input_ids": [], "predicted": [], "num_tokens": [], "problem": []}
-        for row in zip(conversations, tools, systems, strict=True):
-            problem = ""
-            try:
-                conversation = with_system(row[2], conversation_of(row[0], self.layout))
-                tokens, bounds = self._encode(conversation, tools_of(row[1]))
-            # What can just be read may be nested too deeply to be written.
-            except (UnusableConversation, IndivisibleText, RecursionError) as reason:
-                tokens = []
-                bounds = []
-                problem = f"unusable messages: {reason}"
-            except InexactTemplate as reason:
-                raise DataError(f"data.format: {reason}; it was found in {_short(row[0])}") from reason
-            encoded["input_ids"].append(tokens)
-            encoded["predicted"].append(bounds)
-            encoded["num_tokens"].append(len(tokens))
-            encoded["problem"].append(problem)
-        return encoded
+        tools, systems = (rows.get(name, [None] * len(conversations)) for name in names)
+        return as_columns(map(self._encoded, conversations, tools, systems))
+
+    def _encoded(self, messages: Any, tools: Any, system: Any) -> Encoded:
+        try:
+            conversation = with_system(system, conversation_of(messages, self.layout))
+            return *self._encode(conversation, tools_of(tools)), ""
+        # What can just be read may be nested too deeply to be written.
+        except (UnusableConversation, IndivisibleText, RecursionError) as reason:
+            return [], [], f"unusable messages: {reason}"
+        except InexactTemplate as reason:
+            raise DataError(f"data.format: {reason}; it was found in {_short(messages)}") from reason
 
     def _encode(self, conversation: Conversation, tools: Tools) -> tuple[list[int], list[int]]:
         """A conversation's tokens, and the start and end of each span of them that is predicted.
