@@ -39,7 +39,7 @@ class ChatEncoder:
             given or name: Use(f"messages.{name}", "any" if given else "optional") for name, given in named.items()
         }
         # Raises an error if there is none.
-        ChatTemplate(tokenizer.tokenizer)
+        ChatTemplate(tokenizer)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The columns of `Pairs`.
@@ -78,7 +78,7 @@ class ChatEncoder:
                 found = f"message {number} has {key} {_short(message[key])}, but is {'' if is_predicted else 'not '}"
                 chosen = "messages.train_on chooses all turns of the assistant, or the last"
                 raise UnusableConversation(f"{found}predicted: {chosen}, not single ones; remove {key}")
-        template = ChatTemplate(self.tokenizer.tokenizer, tools)
+        template = ChatTemplate(self.tokenizer, tools)
         whole, _ = template.write(conversation)
         (tokens,) = (each[:-1] for each in self.tokenizer.encode([whole]))
         if len(tokens) - 1 > self.block_size:

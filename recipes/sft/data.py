@@ -133,13 +133,10 @@ class PairEncoder:
         self.prompt = prompt
         self.answer = answer
         self.tokenizer = tokenizer
-        self.template: ChatTemplate | None = None
+        self.template = ChatTemplate(tokenizer) if chat else None
         # Chat templates write the tokens that begin a text themselves.
         self.begin = [] if chat else [*tokenizer.prefix]
         self.is_apart = not (chat or tokenizer.adds_to_parts)
-        if chat:
-            assert isinstance(tokenizer, PretrainedTokenizer)
-            self.template = ChatTemplate(tokenizer.tokenizer)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The columns of `tokenize`."""

@@ -49,20 +49,20 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
             effect.
     """
     place = _place(model)
+    given = model.config or {}
     try:
         if place:
             settings, _ = PretrainedConfig.get_config_dict(place.name, revision=place.revision)
             _check_sizes(settings)
             config = AutoConfig.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)
         else:
-            _check_sizes(model.config or {})
-            config = AutoConfig.for_model(**(model.config or {}))
+            _check_sizes(given)
+            config = AutoConfig.for_model(**given)
         text = config.get_text_config()
         settings = text.to_dict()
     # `transformers` raises exceptions of many kinds for configurations that cannot be reached or read.
     except Exception as error:
         raise _unusable(model, error) from error
-    given = model.config or {}
     idle = []
     for name, value in given.items():
         # It would silently keep a setting that is not the architecture's own, and one of two names of the same.

@@ -6,10 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from largebatch.config import RecipeConfig, check
-from largebatch.config.data import Data, DigitsData, EncodedImages, HubOrLocal, Mixable
+from largebatch.config.data import DigitsData, EncodedImages, HubOrLocal, Mixable, Tokenized
 from largebatch.config.models import LargeModel, Transformer
 from largebatch.config.sections import NonNegativeInt, PositiveFloat, Section, Size
-from largebatch.system.repositories import RepositoryKind
 
 MAX_PIXELS = 2**30 // 4 // 3
 """Above this, Pillow warns of a file that may be a decompression bomb (`PIL.Image.MAX_IMAGE_PIXELS`)."""
@@ -17,17 +16,14 @@ MIN_TEMPERATURE = 0.01
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-class Texts(Data):
+class Texts(Tokenized):
     """How the texts of pairs become tokens."""
 
     tokenizer: str = "bytes"
-    """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, or "bytes"."""
+    """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, or "bytes"; docs/data.md shows how
+    to train one."""
     max_tokens: Size
     """Tokens of a text, with those that begin and end it; what is longer is cut off."""
-
-    @property
-    def hub_fields(self) -> dict[str, RepositoryKind]:
-        return super().hub_fields | ({} if self.tokenizer == "bytes" else {"tokenizer": "model"})
 
 
 class NamedDigits(DigitsData, Texts):
@@ -179,12 +175,11 @@ class Config(RecipeConfig):
     def tiny_data(self) -> dict[str, Any] | None:
         if not isinstance(self.data, HubOrLocal):
             return None
-        small: dict[str, Any] = {"model.vocab_size": 256}
         if isinstance(self.model, SharedText):
             data = {"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64, "max_tokens": 32}
-            return small | {"data": data}
+            return {"data": data, "model.vocab_size": 256}
         data = {"source": "digits", "image_size": 32, "max_tokens": 32}
-        return small | {"data": data, "model.end_of_text": 0, "zero_shot": None}
+        return {"data": data, "model.vocab_size": 256, "model.end_of_text": 0}
 
     @check
     def _models_of_the_data(self) -> Iterator[str]:

@@ -122,7 +122,7 @@ def example_batch(config: Config) -> dict[str, torch.Tensor]:
     count = config.batch.micro_batch_size
     num_texts = config.vectors_per_sample - isinstance(config.model, ImageText)
     tokens = torch.zeros(count, num_texts, config.data.max_tokens, dtype=torch.int64)
-    batch = {"input_ids": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool)}
+    batch = {"input_ids": tokens, "mask": tokens == 0}
     if isinstance(config.data, Images):
         side = config.data.image_size
         batch["pixel_values"] = torch.zeros(count, config.data.num_channels, side, side)
