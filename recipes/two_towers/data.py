@@ -22,6 +22,7 @@ from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
+from largebatch.words import counted
 
 from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, ImageText, NamedDigits, TextPairs
 from .images import open_captioned, text_id
@@ -58,6 +59,10 @@ def _open(
     prefixes = [data.query_prefix, *[data.passage_prefix] * (1 + len(data.negative_columns))]
     splits = zip(open_splits(data, preparation, uses), (data.train_split, data.eval_split), strict=True)
     train, evaluation = (_checked(rows.select_columns([*uses]), split) for rows, split in splits)
+    for rows in (train, evaluation) if preparation.allowed == "everything" else ():
+        passages = np.fromiter((text_id(text.as_py()) for text in rows.data.column(data.passage_column)), np.int64)
+        if (number := len(np.unique(passages))) < len(rows):
+            print(f"{counted(number, 'different passage')} of {len(rows):,}: no batch has more of them")
     return TextPairSource(train, texts, prefixes), TextPairSource(evaluation, texts, prefixes)
 
 
