@@ -34,11 +34,14 @@ def check_causal(model: PreTrainedModel) -> None:
         tokens, others = (_tokens(asked, first, sum(LENGTHS)) for first in (3, 4))
         before = _logits(asked, tokens)
         after = _logits(asked, torch.cat([tokens[:-1], others[-1:]]))
-        problem = (
-            f"model: {type(model).__name__} is not a causal language model: a token changes the logits of those before "
-            "it, by {} of the largest, so it would read the answers that it must predict; use another model"
-        )
-        _require_same(before[:-1], after[:-1], OF_OTHER_TOKENS, problem)
+        difference = _relative_difference(before[:-1], after[:-1])
+        # Also true if the difference is not a number.
+        if not difference <= OF_OTHER_TOKENS:
+            raise UserError(
+                f"model: {type(model).__name__} is not a causal language model: a token changes the logits of those "
+                f"before it, by {difference:.1e} of the largest, so it would read the answers that it must predict; "
+                "use another model"
+            )
 
 
 def check_packing(model: PreTrainedModel) -> None:
@@ -48,17 +51,18 @@ def check_packing(model: PreTrainedModel) -> None:
         UserError: They differ, so that packing would train something else; or the model cannot be run.
     """
     with _asked(model) as asked:
-        problem = (
-            f"data.packing: {type(model).__name__} does not keep the pairs of a pack apart: they change each other's "
-            "logits, by {} of the largest; write false"
-        )
         pairs, others = ([_tokens(asked, first, length) for length in LENGTHS] for first in (3, 4))
         packed = _logits_of_pack(asked, *pairs)
         for number, pair in enumerate(pairs):
             surrounded = _logits_of_pack(asked, *others[:number], pair, *others[number + 1 :])[number]
             (alone,) = _logits_of_pack(asked, pair)
-            _require_same(packed[number], surrounded, OF_OTHER_TOKENS, problem)
-            _require_same(packed[number], alone, OF_BEING_ALONE, problem)
+            for expected, limit in ((surrounded, OF_OTHER_TOKENS), (alone, OF_BEING_ALONE)):
+                difference = _relative_difference(packed[number], expected)
+                if not difference <= limit:
+                    raise UserError(
+                        f"data.packing: {type(model).__name__} does not keep the pairs of a pack apart: they change "
+                        f"each other's logits, by {difference:.1e} of the largest; write false"
+                    )
 
 
 def _tokens(model: PreTrainedModel, first: int, length: int) -> torch.Tensor:
@@ -80,11 +84,8 @@ def _logits_of_pack(model: PreTrainedModel, *pack: torch.Tensor) -> list[torch.T
     return list(torch.split(_logits(model, torch.cat(pack), positions), [len(pair) for pair in pack]))
 
 
-def _require_same(found: torch.Tensor, expected: torch.Tensor, limit: float, problem: str) -> None:
-    difference = (found - expected).abs().max() / expected.abs().max()
-    # Also true if the difference is not a number.
-    if not difference <= limit:
-        raise UserError(problem.format(f"{difference:.1e}"))
+def _relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
 
 
 @contextmanager

@@ -129,9 +129,10 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
     if role not in get_args(Role):
         known = f"write one of {', '.join(get_args(Role))}, or what it means in data.messages.roles"
         raise UnusableConversation(f"{where} has the {layout.role} {_short(named)}; {known}")
-    message = {key: item for key, item in value.items() if key not in (layout.role, layout.content)}
     # `datasets` fills keys that only other rows have with null, which templates would write as text.
-    message = {key: item for key, item in message.items() if item is not None} | {"role": role}
+    apart = (layout.role, layout.content)
+    message = {key: item for key, item in value.items() if item is not None and key not in apart}
+    message["role"] = role
     if role == "function_call":
         calls = _calls(where, _from_json(f"the {layout.content} of {where}", content))
         functions = [{"type": "function", "function": call.get("function", call)} for call in calls]

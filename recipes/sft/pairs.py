@@ -44,15 +44,15 @@ class Pairs:
     def __init__(self, dataset: datasets.Dataset, block_size: int, split: str, skip_invalid: bool, noun: str = "pair"):
         self.noun = noun
         self.dataset = dataset.with_format("arrow")
-        num_tokens = np.asarray(dataset["num_tokens"][:], dtype=np.int64)
-        is_empty = num_tokens == 0
-        is_long = num_tokens - 1 > block_size
+        lengths = np.asarray(dataset["num_tokens"][:], dtype=np.int64) - 1
+        is_empty = lengths < 0
+        is_long = lengths > block_size
         self.rows = np.flatnonzero(~is_empty & ~is_long)
         """Place of each pair in the data set."""
-        self.lengths = num_tokens[self.rows] - 1
+        self.lengths = lengths[self.rows]
         """Number of tokens that each pair predicts from."""
         self.remark = None
-        if len(self.rows) == len(num_tokens):
+        if len(self.rows) == len(lengths):
             return
         problems = []
         if is_empty.any():
@@ -61,8 +61,8 @@ class Pairs:
             problems.append((is_empty, f"{what} (the first is row {first}{detail and ': ' + detail})"))
         if is_long.any():
             what = f"more than data.block_size {block_size:,} tokens to predict from (the first is row "
-            problems.append((is_long, f"{what}{is_long.argmax()}, the longest has {num_tokens.max() - 1:,})"))
-        among = f"of {len(num_tokens):,} {split} {noun}s "
+            problems.append((is_long, f"{what}{is_long.argmax()}, the longest has {lengths.max():,})"))
+        among = f"of {len(lengths):,} {split} {noun}s "
         self.remark = " and ".join(
             f"{chosen.sum():,} {among if number == 0 else ''}{'has' if chosen.sum() == 1 else 'have'} {what}"
             for number, (chosen, what) in enumerate(problems)

@@ -19,7 +19,7 @@ from largebatch.data.images import TensorImages, digits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.source import Batch, Sources
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 from largebatch.words import counted
@@ -32,7 +32,7 @@ UNDERLINE = re.compile(r"([*=\-~^])\1{2,}")
 SHORTEST = 80  # characters of a paragraph that a heading is to be found by
 
 
-def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, SampleSource]:
+def sources(config: Config, preparation: Preparation) -> Sources:
     """The training and evaluation pairs.
 
     Raises:
@@ -42,15 +42,14 @@ def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, Sam
     data = config.data
     if isinstance(data, NamedDigits):
         train, held_out = digits(data)
-        return DigitPairs(train, texts, config.seed), DigitPairs(held_out, texts, config.seed)
+        named = partial(DigitPairs, texts=texts, seed=config.seed)
+        return named(train.pixels, train.labels), named(held_out.pixels, held_out.labels)
     if isinstance(data, Headings):
         return _headings(data, texts)
     return open_mixed(data, config.seed, partial(_open, texts, preparation))
 
 
-def _open(
-    texts: "Texts", preparation: Preparation, data: CaptionedImages | TextPairs, seed: int
-) -> tuple[SampleSource, SampleSource]:
+def _open(texts: "Texts", preparation: Preparation, data: CaptionedImages | TextPairs, seed: int) -> Sources:
     if isinstance(data, CaptionedImages):
         train_images, eval_images = open_captioned(data, preparation, texts.of_images, seed)
         return train_images, eval_images
@@ -66,7 +65,7 @@ def _open(
     return TextPairSource(train, texts, prefixes), TextPairSource(evaluation, texts, prefixes)
 
 
-def _headings(data: Headings, texts: "Texts") -> tuple[SampleSource, SampleSource]:
+def _headings(data: Headings, texts: "Texts") -> Sources:
     """Evaluation has evenly spaced pairs."""
     pairs = headings()
     wanted = data.num_train_samples + data.num_eval_samples
@@ -111,27 +110,20 @@ class Texts:
 
 
 @dataclass(eq=False)
-class DigitPairs:
+class DigitPairs(TensorImages):
     """Images of digits with their names; for training, in the words of a template that is drawn in every epoch."""
 
-    images: TensorImages
     texts: Texts
     seed: int
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
-        batch = self.images.fetch(indices, epoch)
+        batch = super().fetch(indices, epoch)
         names = []
         for index, label in zip(indices.tolist(), batch["labels"].tolist(), strict=True):
             drawn = 0 if epoch is None else derive_seed(self.seed, "template", epoch, index)
             names.append([TEMPLATES[drawn % len(TEMPLATES)].format(DIGIT_NAMES[label])])
         # All texts about a digit say the same.
         return {**batch, **self.texts.encode(names), "ids": batch["labels"].unsqueeze(1).repeat(1, 2)}
-
-    def weight(self, batch: Batch) -> int:
-        return len(batch["ids"])
 
 
 @dataclass(eq=False)
