@@ -3,18 +3,22 @@
 A view depends only on (seed, epoch, sample, number of the view).
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter
 
 from largebatch.config.data import DigitsData
 from largebatch.data.crops import Crop, Pixels, crop_box, random_box
-from largebatch.data.images import HubImageSource, Rows, TensorImages, digits, open_images
+from largebatch.data.images import HubImageSource, TensorImages, digits, open_images
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, Sources
 
-from .config import Config, ViewedImages, Views
+from .config import Config, Views
 
 NUM_VIEWS = 2
 
@@ -28,63 +32,53 @@ def sources(config: Config, preparation: Preparation) -> Sources:
     Raises:
         DataError: The data cannot be loaded.
     """
+    draw = partial(random_views, config)
     if isinstance(config.data, DigitsData):
         images, held_out = digits(config.data)
-        return DigitViews(images, config.views, config.seed), held_out
+        return DigitViews(images.pixels, images.labels, draw), held_out
     train, evaluation = open_images(config.data, preparation)
-    return (
-        HubImageViews(train, config.data, config.views, config.seed),
-        HubImageSource(evaluation, config.data, augmentation_seed=None),
-    )
+    return HubImageViews(train, config.data, None, draw), HubImageSource(evaluation, config.data, None)
 
 
-class DigitViews:
+Draw = Callable[[Image.Image, int, int], Pixels]
+"""Draws the views of an image, by the epoch and the number of the sample."""
+
+
+@dataclass(eq=False)
+class DigitViews(TensorImages):
     """Views of single-channel images in memory."""
 
-    def __init__(self, images: TensorImages, views: Views, seed: int):
-        self.images = images
-        self.views = views
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.images)
+    draw: Draw
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
-        batch = self.images.fetch(indices, epoch)
-        if epoch is None:
-            return batch
-        views = [
-            random_views(Image.fromarray(pixels[0].numpy()), pixels.shape[-1], self.views, self.seed, epoch, int(index))
-            for pixels, index in zip(batch["pixel_values"], indices, strict=True)
-        ]
-        # Views have three equal channels.
-        return {"pixel_values": torch.from_numpy(np.stack(views)[:, :, :1]), "labels": batch["labels"]}
-
-    def weight(self, batch: Batch) -> int:
-        return self.images.weight(batch)
+        batch = super().fetch(indices, epoch)
+        if epoch is not None:
+            pixels = batch["pixel_values"][:, 0].numpy()
+            views = [self.draw(Image.fromarray(each), epoch, int(i)) for each, i in zip(pixels, indices, strict=True)]
+            # Views have three equal channels.
+            batch["pixel_values"] = torch.from_numpy(np.stack(views)[:, :, :1])
+        return batch
 
 
+@dataclass(eq=False)
 class HubImageViews(HubImageSource):
     """Views of encoded images for training."""
 
-    def __init__(self, dataset: Rows, config: ViewedImages, views: Views, seed: int):
-        super().__init__(dataset, config, augmentation_seed=None)
-        self.views = views
-        self.seed = seed
+    draw: Draw
 
     def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
         """The parent's crop; for training the pixels of both views, (views, 3, image_size, image_size)."""
-        if epoch is None:
-            return super().crop(image, index, epoch)
-        return Crop(random_views(image, self.config.image_size, self.views, self.seed, epoch, index))
+        return super().crop(image, index, epoch) if epoch is None else Crop(self.draw(image, epoch, index))
 
 
-def random_views(image: Image.Image, size: int, views: Views, seed: int, epoch: int, index: int) -> Pixels:
+def random_views(config: Config, image: Image.Image, epoch: int, index: int) -> Pixels:
     """The views of sample `index` in `epoch`: uint8, shape (views, 3, size, size)."""
     # Decoded once, and whole: a view must not depend on the scale at which another one decodes the image.
     image.load()
-    seeds = [derive_seed(seed, "view", epoch, index, number) for number in range(NUM_VIEWS)]
-    return np.stack([random_view(image, size, views, np.random.default_rng(each)) for each in seeds])
+    generators = [
+        np.random.default_rng(derive_seed(config.seed, "view", epoch, index, number)) for number in range(NUM_VIEWS)
+    ]
+    return np.stack([random_view(image, config.data.image_size, config.views, random) for random in generators])
 
 
 def random_view(image: Image.Image, size: int, views: Views, random: np.random.Generator) -> Pixels:

@@ -18,8 +18,7 @@ class Encoder(nn.Module):
         self.backbone = backbone
         activation = {"relu": nn.ReLU, "gelu": nn.GELU}[projection.activation]()
         hidden = projection.hidden_size
-        outputs = projection.output_size
-        self.head = nn.Sequential(nn.Linear(width, hidden), activation, nn.Linear(hidden, outputs))
+        self.head = nn.Sequential(nn.Linear(width, hidden), activation, nn.Linear(hidden, projection.output_size))
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Representations, shape (images, width), and projections, shape (images, output_size)."""

@@ -1,54 +1,29 @@
-"""Initialization and BatchNorm momentum of a residual network, after Goyal et al. 2017 (arXiv 1706.02677)."""
+"""Initialization of a residual network, after Goyal et al. 2017 (arXiv 1706.02677), section 5.1."""
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from transformers import ResNetForImageClassification
 from transformers.models.resnet.modeling_resnet import ResNetBasicLayer, ResNetBottleNeckLayer
 
 CLASSIFIER_STD = 0.01
-# torch's momentum is the weight of the new value; the paper's 0.9 is the weight of the old one.
-BATCH_NORM_MOMENTUM = 0.1
 
 
-def zero_last_norm_of_blocks(model: nn.Module) -> None:
-    """Start each residual block as its shortcut, mostly the identity: the scale of its last BatchNorm is zero.
+def initialize(model: ResNetForImageClassification) -> None:
+    """Start each residual block as its shortcut, and all classes as about equally probable.
 
-    Goyal et al. 2017, section 5.1; the scales of all other BatchNorms start at one, as in torch. This helps training
-    start at large learning rates. No random number is drawn.
+    The scale of the last BatchNorm of a block is zero, so that it is mostly the identity; the scales of all others
+    start at one, as in torch. This helps training start at large learning rates. The weights of the classifier are
+    drawn from a Gaussian of standard deviation 0.01, and its bias is zero.
 
-    Raises:
-        ValueError: The model has no residual blocks of `transformers`' ResNet.
-    """
-    blocks = [module for module in model.modules() if isinstance(module, ResNetBasicLayer | ResNetBottleNeckLayer)]
-    if not blocks:
-        raise ValueError(f"{type(model).__name__} has no residual blocks of transformers' ResNet")
-    for block in blocks:
-        nn.init.zeros_(block.layer[-1].normalization.weight)
-
-
-def small_classifier(model: nn.Module) -> None:
-    """Draw the weights of the last layer from a Gaussian of standard deviation 0.01; its bias is zero.
-
-    Goyal et al. 2017, section 5.1: all classes are about equally probable at first. Numbers are drawn from torch's
-    generator, which a run seeds equally in every process.
-
-    Raises:
-        ValueError: The model has no linear layer, or several.
-    """
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if len(layers) != 1:
-        raise ValueError(f"{type(model).__name__} has {len(layers)} linear layers; give the classifier itself")
-    nn.init.normal_(layers[0].weight, std=CLASSIFIER_STD)
-    if layers[0].bias is not None:
-        nn.init.zeros_(layers[0].bias)
-
-
-def set_batch_norm_momentum(model: nn.Module) -> None:
-    """Make BatchNorm's running statistics keep 0.9 of their old value at each step, and take 0.1 of the new one.
-
-    Goyal et al. 2017, section 5.1, call this a momentum of 0.9; torch calls the other weight, 0.1, the momentum. The
-    new value comes from micro-batches (the paper's n = 32 images per worker), not from the global batch (section 2.3):
-    here it is the mean over all micro-batches of a step (`backend/batch_norm.py`).
+    Numbers are drawn from torch's generator, which a run seeds equally in every process. BatchNorm keeps 0.9 of its
+    running statistics at each step, which the paper calls a momentum of 0.9; that is torch's default, whose momentum
+    of 0.1 is the weight of the new value. This comes from micro-batches (the paper's n = 32 images per worker), not
+    from the global batch (section 2.3): here it is the mean over all micro-batches of a step
+    (`backend/batch_norm.py`).
     """
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.momentum = BATCH_NORM_MOMENTUM
+        if isinstance(module, ResNetBasicLayer | ResNetBottleNeckLayer):
+            nn.init.zeros_(module.layer[-1].normalization.weight)
+        # The classifier: all other layers are convolutions.
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=CLASSIFIER_STD)
+            nn.init.zeros_(module.bias)

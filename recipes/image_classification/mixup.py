@@ -5,6 +5,8 @@ order decides the pairs, and the mixing weight depends only on the seed, the epo
 mixed twice, with the weights exchanged.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
@@ -13,13 +15,13 @@ from largebatch.data.order import Indices, derive_seed
 from largebatch.data.source import Batch, SampleSource
 
 
+@dataclass(eq=False)
 class MixedPairs:
     """Training samples with their mixing weights, drawn from Beta(alpha, alpha)."""
 
-    def __init__(self, samples: SampleSource, alpha: float, seed: int):
-        self.samples = samples
-        self.alpha = alpha
-        self.seed = seed
+    samples: SampleSource
+    alpha: float
+    seed: int
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -7,7 +7,7 @@ from largebatch.config.data import DigitsData, HubImages
 from largebatch.model.attention import freeze_key_biases
 
 from .config import Config, ResNetWithStem, Vit
-from .initialization import set_batch_norm_momentum, small_classifier, zero_last_norm_of_blocks
+from .initialization import initialize
 from .small_image_resnet import SmallImageResNet
 
 
@@ -31,9 +31,7 @@ def build_resnet(section: ResNetWithStem, data: DigitsData | HubImages) -> ResNe
             num_labels=data.num_classes,
         )
     )
-    zero_last_norm_of_blocks(model)
-    small_classifier(model)
-    set_batch_norm_momentum(model)
+    initialize(model)
     return model
 
 

@@ -6,6 +6,7 @@ of tokens, so that all samples weigh the same in the loss.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -62,27 +63,23 @@ def _open(
     return masked(train, seed=seed), masked(evaluation, seed=EVALUATION_SEED)
 
 
+@dataclass(eq=False)
 class MaskedBlocks:
     """Blocks of tokens with some of them hidden.
 
     80 % of the predicted tokens are hidden by the mask token, 10 % are replaced by random tokens and 10 % stay
     unchanged, drawn independently. Special tokens are neither predicted nor drawn.
-
-    Args:
-        blocks: The samples; their "input_ids" are masked, and their labels are not used.
-        num_targets: Number of tokens that each sample predicts.
-        mask: The token that hides others.
-        ordinary: All tokens that may be predicted or drawn, in increasing order.
-        seed: For training, the run's seed, or that of the source in a mixture.
     """
 
-    def __init__(self, blocks: SampleSource, num_targets: int, mask: int, ordinary: NDArray[np.int64], seed: int):
-        self.blocks = blocks
-        self.num_targets = num_targets
-        self.mask = mask
-        self.ordinary = ordinary
-        self.seed = seed
-        self.num_available: int = getattr(blocks, "num_available", len(blocks))
+    blocks: SampleSource  # the samples; their "input_ids" are masked, and their labels are not used
+    num_targets: int  # tokens that each sample predicts
+    mask: int  # the token that hides others
+    ordinary: NDArray[np.int64]  # all tokens that may be predicted or drawn, in increasing order
+    seed: int  # for training, the run's, or that of the source in a mixture
+
+    @property
+    def num_available(self) -> int:
+        return getattr(self.blocks, "num_available", len(self.blocks))
 
     def __len__(self) -> int:
         return len(self.blocks)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer
 from largebatch.errors import DataError, reason_of
 
 Conversation = list[dict[str, Any]]
@@ -73,13 +73,14 @@ class ChatTemplate:
         DataError: The tokenizer has none.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Tools = None):
+    def __init__(self, tokenizer: Tokenizer, tools: Tools = None):
+        assert isinstance(tokenizer, PretrainedTokenizer)
         try:
-            self.template = tokenizer.get_chat_template(tools=tools)
+            self.template = tokenizer.tokenizer.get_chat_template(tools=tools)
         except ValueError as error:
             remedy = "use the tokenizer of a chat model, or add chat_template.jinja to a copy of its folder"
             raise DataError(f"data.tokenizer: it has no chat template: {reason_of(error)}; {remedy}") from error
-        self.special_tokens = tokenizer.special_tokens_map
+        self.special_tokens = tokenizer.tokenizer.special_tokens_map
         self.tools = tools
         self.has_marks = HAS_MARKS.search(self.template) is not None
 
@@ -173,15 +174,12 @@ class ChatTemplate:
                     f"the chat template leaves out message {number}, of the role {message['role']}; use one that "
                     "writes it, or say in data.messages.roles which of its roles that is"
                 )
-        self._check_end(text, spans, conversation)
-
-    def _check_end(self, text: str, spans: list[Span], conversation: Conversation) -> None:
-        """The model must learn to stop: marks that leave out what ends a turn are wrong."""
-        last = len(conversation) - 1
+        # The model must learn to stop: marks that leave out what ends the last turn are wrong.
         (_, end) = spans[-1]
-        is_marked = self.has_marks and conversation[last]["role"] == "assistant"
-        if is_marked and text[:end].rstrip().endswith(_content(last)) and text[end:].strip():
-            raise _inexact(last, "has marks that leave out what ends {}, so the model would not learn to stop", REMEDY)
+        is_marked = self.has_marks and message["role"] == "assistant"
+        if is_marked and text[:end].rstrip().endswith(content) and text[end:].strip():
+            what = "has marks that leave out what ends {}, so the model would not learn to stop"
+            raise _inexact(number, what, REMEDY)
 
 
 def _content(number: int) -> str:

@@ -12,6 +12,7 @@ from largebatch.errors import DataError
 
 from .chat_template import WEIGHTS, ChatTemplate, Conversation, InexactTemplate, Tools, UnusableConversation
 from .config import Messages, Role
+from .pairs import Encoded, as_columns
 
 
 class ChatEncoder:
@@ -38,7 +39,7 @@ class ChatEncoder:
             given or name: Use(f"messages.{name}", "any" if given else "optional") for name, given in named.items()
         }
         # Raises an error if there is none.
-        ChatTemplate(tokenizer.tokenizer)
+        ChatTemplate(tokenizer)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The columns of `Pairs`.
@@ -48,25 +49,18 @@ class ChatEncoder:
         """
         conversations = rows[self.layout.column]
         names = (self.layout.tools or "tools", self.layout.system or "system")
-        tools, systems = (rows[name] if name in rows else [None] * len(conversations) for name in names)
-        encoded: dict[str, list[Any]] = {"input_ids": [], "predicted": [], "num_tokens": [], "problem": []}
-        for row in zip(conversations, tools, systems, strict=True):
-            problem = ""
-            try:
-                conversation = with_system(row[2], conversation_of(row[0], self.layout))
-                tokens, bounds = self._encode(conversation, tools_of(row[1]))
-            # What can just be read may be nested too deeply to be written.
-            except (UnusableConversation, IndivisibleText, RecursionError) as reason:
-                tokens = []
-                bounds = []
-                problem = f"unusable messages: {reason}"
-            except InexactTemplate as reason:
-                raise DataError(f"data.format: {reason}; it was found in {_short(row[0])}") from reason
-            encoded["input_ids"].append(tokens)
-            encoded["predicted"].append(bounds)
-            encoded["num_tokens"].append(len(tokens))
-            encoded["problem"].append(problem)
-        return encoded
+        tools, systems = (rows.get(name, [None] * len(conversations)) for name in names)
+        return as_columns(map(self._encoded, conversations, tools, systems))
+
+    def _encoded(self, messages: Any, tools: Any, system: Any) -> Encoded:
+        try:
+            conversation = with_system(system, conversation_of(messages, self.layout))
+            return *self._encode(conversation, tools_of(tools)), ""
+        # What can just be read may be nested too deeply to be written.
+        except (UnusableConversation, IndivisibleText, RecursionError) as reason:
+            return [], [], f"unusable messages: {reason}"
+        except InexactTemplate as reason:
+            raise DataError(f"data.format: {reason}; it was found in {_short(messages)}") from reason
 
     def _encode(self, conversation: Conversation, tools: Tools) -> tuple[list[int], list[int]]:
         """A conversation's tokens, and the start and end of each span of them that is predicted.
@@ -84,7 +78,7 @@ class ChatEncoder:
                 found = f"message {number} has {key} {_short(message[key])}, but is {'' if is_predicted else 'not '}"
                 chosen = "messages.train_on chooses all turns of the assistant, or the last"
                 raise UnusableConversation(f"{found}predicted: {chosen}, not single ones; remove {key}")
-        template = ChatTemplate(self.tokenizer.tokenizer, tools)
+        template = ChatTemplate(self.tokenizer, tools)
         whole, _ = template.write(conversation)
         (tokens,) = (each[:-1] for each in self.tokenizer.encode([whole]))
         if len(tokens) - 1 > self.block_size:
@@ -135,9 +129,10 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
     if role not in get_args(Role):
         known = f"write one of {', '.join(get_args(Role))}, or what it means in data.messages.roles"
         raise UnusableConversation(f"{where} has the {layout.role} {_short(named)}; {known}")
-    message = {key: item for key, item in value.items() if key not in (layout.role, layout.content)}
     # `datasets` fills keys that only other rows have with null, which templates would write as text.
-    message = {key: item for key, item in message.items() if item is not None} | {"role": role}
+    apart = (layout.role, layout.content)
+    message = {key: item for key, item in value.items() if item is not None and key not in apart}
+    message["role"] = role
     if role == "function_call":
         calls = _calls(where, _from_json(f"the {layout.content} of {where}", content))
         functions = [{"type": "function", "function": call.get("function", call)} for call in calls]

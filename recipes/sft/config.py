@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from largebatch.config import RecipeConfig, check
-from largebatch.config.data import Data, HubOrLocal, Mixable
+from largebatch.config.data import Data, HubOrLocal, Mixable, Tokenized
 from largebatch.config.models import Model
 from largebatch.config.sections import BelowOne, Evaluation, PositiveFloat, PositiveInt, Section, Size
 from largebatch.system.repositories import RepositoryKind
@@ -76,7 +76,7 @@ class Messages(Section):
         return roles
 
 
-class HubPairs(Mixable, PairData):
+class HubPairs(Mixable, Tokenized, PairData):
     """Prompts with their answers, or conversations, through Hugging Face `datasets`.
 
     The first `num_train_samples` samples are used; a run prints how many there are.
@@ -94,18 +94,12 @@ class HubPairs(Mixable, PairData):
     assistant's answer on is predicted. "messages": conversations, each written by the chat template as a whole."""
     messages: Messages = Messages()
     """Layout of the conversations, for "messages"."""
-    tokenizer: str
-    """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, usually the model's, or "bytes"."""
     on_invalid: Literal["refuse", "skip"] = "refuse"
     """How to treat pairs that have more than `block_size` tokens, or a prompt or an answer whose columns are all empty,
     and conversations that are too long or damaged: a run prints how many there are, and either does not start or skips
     them."""
 
     per_source_fields: ClassVar[tuple[str, ...]] = ("prompt", "answer", "format", "messages", "on_invalid")
-
-    @property
-    def hub_fields(self) -> dict[str, RepositoryKind]:
-        return super().hub_fields | ({} if self.tokenizer == "bytes" else {"tokenizer": "model"})
 
     @field_validator("prompt", "answer")
     @classmethod

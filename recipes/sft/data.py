@@ -5,7 +5,7 @@ and predicts those after the prompt. No token spans both, and a prompt has the s
 they are tokenized apart or, by a tokenizer that would add something to the answer, together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from .chat_template import ChatTemplate, InexactTemplate, UnusableConversation
 from .chats import ChatEncoder
 from .config import AdditionData, Config, HubPairs
 from .model import configuration
-from .pairs import Pairs, PairSamples
+from .pairs import Encoded, Pairs, PairSamples, as_columns
 
 
 def sources(config: Config, preparation: Preparation) -> Sources:
@@ -47,14 +47,15 @@ def sources(config: Config, preparation: Preparation) -> Sources:
 
 
 def _open(config: Config, preparation: Preparation, data: AdditionData | HubPairs, _seed: int) -> Sources:
+    tokenizer = load_tokenizer("bytes" if isinstance(data, AdditionData) else data.tokenizer)
+    encoder: PairEncoder | ChatEncoder
     if isinstance(data, AdditionData):
-        splits = addition()
-        tokenizer = load_tokenizer("bytes")
-        encoder: PairEncoder | ChatEncoder = PairEncoder("{prompt}", "{answer}", tokenizer)
+        encoder = PairEncoder("{prompt}", "{answer}", tokenizer)
+    elif data.format == "messages":
+        encoder = ChatEncoder(data.messages, tokenizer, data.block_size)
     else:
-        tokenizer = load_tokenizer(data.tokenizer)
-        encoder = encoder_of(data, tokenizer)
-        splits = open_splits(data, preparation, encoder.uses)
+        encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
+    splits = addition() if isinstance(data, AdditionData) else open_splits(data, preparation, encoder.uses)
     skip_invalid = isinstance(data, HubPairs) and data.on_invalid == "skip"
     train, evaluation = (
         Pairs(tokenize(data, split, encoder, preparation), data.block_size, name, skip_invalid, encoder.noun)
@@ -107,9 +108,7 @@ def addition() -> tuple[datasets.Dataset, datasets.Dataset]:
 # --- tokenizing ---------------------------------------------------------------------------------------------------
 
 
-Encoded = tuple[list[int], int, str]
-"""A pair's tokens, how many of them are its prompt's, and why it cannot be used; that is empty if it can."""
-NOTHING: Encoded = ([], 0, "an empty prompt or answer")
+NOTHING: Encoded = ([], [], "an empty prompt or answer")
 
 
 class PairEncoder:
@@ -134,47 +133,38 @@ class PairEncoder:
         self.prompt = prompt
         self.answer = answer
         self.tokenizer = tokenizer
-        self.template: ChatTemplate | None = None
+        self.template = ChatTemplate(tokenizer) if chat else None
         # Chat templates write the tokens that begin a text themselves.
         self.begin = [] if chat else [*tokenizer.prefix]
         self.is_apart = not (chat or tokenizer.adds_to_parts)
-        if chat:
-            assert isinstance(tokenizer, PretrainedTokenizer)
-            self.template = ChatTemplate(tokenizer.tokenizer)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The columns of `tokenize`."""
-        size = len(rows[next(iter(self.uses))])
-        texts = [self._texts({name: rows[name][number] for name in self.uses}) for number in range(size)]
-        encoded = self._apart(texts) if self.is_apart else self._together(texts)
-        return {
-            "input_ids": [tokens for tokens, _, _ in encoded],
-            "predicted": [[start, len(tokens)] for tokens, start, _ in encoded],
-            "num_tokens": [len(tokens) for tokens, _, _ in encoded],
-            "problem": [problem for _, _, problem in encoded],
-        }
+        columns = zip(*(rows[name] for name in self.uses), strict=True)
+        texts = [self._texts(dict(zip(self.uses, values, strict=True))) for values in columns]
+        return as_columns(self._apart(texts) if self.is_apart else self._together(texts))
 
-    def _apart(self, texts: list[tuple[str, str]]) -> list[Encoded]:
+    def _apart(self, texts: list[tuple[str, str]]) -> Iterator[Encoded]:
         # The tokenizer ends each text; only the ends of answers are kept.
-        prompts = [self.begin + tokens[:-1] for tokens in self.tokenizer.encode([prompt for prompt, _ in texts])]
+        prompts = self.tokenizer.encode([prompt for prompt, _ in texts])
         answers = self.tokenizer.encode([answer for _, answer in texts])
-        return [
-            (prompt + answer, len(prompt), "") if text and prompt and answer else NOTHING
-            for (_, text), prompt, answer in zip(texts, prompts, answers, strict=True)
-        ]
+        for (_, text), (*prompt, _), answer in zip(texts, prompts, answers, strict=True):
+            tokens = [*self.begin, *prompt, *answer]
+            start = len(tokens) - len(answer)
+            yield (tokens, [start, len(tokens)], "") if text and start else NOTHING
 
-    def _together(self, texts: list[tuple[str, str]]) -> list[Encoded]:
+    def _together(self, texts: list[tuple[str, str]]) -> Iterator[Encoded]:
         assert isinstance(self.tokenizer, PretrainedTokenizer)
         end = [] if self.template else [self.tokenizer.end_of_text]
-        encoded = []
         for prompt, answer in texts:
             try:
-                tokens, (start,) = encode_parts(self.tokenizer, prompt + answer, [len(prompt)])
-                pair = (self.begin + tokens + end, len(self.begin) + start, "")
-                encoded.append(pair if answer and pair[1] else NOTHING)
+                parts, (count,) = encode_parts(self.tokenizer, prompt + answer, [len(prompt)])
             except IndivisibleText as reason:
-                encoded.append(([], 0, f"text that cannot be divided: {reason}"))
-        return encoded
+                yield [], [], f"text that cannot be divided: {reason}"
+                continue
+            tokens = [*self.begin, *parts, *end]
+            start = len(self.begin) + count
+            yield (tokens, [start, len(tokens)], "") if answer and start else NOTHING
 
     def _texts(self, row: dict[str, Any]) -> tuple[str, str]:
         """A prompt and the text to predict after it; both are empty if one of them has only its template."""
@@ -192,13 +182,6 @@ class PairEncoder:
         except (InexactTemplate, UnusableConversation) as error:
             raise DataError(f'data.format: {error}; or write "plain", with templates of your own') from error
         return text[:start], text[start:]
-
-
-def encoder_of(data: HubPairs, tokenizer: Tokenizer) -> PairEncoder | ChatEncoder:
-    """The encoder for the section's format."""
-    if data.format == "messages":
-        return ChatEncoder(data.messages, tokenizer, data.block_size)
-    return PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
 
 
 def _as_text(name: str, value: Any) -> Any:

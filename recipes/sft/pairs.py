@@ -1,27 +1,37 @@
 """Tokenized prompts with their answers, or conversations, as samples, single or packed."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Any
 
+import datasets
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from largebatch.data.order import Indices
 from largebatch.data.source import Batch
 from largebatch.data.text import IGNORE_INDEX, count_targets
 from largebatch.errors import DataError
 
-if TYPE_CHECKING:
-    import datasets
+Encoded = tuple[list[int], list[int], str]
+"""The tokens of a pair or conversation; the start and the end of each span of them that is predicted, one after the
+other; and why it cannot be used, if it has no tokens."""
+
+
+def as_columns(rows: Iterable[Encoded]) -> dict[str, list[Any]]:
+    """The columns of `Pairs`."""
+    tokens, predicted, problems = map(list, zip(*rows, strict=True))
+    return {"input_ids": tokens, "predicted": predicted, "num_tokens": [*map(len, tokens)], "problem": problems}
 
 
 class Pairs:
     """The usable pairs or conversations of a split, in its stored order.
 
     Args:
-        dataset: Rows of tokens "input_ids", none in unusable ones, whose reason is "problem"; "predicted" has the start
-            and the end of each span that is predicted, one after the other.
+        dataset: Rows with the columns of `as_columns`.
         block_size: The most tokens that a row may predict from.
         split: "training" or "evaluation", for messages.
         skip_invalid: Whether to skip unusable rows.
@@ -31,20 +41,18 @@ class Pairs:
         DataError: There are unusable pairs that may not be skipped, or no usable ones.
     """
 
-    def __init__(
-        self, dataset: "datasets.Dataset", block_size: int, split: str, skip_invalid: bool, noun: str = "pair"
-    ):
+    def __init__(self, dataset: datasets.Dataset, block_size: int, split: str, skip_invalid: bool, noun: str = "pair"):
         self.noun = noun
         self.dataset = dataset.with_format("arrow")
-        num_tokens = np.asarray(dataset["num_tokens"][:], dtype=np.int64)
-        is_empty = num_tokens == 0
-        is_long = num_tokens - 1 > block_size
+        lengths = np.asarray(dataset["num_tokens"][:], dtype=np.int64) - 1
+        is_empty = lengths < 0
+        is_long = lengths > block_size
         self.rows = np.flatnonzero(~is_empty & ~is_long)
         """Place of each pair in the data set."""
-        self.lengths = num_tokens[self.rows] - 1
+        self.lengths = lengths[self.rows]
         """Number of tokens that each pair predicts from."""
         self.remark = None
-        if len(self.rows) == len(num_tokens):
+        if len(self.rows) == len(lengths):
             return
         problems = []
         if is_empty.any():
@@ -53,8 +61,8 @@ class Pairs:
             problems.append((is_empty, f"{what} (the first is row {first}{detail and ': ' + detail})"))
         if is_long.any():
             what = f"more than data.block_size {block_size:,} tokens to predict from (the first is row "
-            problems.append((is_long, f"{what}{is_long.argmax()}, the longest has {num_tokens.max() - 1:,})"))
-        among = f"of {len(num_tokens):,} {split} {noun}s "
+            problems.append((is_long, f"{what}{is_long.argmax()}, the longest has {lengths.max():,})"))
+        among = f"of {len(lengths):,} {split} {noun}s "
         self.remark = " and ".join(
             f"{chosen.sum():,} {among if number == 0 else ''}{'has' if chosen.sum() == 1 else 'have'} {what}"
             for number, (chosen, what) in enumerate(problems)
@@ -69,19 +77,17 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, numbers: NDArray[np.int64]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each pair's inputs and the label of each input, both int64 of shape (tokens,)."""
+    def read(self, numbers: NDArray[np.int64]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Each pair's inputs, the label of each input, and its position, all int64 of shape (tokens,)."""
         rows = self.dataset[self.rows[numbers]].to_pydict()
         pairs = []
-        for tokens, bounds in zip(rows["input_ids"], rows["predicted"], strict=True):
-            inputs = torch.tensor(tokens[:-1])
-            targets = torch.tensor(tokens[1:])
-            labels = torch.full_like(targets, IGNORE_INDEX)
+        for row, bounds in zip(rows["input_ids"], rows["predicted"], strict=True):
+            tokens = torch.tensor(row)
+            labels = torch.full_like(tokens, IGNORE_INDEX)
             for start, end in zip(bounds[::2], bounds[1::2], strict=True):
-                # A label stands where the token before it is read.
-                span = slice(max(start - 1, 0), end - 1)
-                labels[span] = targets[span]
-            pairs.append((inputs, labels))
+                labels[start:end] = tokens[start:end]
+            # A label stands where the token before it is read.
+            pairs.append((tokens[:-1], labels[1:], torch.arange(len(row) - 1)))
         return pairs
 
 
@@ -101,31 +107,29 @@ def starts_of_packs(lengths: NDArray[np.int64], block_size: int) -> NDArray[np.i
     return np.array([*starts, len(lengths)])
 
 
+@dataclass(eq=False)
 class PairSamples:
     """Samples of one or more consecutive pairs, padded to the longest of their batch.
-
-    Args:
-        pairs: The pairs.
-        num_samples: Number of samples to use.
-        field: The config's field for `num_samples`, for the error.
-        pack_size: The most tokens in a pack; None means one pair per sample.
 
     Raises:
         DataError: There are too few samples.
     """
 
-    def __init__(self, pairs: Pairs, num_samples: int, field: str, pack_size: int | None = None):
-        self.pairs = pairs
-        self.num_samples = num_samples
-        self.packed = pack_size is not None
-        self.starts = starts_of_packs(pairs.lengths, pack_size) if pack_size else np.arange(len(pairs) + 1)
+    pairs: Pairs
+    num_samples: int  # how many samples to use
+    field: str  # the config's field for that number
+    pack_size: int | None = None  # the most tokens in a pack; None means one pair per sample
+
+    def __post_init__(self) -> None:
+        lengths = self.pairs.lengths
+        self.starts = starts_of_packs(lengths, self.pack_size) if self.pack_size else np.arange(len(lengths) + 1)
         self.num_available = len(self.starts) - 1
-        self.remark = pairs.remark
-        if self.num_available < num_samples:
-            found = f"the data has only {len(pairs)} {pairs.noun}s"
-            if pack_size:
-                found += f", which make {self.num_available} packs of at most {pack_size} tokens"
-            raise DataError(f"{field}: {num_samples}, but {found}; write at most {self.num_available}")
+        self.remark = self.pairs.remark
+        if self.num_available < self.num_samples:
+            found = f"the data has only {len(lengths)} {self.pairs.noun}s"
+            if self.pack_size:
+                found += f", which make {self.num_available} packs of at most {self.pack_size} tokens"
+            raise DataError(f"{self.field}: {self.num_samples}, but {found}; write at most {self.num_available}")
 
     def __len__(self) -> int:
         return self.num_samples
@@ -133,22 +137,15 @@ class PairSamples:
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
         ranges = [np.arange(self.starts[index], self.starts[index + 1]) for index in indices]
         pairs = iter(self.pairs.read(np.concatenate(ranges)))
-        samples = [list(islice(pairs, len(numbers))) for numbers in ranges]
-        longest = max(sum(len(inputs) for inputs, _ in sample) for sample in samples)
-        shape = (len(samples), longest)
-        batch = {"input_ids": torch.zeros(shape, dtype=torch.int64), "labels": torch.full(shape, IGNORE_INDEX)}
-        if self.packed:
+        samples = [map(torch.cat, zip(*islice(pairs, len(numbers)), strict=True)) for numbers in ranges]
+        inputs, labels, positions = map(list, zip(*samples, strict=True))
+        batch = {
+            "input_ids": pad_sequence(inputs, batch_first=True),
+            "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORE_INDEX),
+        }
+        if self.pack_size:
             # At position 0, each padding token is its own pair, to which no other token attends.
-            batch["position_ids"] = torch.zeros(shape, dtype=torch.int64)
-        for row, sample in enumerate(samples):
-            start = 0
-            for inputs, labels in sample:
-                place = slice(start, start + len(inputs))
-                batch["input_ids"][row, place] = inputs
-                batch["labels"][row, place] = labels
-                if self.packed:
-                    batch["position_ids"][row, place] = torch.arange(len(inputs))
-                start += len(inputs)
+            batch["position_ids"] = pad_sequence(positions, batch_first=True)
         return batch
 
     def weight(self, batch: Batch) -> int:

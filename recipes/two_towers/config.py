@@ -6,27 +6,23 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from largebatch.config import RecipeConfig, check
-from largebatch.config.data import Data, DigitsData, EncodedImages, HubOrLocal, Mixable
+from largebatch.config.data import DigitsData, EncodedImages, HubOrLocal, Mixable, Tokenized
 from largebatch.config.models import LargeModel, Transformer
 from largebatch.config.sections import NonNegativeInt, PositiveFloat, Section, Size
-from largebatch.system.repositories import RepositoryKind
 
 MAX_PIXELS = 2**30 // 4 // 3
 """Above this, Pillow warns of a file that may be a decompression bomb (`PIL.Image.MAX_IMAGE_PIXELS`)."""
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-class Texts(Data):
+class Texts(Tokenized):
     """How the texts of pairs become tokens."""
 
     tokenizer: str = "bytes"
-    """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, or "bytes"."""
+    """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, or "bytes"; docs/data.md shows how
+    to train one."""
     max_tokens: Size
     """Tokens of a text, with those that begin and end it; what is longer is cut off."""
-
-    @property
-    def hub_fields(self) -> dict[str, RepositoryKind]:
-        return super().hub_fields | ({} if self.tokenizer == "bytes" else {"tokenizer": "model"})
 
 
 class NamedDigits(DigitsData, Texts):
@@ -150,6 +146,11 @@ class ZeroShot(Section):
     templates: Annotated[list[Annotated[str, Field(pattern=r"\{\}")]], Field(min_length=1)]
     """Texts with {} for the name, such as "a photo of a {}."."""
 
+    @property
+    def prompts(self) -> list[list[str]]:
+        """The name of each class in every template."""
+        return [[template.replace("{}", name) for template in self.templates] for name in self.class_names]
+
 
 class Config(RecipeConfig):
     """Contrastive learning of two towers."""
@@ -173,23 +174,29 @@ class Config(RecipeConfig):
     def tiny_data(self) -> dict[str, Any] | None:
         if not isinstance(self.data, HubOrLocal):
             return None
-        small: dict[str, Any] = {"model.vocab_size": 256}
         if isinstance(self.model, SharedText):
             data = {"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64, "max_tokens": 32}
-            return small | {"data": data}
+            return {"data": data, "model.vocab_size": 256}
         data = {"source": "digits", "image_size": 32, "max_tokens": 32}
-        return small | {"data": data, "model.end_of_text": 0, "zero_shot": None}
+        return {"data": data, "model.vocab_size": 256, "model.end_of_text": 0}
 
     @check
     def _models_of_the_data(self) -> Iterator[str]:
-        is_text = not isinstance(self.data, Images)
-        if is_text != isinstance(self.model, SharedText):
-            kind, others = ("pairs of texts", '"bert"') if is_text else ("images", '"clip" or "siglip"')
-            yield f'model.architecture: "{self.model.architecture}" is not for {kind}; write {others}'
-        if self.loss.learned and isinstance(self.model, SharedText):
+        data = self.data
+        model = self.model
+        if isinstance(data, Images) and isinstance(model, ImageText):
+            if data.image_size % model.patch_size:
+                size = f"data.image_size {data.image_size}"
+                yield f"model.patch_size: {model.patch_size} does not divide {size}; change one of them"
+        elif isinstance(data, Images) or isinstance(model, ImageText):
+            kind, others = (
+                ("images", '"clip" or "siglip"') if isinstance(data, Images) else ("pairs of texts", '"bert"')
+            )
+            yield f'model.architecture: "{model.architecture}" is not for {kind}; write {others}'
+        if isinstance(model, SharedText) and self.loss.learned:
             yield "loss.learned: a BERT has no parameter for a temperature; write false"
-        if isinstance(self.model, SharedText) and self.data.max_tokens > self.model.max_positions:
-            yield f"data.max_tokens: {self.data.max_tokens} is more than model.max_positions; write fewer"
+        if isinstance(model, SharedText) and data.max_tokens > model.max_positions:
+            yield f"data.max_tokens: {data.max_tokens} is more than model.max_positions; write fewer"
 
     @check
     def _fitting_loss(self) -> Iterator[str]:
@@ -205,14 +212,6 @@ class Config(RecipeConfig):
             yield f"loss.temperature: {self.loss.temperature:g} is below min_temperature; write more"
         if self.vectors_per_sample > 2 and self.loss.name != "one_way":
             yield 'data.negative_columns: only "one_way" compares with hard negatives; write it as loss.name'
-
-    @check
-    def _whole_patches(self) -> Iterator[str]:
-        if isinstance(self.model, ImageText) and isinstance(self.data, Images):
-            patch = self.model.patch_size
-            size = self.data.image_size
-            if size % patch:
-                yield f"model.patch_size: {patch} does not divide data.image_size {size}; change one of them"
 
     @check
     def _names_of_all_classes(self) -> Iterator[str]:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from multiprocessing.pool import ThreadPool
 
 import numpy as np
@@ -34,6 +33,7 @@ BYTES_OF_AN_IMAGE = 50_000  # about
 MAX_REPLACEMENTS = 10  # that are tried for one pair
 MIN_AREA = 0.9
 ROWS_AT_ONCE = 100
+UNUSABLE = -(2**63)  # in place of a caption's number
 
 
 Encode = Callable[[list[str]], Batch]
@@ -77,22 +77,27 @@ def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None
         preparation.check(config, len(source) * BYTES_OF_AN_IMAGE)
         # Pillow decodes without Python's lock.
         with ThreadPool(preparation.workers_for(config) or 1) as pool:
-            usable = [*chain(*pool.imap(source.usable, range(0, len(source), ROWS_AT_ONCE)))]
+            captions = np.fromiter(pool.imap(source.caption_id, range(len(source)), ROWS_AT_ONCE), np.int64)
+        usable = np.flatnonzero(captions != UNUSABLE)
         if len(source) > len(usable) == 0:
             # Tell why.
             source.pair(0, None)
-        places, captions = np.array(usable, np.int64).reshape(-1, 2).T
-        keep(path, np.concatenate([[len(np.unique(captions))], places]))
+        keep(path, np.append(len(np.unique(captions[usable])), usable))
     found = np.load(path, mmap_mode="r")
-    source.num_captions = int(found[0])
     source.places = found[1:]
+    parts = []
+    if unusable := len(source.rows) - len(source):
+        parts.append(f"{unusable:,} of {len(source.rows):,} pairs cannot be used: skipped")
+    if found[0] < len(source):
+        parts.append(f"{counted(int(found[0]), 'different caption')}: a larger batch repeats them")
+    source.remark = "; ".join(parts) or None
     if preparation.allowed == "everything" and source.remark:
         print(source.remark)
 
 
-def text_id(text: object) -> int:
+def text_id(text: str) -> int:
     """A number for a text, the same for equal texts alone."""
-    return xxhash.xxh3_64_intdigest(str(text).encode()) - 2**63
+    return xxhash.xxh3_64_intdigest(text.encode()) - 2**63
 
 
 @dataclass
@@ -109,18 +114,9 @@ class CaptionedImageSource:
     config: CaptionedImages
     encode: Encode
     seed: int
-    num_captions: int = 0
-    """How many different ones they have."""
+    remark: str | None = None
+    """How many pairs are left out, and how many captions there are, if they are fewer than the pairs."""
     num_replaced: int = 0
-
-    @property
-    def remark(self) -> str | None:
-        """How many pairs are left out, and how many captions there are, if they are fewer than the pairs."""
-        number = len(self.rows) - len(self)
-        parts = [f"{number:,} of {len(self.rows):,} pairs cannot be used: skipped"] if number else []
-        if self.num_captions < len(self):
-            parts.append(f"{counted(self.num_captions, 'different caption')}: a larger batch repeats them")
-        return "; ".join(parts) or None
 
     def __len__(self) -> int:
         return len(self.places)
@@ -144,18 +140,15 @@ class CaptionedImageSource:
             print(printable(f"warning: {error}; replaced, with {self.num_replaced} in all here"), file=sys.stderr)
             return self._pair_or_another(index, epoch, attempt + 1)
 
-    def usable(self, start: int) -> list[tuple[int, int]]:
-        """Those of some indices whose pairs can be used, and the ids of their captions; DataError if the others may
-        not be skipped."""
-        found = []
-        for index in range(start, min(start + ROWS_AT_ONCE, len(self))):
-            try:
-                _, caption = self.pair(index, None)
-                found.append((index, text_id(caption)))
-            except DataError as error:
-                if self.config.on_invalid == "refuse":
-                    raise DataError(f'{error}; or leave such pairs out: data.on_invalid "skip"') from error
-        return found
+    def caption_id(self, index: int) -> int:
+        """The number of a pair's caption, or `UNUSABLE`; DataError if that may not be skipped."""
+        try:
+            _, caption = self.pair(index, None)
+            return text_id(caption)
+        except DataError as error:
+            if self.config.on_invalid == "refuse":
+                raise DataError(f'{error}; or leave such pairs out: data.on_invalid "skip"') from error
+            return UNUSABLE
 
     def pair(self, index: int, epoch: int | None) -> tuple[Pixels, str]:
         """A crop of an image and its caption; DataError if they cannot be used."""
@@ -165,8 +158,8 @@ class CaptionedImageSource:
         if not isinstance(caption, str) or not caption.strip() or caption != caption.encode(errors="ignore").decode():
             where = f"{self.config.caption_column!r} in UTF-8, in {encoded['path'] or 'the data'}"
             raise DataError(f"sample {index} has no {where}; write one, or remove it")
-        crop = decode(encoded, index, partial(self._crop, index=index, epoch=epoch), self.config.max_pixels)
-        return crop.pixels, caption
+        take = partial(self._crop, index=index, epoch=epoch)
+        return decode(encoded, index, take, self.config.max_pixels).pixels, caption
 
     def _crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
         size = self.config.image_size

@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn.functional import normalize
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 
+from largebatch.config.models import Transformer
 from largebatch.model.attention import freeze_key_biases
 
-from .config import Config, Images, ImageText, SharedText, Tower
+from .config import Config, Images, ImageText, SharedText
 
 Encoded = dict[str, torch.Tensor]
 
@@ -21,10 +22,11 @@ def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
         return _shared_text(config.model, 1 / config.loss.temperature)
     section = config.model
     data = config.data
+    loss = config.loss
     assert isinstance(data, Images)
     text = _settings(section.text) | {
         "vocab_size": section.vocab_size,
-        "max_position_embeddings": config.data.max_tokens,
+        "max_position_embeddings": data.max_tokens,
         "bos_token_id": None,
         "eos_token_id": section.end_of_text,
         "pad_token_id": None,
@@ -37,20 +39,17 @@ def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
     model: CLIPModel | SiglipModel
     if section.architecture == "clip":
         model = CLIPModel(CLIPConfig(text_config=text, vision_config=image, projection_dim=section.features))
+        # Of shape (1,), as sharded strategies need it; exported as a scalar, as `from_pretrained` does.
+        model.logit_scale = nn.Parameter(torch.empty(1))
+        model.config.scalar_parameters = ["logit_scale"]
     else:
         model = SiglipModel(SiglipConfig(text_config=text | {"projection_size": section.features}, vision_config=image))
+        model.logit_bias._no_weight_decay = True
+        nn.init.constant_(model.logit_bias, loss.bias)
+    model.logit_scale._no_weight_decay = True
+    model.logit_scale.requires_grad_(loss.learned)
+    nn.init.constant_(model.logit_scale, -math.log(loss.temperature))
     freeze_key_biases(model)
-    loss = config.loss
-    scalars = {"logit_scale": -math.log(loss.temperature)} | (
-        {"logit_bias": loss.bias} if hasattr(model, "logit_bias") else {}
-    )
-    model.config.scalar_parameters = [name for name in scalars if getattr(model, name).ndim == 0]
-    for name, value in scalars.items():
-        # Of shape (1,), as sharded strategies need it; exported as a scalar, as `from_pretrained` does.
-        parameter = nn.Parameter(torch.empty(1), requires_grad=loss.learned or name == "logit_bias")
-        parameter._no_weight_decay = True  # type: ignore[attr-defined]
-        setattr(model, name, parameter)
-        nn.init.constant_(getattr(model, name), value)
     max_logit_scale = -math.log(loss.min_temperature)
 
     def forward(pixel_values: torch.Tensor | None = None, input_ids: torch.Tensor | None = None, **_: Any) -> Encoded:
@@ -60,9 +59,9 @@ def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
         if input_ids is not None:
             # What follows the end of a text is not masked: "clip" does not look at it, "siglip" is trained with it.
             features.append(model.get_text_features(input_ids=input_ids.flatten(0, -2)).pooler_output)
-        scale = capped(model.logit_scale, max_logit_scale).exp().squeeze()
+        scale = Capped.apply(model.logit_scale, max_logit_scale).exp().squeeze()  # type: ignore[no-untyped-call]
         encoded = {"features": normalize(torch.stack(features, dim=1).to(scale.dtype), dim=-1), "scale": scale}
-        return encoded | ({"bias": model.logit_bias.squeeze()} if "logit_bias" in scalars else {})
+        return encoded | ({"bias": model.logit_bias.squeeze()} if section.architecture == "siglip" else {})
 
     model.forward = forward
     return model
@@ -95,7 +94,7 @@ def _shared_text(section: SharedText, scale: float) -> BertModel:
     return model
 
 
-def _settings(tower: Tower | Any) -> dict[str, int]:
+def _settings(tower: Transformer) -> dict[str, int]:
     return {
         "hidden_size": tower.hidden_size,
         "num_hidden_layers": tower.num_layers,
@@ -104,13 +103,9 @@ def _settings(tower: Tower | Any) -> dict[str, int]:
     }
 
 
-def capped(parameter: torch.Tensor, limit: float) -> torch.Tensor:
+class Capped(torch.autograd.Function):
     """The smaller of a parameter and a limit; beyond the limit, only a gradient that leads back passes."""
-    value: torch.Tensor = _Capped.apply(parameter, limit)  # type: ignore[no-untyped-call]
-    return value
 
-
-class _Capped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor, limit: float) -> torch.Tensor:
         ctx.save_for_backward(parameter > limit)
@@ -127,7 +122,7 @@ def example_batch(config: Config) -> dict[str, torch.Tensor]:
     count = config.batch.micro_batch_size
     num_texts = config.vectors_per_sample - isinstance(config.model, ImageText)
     tokens = torch.zeros(count, num_texts, config.data.max_tokens, dtype=torch.int64)
-    batch = {"input_ids": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool)}
+    batch = {"input_ids": tokens, "mask": tokens == 0}
     if isinstance(config.data, Images):
         side = config.data.image_size
         batch["pixel_values"] = torch.zeros(count, config.data.num_channels, side, side)

@@ -24,7 +24,7 @@ from largebatch.optim import build_optimizer
 from largebatch.run import CoupledLoss, Run, RunOptions, Value, from_command_line
 
 from .config import Config, Images
-from .data import Prompts, sources
+from .data import Texts, sources
 from .model import build_model
 
 LOSSES: dict[str, CoupledLoss] = {
@@ -42,6 +42,7 @@ def main(config: Config, options: RunOptions) -> None:
     model: nn.Module = run.build(build_model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
+    prompts = Texts(config).encode(config.zero_shot.prompts)["input_ids"] if config.zero_shot else None
 
     def encode(batch: Batch) -> dict[str, torch.Tensor]:
         """The vectors of each pair, of length 1, and what the loss needs besides."""
@@ -54,13 +55,6 @@ def main(config: Config, options: RunOptions) -> None:
         encoded |= {"negatives": torch.stack(negatives, dim=1)} if negatives else {}
         return encoded | ({"ids": batch["ids"]} if config.loss.duplicates == "left_out" else {})
 
-    prompts = None if config.zero_shot is None else Prompts(config, config.zero_shot)
-
-    def class_vectors(prompts: Prompts) -> torch.Tensor:
-        """The mean of each class's name over the templates, of length 1, shape (classes, size)."""
-        rows = run.rows(prompts, len(prompts), lambda batch: {"name": model(**batch)["features"][:, 0]})
-        return normalize(rows["name"].view(prompts.num_classes, -1, config.model.features).mean(dim=1), dim=-1)
-
     def evaluate() -> None:
         """Measure how often the other one of a pair is among the nearest of all evaluation pairs, both ways, and how
         often an image is nearest to the name of its class."""
@@ -70,7 +64,11 @@ def main(config: Config, options: RunOptions) -> None:
             return {"first": encoded["first"], "second": encoded["second"], "ids": batch["ids"][:, :2]}
 
         everything = run.rows(eval_set, config.evaluation.samples_of(len(eval_set)), row)
-        classes = None if prompts is None else class_vectors(prompts)
+        if prompts is not None:
+            with run.evaluating():
+                vectors = model(input_ids=prompts.to(run.backend.device))["features"].view(*prompts.shape[:2], -1)
+            # The mean of each class's name over the templates.
+            classes = normalize(vectors.mean(dim=1), dim=-1)
 
         def evaluate_batch(batch: Batch) -> dict[str, Value]:
             own = row(batch)
@@ -80,7 +78,7 @@ def main(config: Config, options: RunOptions) -> None:
                 # Another pair with the same text is as right.
                 is_right = (everything["ids"][nearest] == own["ids"].unsqueeze(1)).any(dim=2)
                 found |= {f"{name}@{rank}": is_right[:, :rank].any(dim=1).float() for rank in RANKS}
-            if classes is not None:
+            if prompts is not None:
                 best = (own["first"] @ classes.T).argmax(dim=1)
                 found["zero_shot_accuracy"] = (best == batch["labels"]).float()
             return found

@@ -7,9 +7,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 import tasks
 
-set_batch_norm_momentum = tasks.module("image_classification", "initialization").set_batch_norm_momentum
-small_classifier = tasks.module("image_classification", "initialization").small_classifier
-zero_last_norm_of_blocks = tasks.module("image_classification", "initialization").zero_last_norm_of_blocks
+initialize = tasks.module("image_classification", "initialization").initialize
 
 
 def resnet(layer_type: str = "bottleneck") -> ResNetForImageClassification:
@@ -27,7 +25,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def test_blocks_start_as_their_shortcuts(layer_type, training):
     """What comes in is rectified already, so a block whose shortcut is the identity hands it on bit for bit."""
     model = resnet(layer_type)
-    zero_last_norm_of_blocks(model)
+    initialize(model)
     model.train(training)
     shortcuts = []
     for block in blocks(model):
@@ -40,7 +38,7 @@ def test_blocks_start_as_their_shortcuts(layer_type, training):
 
 def test_only_the_last_norms_are_zero():
     model = resnet()
-    zero_last_norm_of_blocks(model)
+    initialize(model)
     norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
     zero = {name for name, module in norms.items() if (module.weight == 0).all()}
     # The third of each block of three.
@@ -52,7 +50,7 @@ def test_only_the_last_norms_are_zero():
 
 def test_the_classifier_is_small():
     model = resnet()
-    small_classifier(model)
+    initialize(model)
     weight = model.classifier[1].weight
     bias = model.classifier[1].bias
     # 32,000 draws: of their mean 5.6e-5 is one standard deviation, of their deviation 4e-5.
@@ -60,26 +58,13 @@ def test_the_classifier_is_small():
     assert weight.std().item() == pytest.approx(0.01, abs=2e-4)
     assert (weight.abs() > 0.02).float().mean().item() == pytest.approx(0.0455, abs=0.006)
     assert (bias == 0).all()
-    alone = nn.Linear(4, 3, bias=False)
-    small_classifier(alone)
-    assert alone.weight.abs().max() < 0.06
 
 
 def test_running_statistics_keep_nine_tenths():
     model = resnet()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 0.5
-    set_batch_norm_momentum(model)
+    initialize(model)
     layer = model.resnet.embedder.embedder.normalization
     layer.running_mean.fill_(1.0)
     layer(torch.full((2, 16, 3, 3), 6.0))
     assert layer.running_mean.tolist() == pytest.approx([0.9 * 1 + 0.1 * 6] * 16)
     assert {m.momentum for m in model.modules() if isinstance(m, nn.BatchNorm2d)} == {0.1}
-
-
-def test_models_that_they_do_not_fit():
-    with pytest.raises(ValueError, match="Linear has no residual blocks of transformers' ResNet"):
-        zero_last_norm_of_blocks(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="Sequential has 2 linear layers; give the classifier itself"):
-        small_classifier(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))

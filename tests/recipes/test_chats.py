@@ -192,11 +192,7 @@ def test_tokens_before_a_place_are_those_of_the_text_before_it(name, tmp_path):
     bos, eos, chosen = TEMPLATES[name]
     chat_tokenizer(template(name), bos, eos).save_pretrained(tmp_path)
     tokenizer = PretrainedTokenizer(str(tmp_path))
-    text, _ = (
-        tasks.module("sft", "chat_template")
-        .ChatTemplate(tokenizer.tokenizer)
-        .write(conversations()[chosen[0]]["messages"])
-    )
+    text, _ = tasks.module("sft", "chat_template").ChatTemplate(tokenizer).write(conversations()[chosen[0]]["messages"])
     (*tokens, _) = tokenizer.encode([text])[0]
     for place in range(len(text) + 1):
         (*part, _) = tokenizer.encode([text[:place]])[0]

@@ -14,6 +14,7 @@ import tasks
 from jobs import run_job, train_in_job
 from largebatch.config import load_config
 from largebatch.config.commits import at_commits
+from largebatch.data.preparation import Preparation
 from largebatch.errors import ConfigError, DataError
 from largebatch.model.building import SeededWeights, build_without_weights
 from largebatch.storage.files import read_json_lines
@@ -209,6 +210,19 @@ def test_texts_keep_their_end(pairs):
     assert bytes(batch["input_ids"][0, 1].tolist()) == b"3 it is\0\0\0\0\0"
     assert batch["mask"][0].sum(dim=1).tolist() == [12, 8, 6]
     assert len(set(batch["ids"][0].tolist())) == 3
+
+
+def test_passages_that_are_equal_are_counted_by_prepare(pairs, tmp_path, capsys):
+    everything = Preparation(allowed="everything")
+    tasks.sources("two_towers")(load_config(EMBED_PYDOC, pairs), everything)
+    assert "different" not in capsys.readouterr().out
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps({"query": f"{n}", "positive": "ab"[n % 2]}) + "\n" for n in range(70)))
+    data = {"data_files": {"train": str(file), "eval": str(file)}, "negative_columns": []}
+    words = [f"--data.{name}={json.dumps(value)}" for name, value in data.items()]
+    tasks.sources("two_towers")(load_config(EMBED_PYDOC, (*pairs, *words)), everything)
+    told = "2 different passages of 70: a larger batch repeats them\n"
+    assert capsys.readouterr().out.count(told) == 2
 
 
 def test_an_empty_text_is_named(tmp_path, pairs):

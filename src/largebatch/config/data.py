@@ -148,8 +148,10 @@ class HubOrLocal(Data):
         files = self.data_files.by_split
         names = names_in(self.train_split) | names_in(self.eval_split)
         if not names <= files.keys() or any(files[name] not in [files[read] for read in names] for name in files):
-            given = f"train_split {self.train_split!r} and eval_split {self.eval_split!r}"
-            raise ValueError(f'{given} do not read both data_files; write "train" and "validation", or parts of them')
+            raise ValueError(
+                f"train_split {self.train_split!r} and eval_split {self.eval_split!r} do not read both data_files; "
+                'write "train" and "validation", or parts of them'
+            )
         return self
 
 
@@ -324,19 +326,24 @@ class PydocData(TextData):
     source: Literal["pydoc"]
 
 
-class TokenizedText(TextData):
-    """Documents as tokens; the first `num_train_samples` samples are used, and a run prints how many there are."""
+class Tokenized(Data):
+    """Data with texts, which a tokenizer turns into tokens."""
 
     tokenizer: str
     """Local folder, or ID or ID@REVISION on the hub, of a `transformers` tokenizer, or "bytes"; docs/data.md shows how
     to train one."""
-    attention: Literal["block", "document"] = "block"
-    """Tokens that a token of a block attends to: "block", all tokens before it; "document", only those of its own
-    document, with positions that start at 0 in each document and in each block."""
 
     @property
     def hub_fields(self) -> dict[str, RepositoryKind]:
         return super().hub_fields | ({} if self.tokenizer == "bytes" else {"tokenizer": "model"})
+
+
+class TokenizedText(Tokenized, TextData):
+    """Documents as tokens; the first `num_train_samples` samples are used, and a run prints how many there are."""
+
+    attention: Literal["block", "document"] = "block"
+    """Tokens that a token of a block attends to: "block", all tokens before it; "document", only those of its own
+    document, with positions that start at 0 in each document and in each block."""
 
 
 class MegatronText(TokenizedText):
