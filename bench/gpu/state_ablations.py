@@ -15,8 +15,7 @@ from gpu.models import BERT_LAMB, RESNET_LARS, build
 from gpu.rows import Result
 from gpu.turns import GIB, device, timed
 from largebatch.optim import build_optimizer
-from largebatch.optim.layerwise import LayerPart
-from largebatch.optim.whole_layers import LayerProcesses
+from largebatch.optim.layerwise import Layers
 from largebatch.plan import resolve
 from largebatch.run.checkpoint.save import CheckpointWriter
 from record import Figure
@@ -38,12 +37,10 @@ def _optimizer_step(recipe: str, title: str, is_small: bool) -> list[Result]:
 
     config, model = build(recipe, is_small)
     optimizer = build_optimizer(model, resolve(config, 64))
-    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    trained = [each for each in model.parameters() if each.requires_grad]
     # As the strategies do, in a process that has every layer whole.
-    parts = {each: [LayerPart(name, 0, 0, each.numel())] for name, each in named.items()}
-    shapes = {name: tuple(each.shape) for name, each in named.items()}
-    optimizer.set_layer_parts(parts, shapes, LayerProcesses.only_this(shapes))
-    for parameter in named.values():
+    optimizer.set_layers(Layers.whole(trained))
+    for parameter in trained:
         parameter.grad = torch.randn_like(parameter) * 1e-3
     for group in optimizer.param_groups:
         group["lr"] = 1e-4

@@ -31,7 +31,7 @@ from largebatch.backend.untouched import Untouched
 from largebatch.config.optimizers import EMA
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
-from largebatch.optim.layerwise import Group, LayerwiseOptimizer, Parts, local_part
+from largebatch.optim.layerwise import Group, Layers, LayerwiseOptimizer, Parts, local_part
 from largebatch.optim.states import split_state
 from largebatch.optim.whole_layers import LayerProcesses, LayerRange
 from largebatch.plan import RunPlan
@@ -158,7 +158,7 @@ class Backend(Processes, ABC):
         held = [{each[0]: LayerRange(*each) for each in everyone[rank]} for rank in ranks]
         together = self._sum_vector if self._is_sharded else lambda vector: vector
         processes = LayerProcesses(ranks.index(self.rank), held, together, self._exchange_vectors)
-        optimizer.set_layer_parts(parts, self._shapes, processes)
+        optimizer.set_layers(Layers(parts, self._shapes, processes))
 
     def _exchange_vectors(
         self, sent: Sequence[list[torch.Tensor]], lengths: list[int], empty: torch.Tensor
