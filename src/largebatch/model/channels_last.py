@@ -11,11 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 def channels_last_inputs(model: nn.Module) -> None:
     """Make a model lay out its inputs of shape (batch, channels, height, width) with the channels last."""
-    model.register_forward_pre_hook(_lay_out, with_kwargs=True)
-
-
-def _lay_out(_model: nn.Module, *inputs: object) -> object:
-    return tree_map_only(torch.Tensor, _laid_out, inputs)
+    model.register_forward_pre_hook(lambda _, *inputs: tree_map_only(torch.Tensor, _laid_out, inputs), with_kwargs=True)
 
 
 def _laid_out(tensor: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ from largebatch.run.feed import training_feed
 from largebatch.run.micro_batch_size import rehearse_longest
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
-from largebatch.run.step import Step, check_gradients
+from largebatch.run.step import Step
 from largebatch.run.watch.stop import StopRequests
 from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.run.watch.watchdog import Watchdog
@@ -131,13 +131,13 @@ class Loop:
         """See `Run.update`."""
         loss_sum = step.finish()
         self.backend.untouched.check()
-        if step.index == self.start.step:
+        is_first = step.index == self.start.step
+        if is_first:
             self.agree_on_compiling()
         completed = step.index + 1
         with self._checkpoint_finished_before_failing():
-            if step.index == self.start.step:
-                check_gradients(self.backend)
-                step.check_passes()
+            if is_first:
+                step.check_first()
             # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
             # after a gradient that was not finite.
             self.stop_reason = self.stop.result()
@@ -156,10 +156,10 @@ class Loop:
             update = self.backend.clip_and_step(measure_norm, self.bad_steps.max_norm())
             if update.applied and ema_weight:
                 # After skipped steps alone, it is the first: the starting statistics do not count, as with weights.
-                is_first = self.bad_steps.count == step.index
-                self.backend.statistics.move_averages(1.0 if is_first else ema_weight)
+                weight = 1.0 if self.bad_steps.count == step.index else ema_weight
+                self.backend.statistics.move_averages(weight)
             self.backend.untouched.note()
-            if step.index == self.start.step:
+            if is_first:
                 # Now, not at the first checkpoint.
                 self.writer.reserve()
             self.recorder.step = completed
