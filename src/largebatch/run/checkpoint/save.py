@@ -232,9 +232,9 @@ class CheckpointWriter:
                 with suppress(OSError):
                     remove_folder(temporary)
                 # It may have its final name already. Without a marker it is useless, but a later attempt's is not.
-                with suppress(OSError):
-                    if self.attempt.is_current():
-                        discard_incomplete(final, self.attempt.name)
+                with suppress(OSError, TrainingFailed):
+                    self.attempt.check()
+                    discard_incomplete(final, self.attempt.name)
             raise
 
     def _write_own(self, temporary: Path, state: EngineState, tensors: Iterator[torch.Tensor]) -> Part:
