@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,12 +20,12 @@ def outermost_modules(module: nn.Module, is_wanted: Callable[[nn.Module], bool])
             yield from outermost_modules(child, is_wanted)
 
 
-def lists_of_blocks(model: nn.Module) -> list[nn.ModuleList]:
-    """The outermost lists of modules of one class each: the blocks that a model repeats."""
-    found = outermost_modules(
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that a model repeats: those in its outermost lists of modules of one class each."""
+    lists: Iterator[Any] = outermost_modules(
         model, lambda module: isinstance(module, nn.ModuleList) and len({type(block) for block in module}) == 1
     )
-    return [module for module in found if isinstance(module, nn.ModuleList)]
+    return [block for blocks in lists for block in blocks]
 
 
 def convolves(model: nn.Module) -> bool:

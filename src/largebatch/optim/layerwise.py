@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from largebatch.config.optimizers import Shape
-from largebatch.optim.whole_layers import LayerProcesses, WholeLayers
+from largebatch.optim.whole_layers import LayerProcesses, LayerRange, WholeLayers
 
 TrustRatio = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps the norms of the layers' weights and of their gradients or updates, each of shape (layers,), to their ratios."""
@@ -46,10 +46,17 @@ class Layers:
     @classmethod
     def whole(cls, tensors: Sequence[torch.Tensor]) -> "Layers":
         """Tensors of this process alone, each of which is a whole layer."""
-        held = {str(number): local_part(tensor) for number, tensor in enumerate(tensors)}
-        parts = [[LayerPart(name, 0, 0, local.numel())] for name, local in held.items()]
-        shapes = {name: tuple(local.shape) for name, local in held.items()}
-        return cls(dict(zip(tensors, parts, strict=True)), shapes, LayerProcesses.only_this(shapes))
+        named = {str(number): local_part(tensor) for number, tensor in enumerate(tensors)}
+        shapes = {name: tuple(local.shape) for name, local in named.items()}
+        held = [LayerRange(name, number, 0, local.numel()) for number, (name, local) in enumerate(named.items())]
+        parts = {tensors[each.tensor]: [LayerPart(each.name, 0, 0, each.length)] for each in held}
+        alone = LayerProcesses(
+            rank=0,
+            ranges=[{each.name: each for each in held}],
+            sum=lambda vector: vector,
+            exchange=lambda sent, _, empty: [torch.cat([empty, *sent[0]])],
+        )
+        return cls(parts, shapes, alone)
 
 
 class PartsOfLayers:
@@ -63,7 +70,7 @@ class PartsOfLayers:
     What is copied to the device is copied once, when this is made, because the host waits for such copies.
 
     Args:
-        tensors: The tensors.
+        tensors: The tensors, at least one.
         layers: The layers.
     """
 
@@ -87,11 +94,10 @@ class PartsOfLayers:
             like = torch.empty_like(part, device="meta")
             self._places.append((like.shape, like.stride(), sum(blocks) * BLOCK))
             blocks.append(-(-like.numel() // BLOCK))
-        self._options: dict[str, Any] = {"dtype": tensors[0].dtype, "device": tensors[0].device} if tensors else {}
         layer_of_part = torch.tensor([numbers[name] for name in self.names], dtype=torch.int64)
         layer_of_block = layer_of_part.repeat_interleave(torch.tensor(blocks, dtype=torch.int64))
         self._layer_of_part, self._layer_of_block = (
-            index.to(self._options.get("device")) for index in (layer_of_part, layer_of_block)
+            index.to(tensors[0].device) for index in (layer_of_part, layer_of_block)
         )
 
     def split(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -117,7 +123,7 @@ class PartsOfLayers:
 
     def new_updates(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """A buffer of shape (blocks, BLOCK), uninitialized, and a view of it for each part, of the part's layout."""
-        buffer = torch.empty(len(self._layer_of_block), BLOCK, **self._options)
+        buffer = local_part(self.tensors[0]).new_empty(len(self._layer_of_block), BLOCK)
         return buffer, [buffer.as_strided(*place) for place in self._places]
 
     def sums_of_squares(self, *lists: list[torch.Tensor]) -> torch.Tensor:

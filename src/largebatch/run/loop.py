@@ -102,7 +102,7 @@ class Loop:
             latest=start.checkpoint,
         )
         self.bad_steps = BadSteps(backend, start, recorder, self.writer)
-        self.evaluator = Evaluator(backend, config.data.num_workers, self.stopwatch, self.watchdog.heartbeat)
+        self.evaluator = Evaluator(backend, config.data.num_workers, recorder, self.watchdog.heartbeat)
 
     @property
     def completed_steps(self) -> int:
@@ -184,7 +184,7 @@ class Loop:
             if self.plan.optimizer.ema_half_life is not None:
                 # Evaluating averaged weights changes weights for a while.
                 self.writer.wait_until_copied()
-            means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
+            means = self.evaluator.means(eval_set, per_sample, name)
         self.agree_on_compiling()
         self.recorder.evaluated(means)
         if self.plan.checkpoint.keep_best is not None and self.completed_steps > self.start.step:

@@ -86,14 +86,13 @@ class Run(Generic[Config]):
         stop_files = self.folder.obeyed_stop_files if self.backend.is_main_process else {}
         self._stop = StopRequests(stop_files, self.backend.all_max, self.plan.faults.time_limit_margin_seconds)
         self._stop.listen()
-        self._starting = Starting(self.backend, self._stop, self.plan.faults.hang_seconds, options.ending)
+        self._starting = Starting(self.backend, self._stop, options.ending)
         self._agree_on_the_plan()
         self._print(explain(self.plan, self.folder.path.name, notes))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
         self._print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}{groups}")
 
         self.backend.from_main_process(self.folder.hold)
-        self._recipe = None if options.recipe is None else str(options.recipe)
         self._start = find_start(
             options.resume, options.allow_change, self.folder, self._given, self.plan, self.backend
         )
@@ -153,7 +152,7 @@ class Run(Generic[Config]):
             UserError: They cannot be opened, or do not have the plan's sizes; every process raises it.
         """
 
-        preparation = Preparation(f"largebatch prepare {self._recipe or 'RECIPE'}")
+        preparation = Preparation(f"largebatch prepare {self._options.recipe or 'RECIPE'}")
 
         def open_checked() -> tuple[SampleSource, ...]:
             opened = open_sources(self.config, preparation)
@@ -266,9 +265,7 @@ class Run(Generic[Config]):
             if self.plan.world_size > 1:
                 raise UserError("--perturb-weights changes the weights of a single process; launch one")
             perturb_weights(self.backend.model, seed)
-        recorder = Recorder(
-            self._given, self.backend, self.folder, self._start, self._recipe, utilization, self._options.ending
-        )
+        recorder = Recorder(self._given, self.backend, self.folder, self._start, self._options, utilization)
         self._loop = Loop(self._given, self.backend, self._start, recorder, self._stop, files)
         self._loop.agree_on_compiling()
         self._starting.check()
@@ -357,11 +354,11 @@ class Run(Generic[Config]):
         Raises:
             UserError: They are not; every process raises it.
         """
-        return self.loop.evaluator.rows(source, num_samples, per_sample, self.loop.completed_steps)
+        return self.loop.evaluator.rows(source, num_samples, per_sample)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Run forward passes as `evaluate` does: in evaluation mode, without gradients, and not counted as training."""
-        return self.loop.evaluator.evaluating(self.completed_steps)
+        return self.loop.evaluator.evaluating()
 
     def any_process(self, is_true: bool) -> bool:
         """Whether something is true on any process, such as that its text goes on; all of them must call this."""
