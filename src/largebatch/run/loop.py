@@ -76,13 +76,13 @@ class Loop:
         self.start = start
         self.recorder = recorder
         self.metrics = recorder.metrics
-        self.stopwatch = recorder.metrics.stopwatch
         self.stop = stop
         self.stop_reason: StopReason | None = None  # why the run stops after the current step, if it does
         self.save_due = False  # whether a checkpoint follows the current step
         self.step: Step | None = None  # the current or latest one
-        hang_seconds = self.plan.faults.hang_seconds
-        self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder)
+        self.watchdog = Watchdog(
+            self.plan.faults.hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder
+        )
         before = start.manifest.best if start.manifest and start.in_place else None
         if before and not (recorder.folder.checkpoints_dir / folder_name(before.step)).is_dir():
             before = None
@@ -113,7 +113,7 @@ class Loop:
         """See `Run.steps`."""
         first = self.start.step
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
-        with self.watchdog, closing(feed), self.stopwatch.counting(True):
+        with self.watchdog, closing(feed), self.metrics.stopwatch.counting(True):
             for index, step_feed in enumerate(feed, first):
                 if index == first + 1 and self.plan.finds_micro_batch_size:
                     rehearse_longest(self.config, self.backend)
@@ -210,7 +210,7 @@ class Loop:
         self.then.poll()
         if not self.save_due:
             return
-        with self.stopwatch.counting(False):
+        with self.metrics.stopwatch.counting(False):
             self._save()
             if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
                 self._end_stopped(self.stop_reason)
@@ -246,12 +246,11 @@ class Loop:
     def finish(self) -> None:
         """See `Run.finish`."""
         with self.watchdog:
-            best = self.best.latest
             self._finish_checkpoint()
             step = self.completed_steps
             if self.writer.last_step < step:
                 # The recipe has left the loop early, or the storage refused the last checkpoint: try again.
-                self.best.remember(best)
+                self.best.remember(step)
                 self._save()
                 self._finish_checkpoint()
             about = {"bad_steps": self.bad_steps.count, "best": self.best.latest and asdict(self.best.latest)}
