@@ -8,6 +8,7 @@ import torch
 
 from largebatch.config import load_config
 from largebatch.plan import resolve
+from largebatch.run.command_line import RunOptions
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
@@ -29,4 +30,4 @@ def begin(run_dir: Path, ending: OwnEnding, attempt: Attempt | None = None) -> R
         all_gather=lambda tensor: tensor[None],
         from_main_process=lambda function: (attempt.number, attempt.token) if attempt else function(),
     )
-    return Recorder(config, backend, OwnFolder(run_dir), Start(), None, None, ending)
+    return Recorder(config, backend, OwnFolder(run_dir), Start(), RunOptions(run_dir, ending=ending), None)

@@ -91,8 +91,8 @@ class FakeBackend:
             },
         )
 
-    def restore(self, fill: Callable[[EngineState], None], scalars, with_states: set[str]) -> None:
-        assert with_states == self.engine_state().parameters.keys()
+    def restore(self, fill: Callable[[EngineState], None], scalars) -> None:
+        assert scalars.keys() == self.engine_state().parameters.keys()
         fill(self.engine_state())
         self.scalars = scalars
 

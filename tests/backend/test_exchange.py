@@ -46,11 +46,11 @@ def bits(value):
 
 def send(data, size=None):
     """As `exchange.gather`, but with any bytes, of which there are said to be `size`."""
-    sizes = exchange.all_gather(torch.tensor(len(data) if size is None else size), None)
+    sizes = exchange.all_gather(torch.tensor(len(data) if size is None else size), dist.group.WORLD)
     if size is None:
         mine = torch.zeros(max(int(each) for each in sizes), dtype=torch.uint8)
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        exchange.all_gather(mine, None)
+        exchange.all_gather(mine, dist.group.WORLD)
 
 
 def refusal(of_rank_0, of_rank_1):
@@ -74,19 +74,21 @@ def processes_and_a_stranger(folder):
     # Accelerate's group, of both.
     rank = dist.get_rank()
     os.environ["LARGEBATCH_TOKEN"] = "the same"
-    exchange.compare_tokens(None)
-    everyones = exchange.gather(VALUES[rank], None)
+    exchange.compare_tokens(dist.group.WORLD)
+    everyones = exchange.gather(VALUES[rank], dist.group.WORLD)
     assert [bits(value) for value in everyones] == [bits(value) for value in VALUES]
-    assert len(exchange.gather(rank, None, to_first=True)) == (0 if rank else 2)
+    assert len(exchange.gather(rank, dist.group.WORLD, to_first=True)) == (0 if rank else 2)
 
     bomb = pickle.dumps(Bomb(folder / "exploded"))
     for data in (bomb, pickle.dumps(1), b"\xff", b"[" * 100_000, b"{}x"):
-        found.append(refusal(lambda: exchange.gather(None, None), partial(send, data)))
+        found.append(refusal(lambda: exchange.gather(None, dist.group.WORLD), partial(send, data)))
     for size in (0, -1, 2**60):
-        found.append(refusal(lambda: exchange.gather(None, None), partial(send, b"", size)))
+        found.append(refusal(lambda: exchange.gather(None, dist.group.WORLD), partial(send, b"", size)))
     # Rank 0's digest, sent back by one who does not know the token.
     echo = torch.frombuffer(bytearray(exchange._proof(0, 2)), dtype=torch.uint8)
-    found.append(refusal(lambda: exchange.compare_tokens(None), lambda: exchange.all_gather(echo, None)))
+    found.append(
+        refusal(lambda: exchange.compare_tokens(dist.group.WORLD), lambda: exchange.all_gather(echo, dist.group.WORLD))
+    )
 
     assert not (folder / "exploded").exists()
     if rank == 1:

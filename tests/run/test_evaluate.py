@@ -19,6 +19,8 @@ from largebatch.run.evaluate import Evaluator, mean_over_samples
 from largebatch.run.record.metrics import Stopwatch
 from paths import DIGITS
 
+RECORDER = SimpleNamespace(step=1, metrics=SimpleNamespace(stopwatch=Stopwatch()))
+
 
 @pytest.mark.parametrize(
     ("shapes", "words"),
@@ -75,10 +77,10 @@ def test_values_of_two_sets_under_one_name():
         statistics=SimpleNamespace(average=lambda *_: None),
         gather_objects=lambda mine: [mine],
     )
-    evaluator = Evaluator(backend, 0, Stopwatch(), lambda: None)
+    evaluator = Evaluator(backend, 0, RECORDER, lambda: None)
 
     def evaluate(name, value):
-        return evaluator.means(Mixed(), lambda batch: {value: batch["x"].double()}, 1, name)
+        return evaluator.means(Mixed(), lambda batch: {value: batch["x"].double()}, name)
 
     assert evaluate(None, "loss") == evaluate(None, "loss") == {"loss": 1.5, "loss/web": 0.5}
     assert evaluate("shifted", "loss") == {"shifted/loss": 1.5, "shifted/loss/web": 0.5}
@@ -122,7 +124,7 @@ def use_rows_of_batches():
     backend = start(read_launch(), resolve(load_config(DIGITS, ["--batch.micro_batch_size=4"]), world_size=2))
     backend.model = torch.nn.Identity()
     backend.statistics = SimpleNamespace(average=lambda *_: None)
-    rows = partial(Evaluator(backend, 0, Stopwatch(), lambda: None).rows, Texts(), completed_steps=1)
+    rows = partial(Evaluator(backend, 0, RECORDER, lambda: None).rows, Texts())
     refused = []
     for call in (
         lambda: rows(8, per_sample=texts),

@@ -1,7 +1,7 @@
 """The interface between a run and a strategy; nothing outside this package knows which strategy is in use."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,10 +28,10 @@ from largebatch.backend.state import (
     set_scalars,
 )
 from largebatch.backend.untouched import Untouched
-from largebatch.config.optimizers import EMA, Shape
+from largebatch.config.optimizers import EMA
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
-from largebatch.optim.layerwise import Group, LayerwiseOptimizer, Parts, local_part
+from largebatch.optim.layerwise import Group, Layers, LayerwiseOptimizer, Parts, local_part
 from largebatch.optim.states import split_state
 from largebatch.optim.whole_layers import LayerProcesses, LayerRange
 from largebatch.plan import RunPlan
@@ -92,13 +92,13 @@ class Backend(Processes, ABC):
             is_whole = compiles_whole(model, self.launch.entry, self.plan.compute)
             self._compiled = CompiledRegions(model, self.device, is_whole)
         self._shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
-        prepared = self._wrap(model, optimizer)
+        self._wrap(model, optimizer)
         self._locate_layers()
         self._watch = GradientWatch(self.unwrapped_model)
         if self.plan.optimizer.ema_half_life is not None:
             self.statistics.start_averages()
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
-        return prepared
+        return self.model, self.optimizer
 
     @property
     def compiled(self) -> str:
@@ -121,7 +121,7 @@ class Backend(Processes, ABC):
             self._compiled = None
         return reason
 
-    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.unwrapped_model = model
         if self.plan.precision == "bf16":
             # Not by Accelerate, which for FSDP2 would instead cast weights and gradients, and so reduce in bf16. With
@@ -132,7 +132,6 @@ class Backend(Processes, ABC):
         self.statistics = RunningStatistics(model)
         self._materialize(model)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
-        return self.model, self.optimizer
 
     @property
     def _is_sharded(self) -> bool:
@@ -159,7 +158,7 @@ class Backend(Processes, ABC):
         held = [{each[0]: LayerRange(*each) for each in everyone[rank]} for rank in ranks]
         together = self._sum_vector if self._is_sharded else lambda vector: vector
         processes = LayerProcesses(ranks.index(self.rank), held, together, self._exchange_vectors)
-        optimizer.set_layer_parts(parts, self._shapes, processes)
+        optimizer.set_layers(Layers(parts, self._shapes, processes))
 
     def _exchange_vectors(
         self, sent: Sequence[list[torch.Tensor]], lengths: list[int], empty: torch.Tensor
@@ -306,30 +305,20 @@ class Backend(Processes, ABC):
     def engine_state(self) -> EngineState:
         """The parameters, optimizer states and buffers that this process holds, as a checkpoint stores them."""
         groups = self._groups()
-        scalars: dict[str, dict[str, float]] = {}
-        others: dict[str, dict[str, Shape]] = {}
+        parameters = {name: ParameterInfo(shape, {}) for name, shape in self._shapes.items()}
         pieces = self._weights()
         for tensor, parts in self._layer_parts().items():
             owner = parts[0].name if parts else "no parameter"
             state = self._torch_optimizer.state.get(tensor, {})
             states, numbers = split_state(state, tensor, owner, self.plan, groups[tensor])
+            others = {kind: tuple(values.shape) for kind, values in states.items() if values.shape != tensor.shape}
             for part in parts:
-                scalars[part.name] = numbers
-                others[part.name] = {}
+                parameters[part.name] = ParameterInfo(self._shapes[part.name], numbers, others)
                 for kind, values in states.items():
-                    if values.shape == tensor.shape:
-                        pieces.append(piece_of(kind, values, part))
-                    else:
-                        others[part.name][kind] = tuple(values.shape)
-                        pieces.append(piece_of(kind, values, own_part(part.name, values)))
-        return EngineState(
-            parameters={
-                name: ParameterInfo(shape, scalars.get(name, {}), others.get(name, {}))
-                for name, shape in self._shapes.items()
-            },
-            pieces=[piece for piece in pieces if piece.tensor.numel()],
-            buffers=persistent_buffers(self.unwrapped_model) | self.statistics.averages,
-        )
+                    place = own_part(part.name, values) if kind in others else part
+                    pieces.append(piece_of(kind, values, place))
+        pieces = [piece for piece in pieces if piece.tensor.numel()]
+        return EngineState(parameters, pieces, persistent_buffers(self.unwrapped_model) | self.statistics.averages)
 
     def _weights(self) -> list[Piece]:
         """What this process holds of the weights."""
@@ -345,15 +334,13 @@ class Backend(Processes, ABC):
     def _torch_optimizer(self) -> Optimizer:
         """Torch's own optimizer, inside the strategy's wrapper."""
 
-    def restore(
-        self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], with_states: Set[str]
-    ) -> None:
+    def restore(self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]]) -> None:
         """Set the whole state of this process; every process must call this.
 
         Args:
             fill: Writes every piece and buffer of the given state. A user error on one process is raised on all.
-            scalars: The optimizer's scalar states, such as its step count, for each parameter.
-            with_states: The parameters that the optimizer has states for, because it has stepped them.
+            scalars: The optimizer's scalar states, such as its step count, for each parameter that it has states for,
+                because it has stepped it.
 
         Raises:
             BackendMismatch: Parameters that share one optimizer state under this strategy have different scalars, or
@@ -363,7 +350,7 @@ class Backend(Processes, ABC):
         groups = self._groups()
         stepped = {}
         for tensor, parts in self._layer_parts().items():
-            if any(part.name in with_states for part in parts):
+            if any(part.name in scalars for part in parts):
                 stepped[tensor] = parts
                 create_state(optimizer, tensor, groups[tensor], self.plan)
             else:
@@ -372,7 +359,7 @@ class Backend(Processes, ABC):
         with self.raise_on_all_ranks():
             fill(self.engine_state())
             for tensor, parts in stepped.items():
-                numbers = [dict(scalars[part.name]) for part in parts]
+                numbers = [dict(scalars.get(part.name, {})) for part in parts]
                 if any(other != numbers[0] for other in numbers):
                     raise BackendMismatch(
                         f"the optimizer's scalar states differ between {parts[0].name} and other parameters in the "

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from largebatch.config.sections import Compute
 from largebatch.errors import UserError, reason_of
-from largebatch.model.parts import convolves, lists_of_blocks
+from largebatch.model.parts import convolves, repeated_blocks
 from largebatch.plan.strategies import StrategyEntry, names_of
 
 # Compiled versions of one function: for blocks that differ, training and evaluation, and batches of several sizes.
@@ -57,8 +57,7 @@ class CompiledRegions:
         # With the compiler's own random numbers, dropout would depend on whether a model is compiled.
         torch._inductor.config.fallback_random = True
         self._device = device
-        blocks = [block for blocks in lists_of_blocks(model) for block in blocks]
-        self.regions = [model] if is_whole else blocks or [model]
+        self.regions = [model] if is_whole else repeated_blocks(model) or [model]
         # Why the regions run eagerly; None if they do not. A small module needs what a model needs: a C++ compiler on
         # a CPU; Triton, gcc and Python's headers on a GPU.
         self.why_eager = self._failure_of(nn.SiLU(), torch.compile(nn.SiLU()), [torch.ones(1, device=device)], {})

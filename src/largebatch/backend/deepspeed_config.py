@@ -79,18 +79,18 @@ def deepspeed_config_problems(config: object) -> list[str]:
     problems = [
         f"{key}: remove it; {reason}" for key, reason in FROM_THE_RECIPE.items() if config.get(key, "auto") != "auto"
     ]
-    zero = config.get("zero_optimization")
-    stage = zero.get("stage") if isinstance(zero, dict) else None
+    given = config.get("zero_optimization")
+    zero = given if isinstance(given, dict) else {}
+    stage = zero.get("stage")
     if stage not in (1, 2, 3) or isinstance(stage, bool):
         problems.append(f"zero_optimization.stage: given {json.dumps(stage)}; write 1, 2 or 3")
     unknown = [key for key in config if key not in MEMORY_AND_SPEED and key not in FROM_THE_RECIPE]
-    if isinstance(zero, dict):
-        unknown += [f"zero_optimization.{key}" for key in zero if key not in ZERO_MEMORY_AND_SPEED]
-        problems += [
-            f"zero_optimization.{key}.device: nvme is not supported: checkpoints do not include it; write cpu"
-            for key in ("offload_optimizer", "offload_param")
-            if isinstance(zero.get(key), dict) and zero[key].get("device") == "nvme"
-        ]
+    unknown += [f"zero_optimization.{key}" for key in zero if key not in ZERO_MEMORY_AND_SPEED]
+    problems += [
+        f"zero_optimization.{key}.device: nvme is not supported: checkpoints do not include it; write cpu"
+        for key in ("offload_optimizer", "offload_param")
+        if isinstance(zero.get(key), dict) and zero[key].get("device") == "nvme"
+    ]
     problems += [f"{key}: remove it; it is not known to affect only memory and speed" for key in unknown]
     return problems
 

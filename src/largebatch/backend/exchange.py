@@ -26,12 +26,14 @@ def gather(value: Any, group: Group, to_first: bool = False) -> list[Any]:
     Args:
         value: None, a boolean, number or string, or lists, tuples (which arrive as lists) and dictionaries of them with
             strings as keys. Floats keep their bits.
-        group: All processes, over gloo.
+        group: All processes, over gloo; None if there is only one.
         to_first: Whether only the first process needs the values; the others get an empty list.
 
     Raises:
         LaunchError: A process sent something else.
     """
+    if group is None:
+        return [value]
     mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [int(size) for size in all_gather(torch.tensor(len(mine)), group)]
     for rank, size in enumerate(sizes):
@@ -46,14 +48,14 @@ def gather(value: Any, group: Group, to_first: bool = False) -> list[Any]:
         received = [torch.empty_like(padded) for _ in sizes] if is_first else []
         dist.gather(padded, received or None, dst=0, group=group)
     else:
-        received = all_gather(padded, group)
+        received = [*all_gather(padded, group)]
     return [_decode(rank, data[:size]) for rank, (data, size) in enumerate(zip(received, sizes, strict=False))]
 
 
-def all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
-    """A tensor of every process, of the same shape on all, by rank; all processes must call this."""
-    received = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(received, tensor, group=group)
+def all_gather(values: torch.Tensor, group: Group) -> torch.Tensor:
+    """The values of every process, of the same shape on all: (processes, *shape); all processes must call this."""
+    received = values.new_empty(dist.get_world_size(group), *values.shape)
+    dist.all_gather_into_tensor(received.view(-1), values.flatten(), group=group)
     return received
 
 

@@ -49,11 +49,11 @@ class FsdpBackend(NativeBackend):
             arguments["parallelism_config"] = ParallelismConfig(dp_shard_size=self.launch.world_size)
         return arguments
 
-    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         shape = shape_of(model, self.plan)
         self.reduces = when_reduced(shape, self.launch.sharing, self.plan, self._smallest_gpu())
         groups = _take_parameters(model, optimizer)
-        prepared = super()._wrap(model, optimizer)
+        super()._wrap(model, optimizer)
         parameters = dict(model.named_parameters())
         for group, names in zip(self.optimizer.param_groups, groups, strict=True):
             group["params"] = [parameters[name] for name in names]
@@ -63,7 +63,6 @@ class FsdpBackend(NativeBackend):
             for region in compiled.regions:
                 if any(isinstance(part, FSDPModule) for part in region.modules() if part is not region):
                     compiled.leave_out(region, self.launch.strategy, self.plan.compute.compile)
-        return prepared
 
     def _materialize(self, model: nn.Module) -> None:
         """Shard the model, which Accelerate then takes as it is, and allocate rows that were built without memory."""

@@ -15,7 +15,7 @@ from torch import nn
 from largebatch.backend.accelerate_internals import find_final_norm
 from largebatch.backend.gathers import weights_in_bf16
 from largebatch.estimate.model_shape import ModelShape, ParameterShape
-from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer, lists_of_blocks
+from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer, repeated_blocks
 from largebatch.optim import planned_groups
 from largebatch.plan import RunPlan
 
@@ -60,7 +60,7 @@ def _blocks(model: nn.Module) -> set[nn.Module]:
     Those that share a parameter with another part of the model are left out: some models of `transformers` name an
     embedding that shares its weight with the output layer.
     """
-    repeated = [block for list_of_blocks in lists_of_blocks(model) for block in list_of_blocks]
+    repeated = repeated_blocks(model)
     inside = {part for block in repeated for part in block.modules() if part is not block}
     blocks: set[nn.Module] = set()
     for name in getattr(model, "_no_split_modules", None) or ():

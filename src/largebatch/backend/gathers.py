@@ -5,7 +5,6 @@ gather: casting the rows first halves the bytes. To autograd, a gathered weight 
 accumulated and reduced in fp32, as they are with autocast alone.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from largebatch.backend.torch_internals import (
     sharded_parameters,
 )
 from largebatch.errors import BackendMismatch
-from largebatch.model.parts import embedding_layer, is_cast_by_autocast
+from largebatch.model.parts import cast_weights, embedding_layer
 from largebatch.model.token_losses import returns_losses
 from largebatch.plan import RunPlan
 
@@ -33,13 +32,10 @@ def weights_in_bf16(model: nn.Module, plan: RunPlan) -> set[nn.Parameter]:
     """
     if plan.precision != "bf16" or not plan.compute.gather_in_bf16:
         return set()
-    users = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     output = embedding_layer(model, "get_output_embeddings")
     used_elsewhere = output if output is not None and not returns_losses(output) else None
-    layers = [module for module in model.modules() if is_cast_by_autocast(module) and module is not used_elsewhere]
-    # None for a layer that computes its weight, for example by weight normalization: the parameters are not cast.
-    weights = [layer._parameters.get("weight") for layer in layers]
-    return {weight for weight in weights if weight is not None and users[weight] == 1 and weight.dtype == torch.float32}
+    weights = (weight for layer, weight in cast_weights(model) if layer is not used_elsewhere)
+    return {weight for weight in weights if weight.dtype == torch.float32}
 
 
 def gather_in_bf16(model: nn.Module, names: set[str]) -> None:

@@ -95,11 +95,10 @@ class DdpBackend(NativeBackend):
         ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
         return {"cpu": not on_gpu, "kwargs_handlers": [group, ddp]}
 
-    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        prepared = super()._wrap(model, optimizer)
+    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super()._wrap(model, optimizer)
         if isinstance(self.model, DistributedDataParallel):
             self._settle_buckets(self.model)
-        return prepared
 
     def _materialize(self, model: nn.Module) -> None:
         super()._materialize(model)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from largebatch.backend.exchange import compare_tokens, gather
+from largebatch.backend.exchange import all_gather, compare_tokens, gather
 from largebatch.errors import UserError
 from largebatch.system.failures import storage_errors
 
@@ -40,11 +40,7 @@ class Processes:
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         """The values of every process, which must have the same shape on all: (world_size, *shape)."""
-        if self.world_size == 1:
-            return values.unsqueeze(0)
-        gathered = values.new_empty(self.world_size * values.numel())
-        torch.distributed.all_gather_into_tensor(gathered, values.flatten())
-        return gathered.view(self.world_size, *values.shape)
+        return values.unsqueeze(0) if self.world_size == 1 else all_gather(values, torch.distributed.group.WORLD)
 
     def check_rows(self, batches: Sequence[Rows], caller: str) -> None:
         """Refuse, on all processes, batches that differ in names, dtypes or shapes of rows from any other's."""
@@ -129,7 +125,7 @@ class Processes:
 
         Tuples arrive as lists, as in `exchange.gather`.
         """
-        return gather(value, self._host_group) if self.world_size > 1 else [value]
+        return gather(value, self._host_group)
 
     def from_main_process(self, function: Callable[[], T]) -> T:
         """What a function returns on the main process, on every process; a user error that it raises, all raise.

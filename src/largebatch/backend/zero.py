@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO-1, -2 and -3."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -53,6 +53,7 @@ class ZeroBackend(Backend):
         # Accelerate has told `transformers` about ZeRO-3, so its Auto classes would shard weights as they create them.
         # Models are built whole on every strategy, checked, and sharded by `prepare`.
         unset_hf_deepspeed_config()
+        self._shards_weights = launch.entry.zero_stage == 3
 
     def _accelerator_arguments(self, on_gpu: bool, group: InitProcessGroupKwargs) -> dict[str, Any]:
         if not on_gpu:
@@ -68,8 +69,8 @@ class ZeroBackend(Backend):
         )
         return {"deepspeed_plugin": plugin, "kwargs_handlers": [group]}
 
-    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        if self.launch.entry.zero_stage == 3 and (compiled := self._compiled) is not None:
+    def _wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
+        if self._shards_weights and (compiled := self._compiled) is not None:
             for region in compiled.regions:
                 frozen = [name for name, parameter in region.named_parameters() if not parameter.requires_grad]
                 # Frozen weights are let go before its compiled backward pass, which needs all but those that are only
@@ -79,17 +80,16 @@ class ZeroBackend(Backend):
                     break
                 # Gather its weights together before its compiled code runs, instead of in each layer inside it.
                 set_z3_leaf_module(region, True)
-        self.engine, wrapped = super()._wrap(model, optimizer)
-        self._shards_weights = self.engine.zero_optimization_stage() == 3
+        super()._wrap(model, optimizer)
+        self.engine = self.model
         find_buffers = buffers_of_weights if self._shards_weights else buffers_of_states
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._buffers = find_buffers(self.engine.optimizer, self.rank, names)
-        return self.engine, wrapped
 
     def _materialize(self, model: nn.Module) -> None:
         """ZeRO-3 shards each parameter before the next is allocated; the other stages keep whole weights."""
         parameters = parameters_without_memory(model)
-        if self.launch.entry.zero_stage != 3 or not parameters:
+        if not self._shards_weights or not parameters:
             super()._materialize(model)
             return
         # The engine does not move a model that is already sharded.
@@ -155,16 +155,14 @@ class ZeroBackend(Backend):
                 weights.append(piece_of(WEIGHT, parameter.ds_tensor, part_of_weight(parameter, self.rank, name)))
         return weights
 
-    def restore(
-        self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]], with_states: Set[str]
-    ) -> None:
+    def restore(self, fill: Callable[[EngineState], None], scalars: Mapping[str, Mapping[str, float]]) -> None:
         optimizer = self.engine.optimizer
         if self._shards_weights:
             partition_weights(optimizer)
-            super().restore(fill, scalars, with_states)
+        super().restore(fill, scalars)
+        if self._shards_weights:
             copy_from_masters(optimizer)
         else:
-            super().restore(fill, scalars, with_states)
             copy_to_masters(optimizer, self.rank)
 
     def _group_sizes(self) -> list[int]:

@@ -19,11 +19,7 @@ def channels_last_inputs(model: nn.Module) -> None:
     """
     if all(each.ndim != 4 for each in model.parameters()):
         raise UserError(f"compute.channels_last: {type(model).__name__} has no convolutions of images; write false")
-    model.register_forward_pre_hook(_lay_out, with_kwargs=True)
-
-
-def _lay_out(_model: nn.Module, *inputs: object) -> object:
-    return tree_map_only(torch.Tensor, _laid_out, inputs)
+    model.register_forward_pre_hook(lambda _, *inputs: tree_map_only(torch.Tensor, _laid_out, inputs), with_kwargs=True)
 
 
 def _laid_out(tensor: torch.Tensor) -> torch.Tensor:

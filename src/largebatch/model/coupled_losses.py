@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy, logsigmoid
 
 Encoded = Mapping[str, torch.Tensor]
+"""By name: one row per sample, or a scalar that is trained, such as a temperature."""
 
 
 def nt_xent(rows: slice, own: Encoded, everyone: Encoded) -> torch.Tensor:

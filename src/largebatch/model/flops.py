@@ -71,10 +71,9 @@ def token_flops(trained: int, frozen: int, num_layers: int, hidden_size: int, nu
 
 def multiplied_parameters(model: nn.Module) -> tuple[int, int]:
     """The numbers of trained and of frozen parameters that tokens are multiplied by."""
-    modules = list(model.modules())
     used = {
         parameter
-        for module in modules
+        for module in model.modules()
         if not isinstance(module, nn.Embedding)
         for parameter in module.parameters(recurse=False)
     }

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,12 +20,12 @@ def outermost_modules(module: nn.Module, is_wanted: Callable[[nn.Module], bool])
             yield from outermost_modules(child, is_wanted)
 
 
-def lists_of_blocks(model: nn.Module) -> list[nn.ModuleList]:
-    """The outermost lists of modules of one class each: the blocks that a model repeats."""
-    found = outermost_modules(
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that a model repeats: those in its outermost lists of modules of one class each."""
+    lists: Iterator[Any] = outermost_modules(
         model, lambda module: isinstance(module, nn.ModuleList) and len({type(block) for block in module}) == 1
     )
-    return [module for module in found if isinstance(module, nn.ModuleList)]
+    return [block for blocks in lists for block in blocks]
 
 
 def convolves(model: nn.Module) -> bool:
@@ -54,12 +55,20 @@ def is_cast_by_autocast(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | _ConvNd) or has_inputs_first(module)
 
 
-def store_frozen_in_bf16(model: nn.Module) -> None:
-    """Store in bf16 those weights that are not trained, that no modules share, and that autocast casts anyway."""
+def cast_weights(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """The layers whose weight autocast casts and no other module shares, each with this weight."""
     users = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     for module in filter(is_cast_by_autocast, model.modules()):
+        # None for a layer that computes its weight, for example by weight normalization: the parameters are not cast.
         weight = module._parameters.get("weight")
-        if weight is not None and not weight.requires_grad and users[weight] == 1:
+        if weight is not None and users[weight] == 1:
+            yield module, weight
+
+
+def store_frozen_in_bf16(model: nn.Module) -> None:
+    """Store in bf16 those weights that are not trained, that no modules share, and that autocast casts anyway."""
+    for module, weight in cast_weights(model):
+        if not weight.requires_grad:
             module.weight = nn.Parameter(weight.to(torch.bfloat16), requires_grad=False)
 
 

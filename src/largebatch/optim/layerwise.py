@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from largebatch.config.optimizers import Shape
-from largebatch.optim.whole_layers import LayerProcesses, WholeLayers
+from largebatch.optim.whole_layers import LayerProcesses, LayerRange, WholeLayers
 
 TrustRatio = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps the norms of the layers' weights and of their gradients or updates, each of shape (layers,), to their ratios."""
@@ -34,6 +35,30 @@ Group = dict[str, Any]
 """A parameter group of an optimizer: its tensors, "params", and their options."""
 
 
+@dataclass(frozen=True)
+class Layers:
+    """The layers of which an optimizer steps parts."""
+
+    parts: Parts  # the parts in each tensor; the rest of it is padding
+    shapes: Mapping[str, Shape]  # of all layers, in the same order on every process
+    processes: LayerProcesses  # those that hold the layers between them
+
+    @classmethod
+    def whole(cls, tensors: Sequence[torch.Tensor]) -> "Layers":
+        """Tensors of this process alone, each of which is a whole layer."""
+        named = {str(number): local_part(tensor) for number, tensor in enumerate(tensors)}
+        shapes = {name: tuple(local.shape) for name, local in named.items()}
+        held = [LayerRange(name, number, 0, local.numel()) for number, (name, local) in enumerate(named.items())]
+        parts = {tensors[each.tensor]: [LayerPart(each.name, 0, 0, each.length)] for each in held}
+        alone = LayerProcesses(
+            rank=0,
+            ranges=[{each.name: each for each in held}],
+            sum=lambda vector: vector,
+            exchange=lambda sent, _, empty: [torch.cat([empty, *sent[0]])],
+        )
+        return cls(parts, shapes, alone)
+
+
 class PartsOfLayers:
     """The parts of layers, except empty ones, in tensors that are stepped together, as lists for `torch._foreach_*`.
 
@@ -45,26 +70,22 @@ class PartsOfLayers:
     What is copied to the device is copied once, when this is made, because the host waits for such copies.
 
     Args:
-        tensors: The tensors.
-        parts: The parts in each tensor; None means that each tensor is a whole layer.
-        numbers: The number of each layer, by name.
+        tensors: The tensors, at least one.
+        layers: The layers.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], parts: Parts | None, numbers: Mapping[str, int]):
+    def __init__(self, tensors: Sequence[torch.Tensor], layers: Layers):
         self.tensors = tensors
+        self.layers = layers
         self.tensor_of_part: list[torch.Tensor] = []
         self.names: list[str] = []
         self._splits: list[list[int]] = []
-        layers: list[int] = []
-        for number, tensor in enumerate(tensors):
-            size = local_part(tensor).numel()
-            found = [LayerPart(str(number), 0, 0, size)] if parts is None else parts[tensor]
-            found = [part for part in found if part.length]
-            layers += [len(layers) if parts is None else numbers[part.name] for part in found]
+        for tensor in tensors:
+            found = [part for part in layers.parts[tensor] if part.length]
             self.tensor_of_part += [tensor] * len(found)
             self.names += [part.name for part in found]
-            self._splits.append(_sizes_between(found, size))
-        self._num_layers = len(layers) if parts is None else len(numbers)
+            self._splits.append(_sizes_between(found, local_part(tensor).numel()))
+        numbers = {name: number for number, name in enumerate(layers.shapes)}
 
         self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
         blocks: list[int] = []
@@ -73,11 +94,10 @@ class PartsOfLayers:
             like = torch.empty_like(part, device="meta")
             self._places.append((like.shape, like.stride(), sum(blocks) * BLOCK))
             blocks.append(-(-like.numel() // BLOCK))
-        self._options: dict[str, Any] = {"dtype": tensors[0].dtype, "device": tensors[0].device} if tensors else {}
-        layer_of_part = torch.tensor(layers, dtype=torch.int64)
+        layer_of_part = torch.tensor([numbers[name] for name in self.names], dtype=torch.int64)
         layer_of_block = layer_of_part.repeat_interleave(torch.tensor(blocks, dtype=torch.int64))
         self._layer_of_part, self._layer_of_block = (
-            index.to(self._options.get("device")) for index in (layer_of_part, layer_of_block)
+            index.to(tensors[0].device) for index in (layer_of_part, layer_of_block)
         )
 
     def split(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -103,16 +123,27 @@ class PartsOfLayers:
 
     def new_updates(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """A buffer of shape (blocks, BLOCK), uninitialized, and a view of it for each part, of the part's layout."""
-        buffer = torch.empty(len(self._layer_of_block), BLOCK, **self._options)
+        buffer = local_part(self.tensors[0]).new_empty(len(self._layer_of_block), BLOCK)
         return buffer, [buffer.as_strided(*place) for place in self._places]
 
     def sums_of_squares(self, *lists: list[torch.Tensor]) -> torch.Tensor:
         """For lists of one tensor per part, the sums of squares per layer: shape (lists, layers), in float64."""
-        squares = torch.zeros(len(lists), self._num_layers, dtype=torch.float64, device=self._layer_of_part.device)
+        size = (len(lists), len(self.layers.shapes))
+        squares = torch.zeros(size, dtype=torch.float64, device=self._layer_of_part.device)
         if self.tensor_of_part:
             norms = torch.stack(torch._foreach_norm([tensor for tensors in lists for tensor in tensors]))
             squares.index_add_(1, self._layer_of_part, norms.view(len(lists), -1).double().square())
         return squares
+
+    @cached_property
+    def whole_layers(self) -> WholeLayers:
+        """The layers in these tensors, and in those that other processes step at the same time."""
+        layers = self.layers
+        together = set(self.tensors)
+        numbers = {number for number, tensor in enumerate(layers.parts) if tensor in together}
+        stepped = {each.name for held in layers.processes.ranges for each in held.values() if each.tensor in numbers}
+        shapes = {name: shape for name, shape in layers.shapes.items() if name in stepped}
+        return WholeLayers(shapes, layers.processes)
 
     def scale(self, buffer: torch.Tensor, ratios: torch.Tensor) -> None:
         """Multiply the updates in a buffer by the ratios of their layers, of shape (layers,)."""
@@ -123,7 +154,7 @@ class LayerwiseOptimizer(Optimizer):
     """An optimizer whose update of a layer depends on the whole layer: on two of its norms, or on all of its elements.
 
     A layer is a parameter. Those in groups with `"layerwise": False` are stepped element by element: their trust ratio
-    is 1. Until `set_layer_parts` is called, each tensor counts as a whole layer.
+    is 1. Until `set_layers` is called, each tensor counts as a whole layer.
 
     Args:
         params: Tensors, or parameter groups.
@@ -133,33 +164,17 @@ class LayerwiseOptimizer(Optimizer):
 
     def __init__(self, params: Any, **options: Any):
         super().__init__(params, {"layerwise": True} | options)
-        self._parts: Parts | None = None
-        self._numbers: dict[str, int] = {}
-        self._shapes: Mapping[str, Shape] = {}
-        self._processes: LayerProcesses | None = None
+        self._layers: Layers | None = None
         self._stepped_together: dict[tuple[torch.Tensor, ...], PartsOfLayers] = {}
-        self._whole: dict[PartsOfLayers, WholeLayers] = {}
 
-    def set_layer_parts(
-        self,
-        parts: Parts,
-        shapes: Mapping[str, Shape],
-        processes: LayerProcesses,
-    ) -> None:
-        """Set the parts of layers that the tensors of this process hold; to be called before the first step.
+    def set_layers(self, layers: Layers) -> None:
+        """Set the layers of which the tensors of this process hold parts; to be called before the first step.
 
-        Args:
-            parts: The parts in each tensor; the rest of it is padding.
-            shapes: The shapes of all layers, in the same order on every process.
-            processes: Those that hold the layers. They are asked for each parameter group that is not stepped element
-                by element, so every process must take the same steps.
+        The processes are asked for each parameter group that is not stepped element by element, so every one of them
+        must take the same steps.
         """
-        self._parts = parts
-        self._shapes = shapes
-        self._numbers = {name: number for number, name in enumerate(shapes)}
-        self._processes = processes
+        self._layers = layers
         self._stepped_together.clear()
-        self._whole.clear()
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -172,7 +187,9 @@ class LayerwiseOptimizer(Optimizer):
                 continue
             parts = self._stepped_together.get(tuple(tensors))
             if parts is None:
-                parts = self._stepped_together[tuple(tensors)] = PartsOfLayers(tensors, self._parts, self._numbers)
+                parts = self._stepped_together[tuple(tensors)] = PartsOfLayers(
+                    tensors, self._layers or Layers.whole(tensors)
+                )
             self._step_group(group, parts)
 
     @abstractmethod
@@ -186,27 +203,9 @@ class LayerwiseOptimizer(Optimizer):
         self, parts: PartsOfLayers, weights: list[torch.Tensor], updates: list[torch.Tensor], trust_ratio: TrustRatio
     ) -> torch.Tensor:
         """The trust ratios of all layers, of shape (layers,); 1 if one of the layer's norms is zero."""
-        squares = parts.sums_of_squares(weights, updates)
-        if self._processes is not None:
-            squares = self._processes.sum(squares)
+        squares = parts.layers.processes.sum(parts.sums_of_squares(weights, updates))
         weight_norms, norms = squares.sqrt()
         return torch.where((weight_norms > 0) & (norms > 0), trust_ratio(weight_norms, norms), 1.0)
-
-    def _whole_layers(self, parts: PartsOfLayers) -> WholeLayers:
-        """The layers in tensors that are stepped together, and in those that other processes step at the same time."""
-        if parts not in self._whole:
-            processes = self._processes
-            if processes is None:
-                named = zip(parts.names, parts.tensor_of_part, strict=True)
-                shapes = {name: tuple(local_part(tensor).shape) for name, tensor in named}
-                processes = LayerProcesses.only_this(shapes)
-            else:
-                together = set(parts.tensors)
-                numbers = {number for number, tensor in enumerate(self._parts or ()) if tensor in together}
-                stepped = {each.name for held in processes.ranges for each in held.values() if each.tensor in numbers}
-                shapes = {name: shape for name, shape in self._shapes.items() if name in stepped}
-            self._whole[parts] = WholeLayers(shapes, processes)
-        return self._whole[parts]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ class Muon(LayerwiseOptimizer):
             # Nothing moves. So states can be made for tensors that are parts of layers (`backend.state.create_state`).
             return
         empty = local_part(parts.tensors[0]).new_empty(0)
-        layers = self._whole_layers(parts)
+        layers = parts.whole_layers
         whole = layers.gather(dict(zip(parts.names, updates, strict=True)), empty)
         del updates
         steps = layers.scatter(dict(_orthogonal_steps(whole, group)), empty)

@@ -31,12 +31,6 @@ class LayerProcesses:
     # the numbers of elements. An empty vector has the dtype and device of the others.
     exchange: Callable[[Sequence[list[torch.Tensor]], list[int], torch.Tensor], Sequence[torch.Tensor]]
 
-    @classmethod
-    def only_this(cls, shapes: Mapping[str, Shape]) -> "LayerProcesses":
-        """One process, which holds each layer as a tensor."""
-        ranges = {name: LayerRange(name, place, 0, prod(shape)) for place, (name, shape) in enumerate(shapes.items())}
-        return cls(0, [ranges], lambda vector: vector, lambda sent, _, empty: [torch.cat([empty, *sent[0]])])
-
 
 class WholeLayers:
     """Layers that are stepped together. Each is owned by a process, and all owners have about the same work.

@@ -10,7 +10,7 @@ With one micro-batch per process, the graph of its features is kept for the back
 without gradients computes the features, and a second one, with the same randomness, those of one micro-batch at a time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -18,10 +18,9 @@ from torch import nn
 from largebatch.backend.base import Backend
 from largebatch.data.source import Batch
 from largebatch.errors import UserError
+from largebatch.model.coupled_losses import Encoded
 from largebatch.plan.contract import PAIRS_PER_TILE
 
-Encoded = Mapping[str, torch.Tensor]
-"""By name: one row per sample, or a scalar that is trained, such as a temperature."""
 Encode = Callable[[Batch], Encoded]
 CoupledLoss = Callable[[slice, Encoded, Encoded], torch.Tensor]
 """Maps a range of samples, what these are encoded as, and what all of the global batch are, to the losses of the range.
@@ -47,10 +46,11 @@ class CoupledBatch:
         self._size = size
         mine = [{name: values.detach() for name, values in each.items()} for each in mine]
         # Compared with what is encoded again, in the first step alone.
-        self._compared = None if backend.has_checked_features else mine
+        is_first = not backend.has_checked_features
+        self._compared = mine if is_first else None
         self._largest_difference = torch.zeros((), device=backend.device)
         rows = [{name: values for name, values in each.items() if values.ndim} for each in mine]
-        if not backend.has_checked_features:
+        if is_first:
             backend.check_rows(rows, "step.couple")
         # Passes that do not contribute (see `order.MicroBatch`) are beyond the end of the global batch.
         everything = backend.gather_rows(rows, size)
@@ -59,7 +59,7 @@ class CoupledBatch:
         start = size * backend.rank // backend.world_size
         stop = size * (backend.rank + 1) // backend.world_size
         tile = max(1, PAIRS_PER_TILE // size)
-        if not backend.has_checked_features:
+        if is_first:
             with backend.raise_on_all_ranks():
                 rounding = ROUNDING[self._plan.precision]
                 _check_size(trained, self._plan.coupled_features)

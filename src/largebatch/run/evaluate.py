@@ -13,7 +13,7 @@ from largebatch.config.optimizers import EMA
 from largebatch.data.loading import Request, load
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError, TrainingFailed, UserError
-from largebatch.run.record.metrics import Stopwatch
+from largebatch.run.record.recorder import Recorder
 from largebatch.run.record.task_metrics import TaskMetrics
 
 Value = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -30,19 +30,17 @@ class Evaluator:
 
     backend: Backend  # the prepared backend
     num_workers: int  # loader processes of this process
-    stopwatch: Stopwatch  # counts the time in training
+    recorder: Recorder  # counts the steps completed, and the time in training
     heartbeat: Callable[[], None]  # called with each batch
 
     def __post_init__(self) -> None:
         # The set that each name in evaluations.jsonl belongs to; every line begins with the place in the run.
         self._sets: dict[str, str | None] = dict.fromkeys(("step", "samples", "epoch"), "the line itself")
 
-    def means(
-        self, eval_set: SampleSource, per_sample: PerSample, completed_steps: int, name: str | None
-    ) -> dict[str, float]:
+    def means(self, eval_set: SampleSource, per_sample: PerSample, name: str | None) -> dict[str, float]:
         """See `Run.evaluate`."""
         num_samples = self.backend.plan.evaluation_of(name).samples_of(len(eval_set))
-        with self.evaluating(completed_steps):
+        with self.evaluating():
             means = self._means_now(eval_set, num_samples, per_sample)
             if self.backend.plan.optimizer.ema_half_life is not None:
                 with self.backend.averaged_weights():
@@ -57,8 +55,8 @@ class Evaluator:
                 )
             if not math.isfinite(mean):
                 raise TrainingFailed(
-                    f"the evaluation's {value} is {mean} after step {completed_steps}; training stopped and no weights "
-                    "were written",
+                    f"the evaluation's {value} is {mean} after step {self.recorder.step}; training stopped and no "
+                    "weights were written",
                     everywhere=True,
                 )
         return means
@@ -72,12 +70,10 @@ class Evaluator:
             means["perplexity"] = math.exp(means["loss"])
         return means
 
-    def rows(
-        self, source: SampleSource, num_samples: int, per_sample: RowsPerSample, completed_steps: int
-    ) -> dict[str, torch.Tensor]:
+    def rows(self, source: SampleSource, num_samples: int, per_sample: RowsPerSample) -> dict[str, torch.Tensor]:
         """See `Run.rows`."""
         mine = []
-        with self.evaluating(completed_steps):
+        with self.evaluating():
             for start, stop, batch in self._batches(source, num_samples):
                 rows = per_sample(batch)
                 for name, values in rows.items():
@@ -88,10 +84,10 @@ class Evaluator:
         return self.backend.gather_rows(mine, num_samples)
 
     @contextmanager
-    def evaluating(self, completed_steps: int) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """See `Run.evaluating`."""
-        with self.stopwatch.counting(False):
-            self.backend.statistics.average(self.backend.world_size, completed_steps)
+        with self.recorder.metrics.stopwatch.counting(False):
+            self.backend.statistics.average(self.backend.world_size, self.recorder.step)
             # Some parts of a model may be in evaluation mode always.
             training = {module: module.training for module in self.backend.model.modules()}
             self.backend.model.eval()

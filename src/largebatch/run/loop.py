@@ -41,7 +41,7 @@ from largebatch.run.feed import training_feed
 from largebatch.run.micro_batch_size import rehearse_longest
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
-from largebatch.run.step import Step, check_gradients
+from largebatch.run.step import Step
 from largebatch.run.watch.stop import StopRequests
 from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.run.watch.watchdog import Watchdog
@@ -76,13 +76,13 @@ class Loop:
         self.start = start
         self.recorder = recorder
         self.metrics = recorder.metrics
-        self.stopwatch = recorder.metrics.stopwatch
         self.stop = stop
         self.stop_reason: StopReason | None = None  # why the run stops after the current step, if it does
         self.save_due = False  # whether a checkpoint follows the current step
         self.step: Step | None = None  # the current or latest one
-        hang_seconds = self.plan.faults.hang_seconds
-        self.watchdog = Watchdog(hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder)
+        self.watchdog = Watchdog(
+            self.plan.faults.hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder
+        )
         before = start.manifest.best if start.manifest and start.in_place else None
         if before and not (recorder.folder.checkpoints_dir / folder_name(before.step)).is_dir():
             before = None
@@ -102,7 +102,7 @@ class Loop:
             latest=start.checkpoint,
         )
         self.bad_steps = BadSteps(backend, start, recorder, self.writer)
-        self.evaluator = Evaluator(backend, config.data.num_workers, self.stopwatch, self.watchdog.heartbeat)
+        self.evaluator = Evaluator(backend, config.data.num_workers, recorder, self.watchdog.heartbeat)
 
     @property
     def completed_steps(self) -> int:
@@ -113,7 +113,7 @@ class Loop:
         """See `Run.steps`."""
         first = self.start.step
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
-        with self.watchdog, closing(feed), self.stopwatch.counting(True):
+        with self.watchdog, closing(feed), self.metrics.stopwatch.counting(True):
             for index, step_feed in enumerate(feed, first):
                 if index == first + 1 and self.plan.finds_micro_batch_size:
                     rehearse_longest(self.config, self.backend)
@@ -131,13 +131,13 @@ class Loop:
         """See `Run.update`."""
         loss_sum = step.finish()
         self.backend.untouched.check()
-        if step.index == self.start.step:
+        is_first = step.index == self.start.step
+        if is_first:
             self.agree_on_compiling()
         completed = step.index + 1
         with self._checkpoint_finished_before_failing():
-            if step.index == self.start.step:
-                check_gradients(self.backend)
-                step.check_passes()
+            if is_first:
+                step.check_first()
             # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
             # after a gradient that was not finite.
             self.stop_reason = self.stop.result()
@@ -156,10 +156,10 @@ class Loop:
             update = self.backend.clip_and_step(measure_norm, self.bad_steps.max_norm())
             if update.applied and ema_weight:
                 # After skipped steps alone, it is the first: the starting statistics do not count, as with weights.
-                is_first = self.bad_steps.count == step.index
-                self.backend.statistics.move_averages(1.0 if is_first else ema_weight)
+                weight = 1.0 if self.bad_steps.count == step.index else ema_weight
+                self.backend.statistics.move_averages(weight)
             self.backend.untouched.note()
-            if step.index == self.start.step:
+            if is_first:
                 # Now, not at the first checkpoint.
                 self.writer.reserve()
             self.recorder.step = completed
@@ -184,7 +184,7 @@ class Loop:
             if self.plan.optimizer.ema_half_life is not None:
                 # Evaluating averaged weights changes weights for a while.
                 self.writer.wait_until_copied()
-            means = self.evaluator.means(eval_set, per_sample, self.completed_steps, name)
+            means = self.evaluator.means(eval_set, per_sample, name)
         self.agree_on_compiling()
         self.recorder.evaluated(means)
         if self.plan.checkpoint.keep_best is not None and self.completed_steps > self.start.step:
@@ -210,7 +210,7 @@ class Loop:
         self.then.poll()
         if not self.save_due:
             return
-        with self.stopwatch.counting(False):
+        with self.metrics.stopwatch.counting(False):
             self._save()
             if self.stop_reason and self.completed_steps < self.plan.stop_after_steps:
                 self._end_stopped(self.stop_reason)
@@ -246,12 +246,11 @@ class Loop:
     def finish(self) -> None:
         """See `Run.finish`."""
         with self.watchdog:
-            best = self.best.latest
             self._finish_checkpoint()
             step = self.completed_steps
             if self.writer.last_step < step:
                 # The recipe has left the loop early, or the storage refused the last checkpoint: try again.
-                self.best.remember(best)
+                self.best.remember(step)
                 self._save()
                 self._finish_checkpoint()
             about = {"bad_steps": self.bad_steps.count, "best": self.best.latest and asdict(self.best.latest)}

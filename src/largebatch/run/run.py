@@ -70,6 +70,7 @@ class Run(Generic[Config]):
 
     def __init__(self, config: Config, options: RunOptions):
         self._given = config
+        self._options = options
         end_with_the_launcher()
         self.folder = OwnFolder(options.run_dir)
         launch = read_launch(config=config)
@@ -85,15 +86,13 @@ class Run(Generic[Config]):
         stop_files = self.folder.obeyed_stop_files if self.backend.is_main_process else {}
         self._stop = StopRequests(stop_files, self.backend.all_max, self.plan.faults.time_limit_margin_seconds)
         self._stop.listen()
-        self._ending = options.ending
-        self._starting = Starting(self.backend, self._stop, self.plan.faults.hang_seconds, self._ending)
+        self._starting = Starting(self.backend, self._stop, options.ending)
         self._agree_on_the_plan()
         self._print(explain(self.plan, self.folder.path.name, notes))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
         self._print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}{groups}")
 
         self.backend.from_main_process(self.folder.hold)
-        self._recipe = None if options.recipe is None else str(options.recipe)
         self._start = find_start(
             options.resume, options.allow_change, self.folder, self._given, self.plan, self.backend
         )
@@ -112,7 +111,6 @@ class Run(Generic[Config]):
         self.config = at_commits(self._given, self.plan.commits)
         self._starting_weights: StartingWeights | None = None
         self._pretrained_folder: Path | None = None
-        self._perturb_weights = options.perturb_weights
         self._loop: Loop | None = None
         torch.set_default_dtype(self.dtype)
         # The recipe builds its model next, and every process draws the same initial weights.
@@ -154,7 +152,7 @@ class Run(Generic[Config]):
             UserError: They cannot be opened, or do not have the plan's sizes; every process raises it.
         """
 
-        preparation = Preparation(f"largebatch prepare {self._recipe or 'RECIPE'}")
+        preparation = Preparation(f"largebatch prepare {self._options.recipe or 'RECIPE'}")
 
         def open_checked() -> tuple[SampleSource, ...]:
             opened = open_sources(self.config, preparation)
@@ -262,13 +260,12 @@ class Run(Generic[Config]):
                 load(self.backend, self._start.checkpoint, self._start.manifest)
             elif self._starting_weights is not None:
                 set_weights(self.backend, self._starting_weights)
-        if self._start.manifest is None and self._perturb_weights is not None:
+        seed = self._options.perturb_weights
+        if self._start.manifest is None and seed is not None:
             if self.plan.world_size > 1:
                 raise UserError("--perturb-weights changes the weights of a single process; launch one")
-            perturb_weights(self.backend.model, self._perturb_weights)
-        recorder = Recorder(
-            self._given, self.backend, self.folder, self._start, self._recipe, utilization, self._ending
-        )
+            perturb_weights(self.backend.model, seed)
+        recorder = Recorder(self._given, self.backend, self.folder, self._start, self._options, utilization)
         self._loop = Loop(self._given, self.backend, self._start, recorder, self._stop, files)
         self._loop.agree_on_compiling()
         self._starting.check()
@@ -357,11 +354,11 @@ class Run(Generic[Config]):
         Raises:
             UserError: They are not; every process raises it.
         """
-        return self.loop.evaluator.rows(source, num_samples, per_sample, self.loop.completed_steps)
+        return self.loop.evaluator.rows(source, num_samples, per_sample)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Run forward passes as `evaluate` does: in evaluation mode, without gradients, and not counted as training."""
-        return self.loop.evaluator.evaluating(self.completed_steps)
+        return self.loop.evaluator.evaluating()
 
     def any_process(self, is_true: bool) -> bool:
         """Whether something is true on any process, such as that its text goes on; all of them must call this."""

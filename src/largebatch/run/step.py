@@ -7,7 +7,8 @@ import torch
 from largebatch.backend.base import Backend
 from largebatch.data.source import Batch
 from largebatch.errors import BackendMismatch, TrainingFailed
-from largebatch.run.coupled import CoupledBatch, CoupledLoss, Encode, Encoded
+from largebatch.model.coupled_losses import Encoded
+from largebatch.run.coupled import CoupledBatch, CoupledLoss, Encode
 from largebatch.run.feed import MicroStep, StepFeed
 from largebatch.run.record.task_metrics import Logged, TaskMetrics
 
@@ -169,12 +170,19 @@ class Step:
                 encoded.append(_encode(encode, micro_step.batch))
         return encoded
 
-    def check_passes(self) -> None:
-        """Raise BackendMismatch on every process if the two passes of a coupled loss had different features."""
-        if self._coupled is None:
-            return
+    def check_first(self) -> None:
+        """Raise BackendMismatch on all processes if the first step's passes left a trainable parameter without a
+        gradient, or if the two passes of a coupled loss had different features.
+
+        Strategies differ in what they do with such a parameter: skip it, decay it, or fail.
+        """
         with self._backend.raise_on_all_ranks():
-            if not self._coupled.passes_agree():
+            if names := self._backend.parameters_without_gradient():
+                raise BackendMismatch(
+                    f"{len(names)} trainable parameters got no gradient, such as {names[0]}; remove them from the "
+                    "model, or freeze them (requires_grad = False) before the optimizer is built"
+                )
+            if self._coupled is not None and not self._coupled.passes_agree():
                 raise BackendMismatch(
                     "step.couple: `encode` returns other features for a micro-batch when it is called again, so their "
                     "gradient is not the loss's; let it depend on no randomness but torch's, and on no earlier call"
@@ -191,17 +199,3 @@ def _encode(encode: Encode, batch: Batch) -> Encoded:
                 f"{tuple(values.shape)}: put several vectors of a sample into one row, and return a number as a scalar"
             )
     return encoded
-
-
-def check_gradients(backend: Backend) -> None:
-    """Raise BackendMismatch on all processes if the first step's passes left a trainable parameter without a gradient.
-
-    Strategies differ in what they do with such a parameter: skip it, decay it, or fail.
-    """
-    with backend.raise_on_all_ranks():
-        names = backend.parameters_without_gradient()
-        if names:
-            raise BackendMismatch(
-                f"{len(names)} trainable parameters got no gradient, such as {names[0]}; remove them from the "
-                "model, or freeze them (requires_grad = False) before the optimizer is built"
-            )

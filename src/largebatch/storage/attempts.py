@@ -45,15 +45,12 @@ class Attempt:
         """Where its processes write how they end."""
         return self.folder / self.name
 
-    def is_current(self) -> bool:
-        """Whether no later attempt has begun and the folder is still this run's; OSError if that cannot be read."""
-        latest = latest_attempt(self.folder)
-        return latest is not None and attempt_name(latest) == self.name
-
     def check(self) -> None:
-        """Raise TrainingFailed unless the attempt is current; OSError if that cannot be read."""
-        if not self.is_current():
-            latest = latest_attempt(self.folder)
+        """Raise TrainingFailed if a later attempt has begun or the folder is no longer this run's; OSError if that
+        cannot be read.
+        """
+        latest = latest_attempt(self.folder)
+        if latest is None or attempt_name(latest) != self.name:
             who = f"attempt {latest['attempt']} on {latest['host']}" if latest else "another run"
             raise TrainingFailed(
                 f"{who} has taken over {self.folder.parent}; this one, attempt {self.number} on "

@@ -124,23 +124,6 @@ class Manifest(BaseModel):
     # The ranks whose files hold a buffer: the first one's has the value of every process that is not named.
     buffers: dict[str, Annotated[tuple[Count, ...], Field(min_length=1)]]
 
-    @classmethod
-    def from_json(cls, raw: Any) -> "Manifest":
-        """The manifest in a file; CheckpointError if it has another format or gaps."""
-        given = raw.get("format") if isinstance(raw, dict) else raw
-        if given != FORMAT:
-            raise CheckpointError(
-                f"its format is {given!r}, not {FORMAT!r}; use the version of largebatch that wrote it, or start over"
-            )
-        try:
-            manifest = cls.model_validate(raw)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise CheckpointError(f"its {MANIFEST} is not readable: {place}: {first['msg']}") from error
-        manifest.check_coverage()
-        return manifest
-
     def check_coverage(self) -> None:
         """Raise CheckpointError unless each vector is there from its first element to its last, with none twice."""
         for name, ranges in self.vectors.items():
@@ -225,5 +208,18 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the checkpoint in `folder`; CheckpointError if it cannot be used."""
-    return Manifest.from_json(read_json(folder / MANIFEST))
+    """The manifest of the checkpoint in `folder`; CheckpointError if it has another format or gaps."""
+    raw = read_json(folder / MANIFEST)
+    given = raw.get("format") if isinstance(raw, dict) else raw
+    if given != FORMAT:
+        raise CheckpointError(
+            f"its format is {given!r}, not {FORMAT!r}; use the version of largebatch that wrote it, or start over"
+        )
+    try:
+        manifest = Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"its {MANIFEST} is not readable: {place}: {first['msg']}") from error
+    manifest.check_coverage()
+    return manifest

@@ -40,7 +40,7 @@ def test_a_checkpoint_that_was_not_written_is_not_the_best():
     assert best.is_found(3, {"loss": 2.5}, False)
     # Its checkpoint is written once more.
     best.forget(3)
-    best.remember(BestEvaluation("loss", "min", 3, 2.5))
+    best.remember(3)
     assert best.latest.step == 3
 
 

@@ -22,11 +22,13 @@ class Best:
         self._keep = keep
         self._sets = sets
         self._found = [before] if keep and before and (before.metric, before.mode) == (keep.metric, keep.mode) else []
+        self._not_written: set[int] = set()
 
     @property
     def latest(self) -> BestEvaluation | None:
-        """The best evaluation so far."""
-        return self._found[-1] if self._found else None
+        """The best evaluation so far, of those whose checkpoints could be written."""
+        written = [each for each in self._found if each.step not in self._not_written]
+        return written[-1] if written else None
 
     def is_found(self, step: int, means: Mapping[str, float], of_further_set: bool) -> bool:
         """Whether an evaluation after `step` is better than all before; it is the latest from here on.
@@ -51,11 +53,10 @@ class Best:
         self._found.append(BestEvaluation(keep.metric, keep.mode, step, value))
         return True
 
-    def remember(self, best: BestEvaluation | None) -> None:
-        """Restore the best evaluation that `forget` has removed, because its checkpoint is written once more."""
-        if best is not None and best not in self._found:
-            self._found.append(best)
-
     def forget(self, step: int) -> None:
         """Return to the best evaluation before `step`, whose checkpoint could not be written."""
-        self._found = [each for each in self._found if each.step != step]
+        self._not_written.add(step)
+
+    def remember(self, step: int) -> None:
+        """Take back `forget`, because the checkpoint is written once more."""
+        self._not_written.discard(step)

@@ -35,13 +35,9 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
         except CheckpointError as error:
             raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
 
+    with_vectors = {vector.partition("/")[2] for vector in manifest.vectors if not vector.startswith(f"{WEIGHT}/")}
     scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
-    with_states = {name for name, numbers in scalars.items() if numbers}
-    for vector in manifest.vectors:
-        kind, _, name = vector.partition("/")
-        if kind != WEIGHT:
-            with_states.add(name)
-    backend.restore(fill, scalars, with_states)
+    backend.restore(fill, {name: each for name, each in scalars.items() if each or name in with_vectors})
 
 
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:
@@ -95,7 +91,7 @@ def set_weights(backend: Backend, weights: StartingWeights) -> None:
             piece.write(piece.start, weights.read(piece.vector.removeprefix(f"{WEIGHT}/"), piece.start, piece.stop))
 
     with torch.no_grad():
-        backend.restore(fill, {}, with_states=set())
+        backend.restore(fill, {})
     first_seen: dict[str, tuple[int, str]] = {}
     for rank, checksums in enumerate(backend.gather_objects(weights.checksums)):
         for name, checksum in checksums.items():

@@ -186,7 +186,7 @@ class CheckpointWriter:
         buffers = state.buffers
         if self.backend.world_size > 1 and buffers:
             mine = {name: fingerprint(buffer) for name, buffer in buffers.items()}
-            first = self._gather(mine if self.backend.is_main_process else None)[0]
+            first = gather(mine if self.backend.is_main_process else None, self._group)[0]
             if not self.backend.is_main_process:
                 buffers = {name: buffer for name, buffer in buffers.items() if mine[name] != first.get(name)}
         if self.settings.asynchronous:
@@ -212,11 +212,10 @@ class CheckpointWriter:
         try:
             if space is not None:
                 self._copy(space.values(), tensors)
-                self._copied.set()
                 tensors = iter(space.values())
-            self._write(step, about, state, tensors)
         finally:
             self._copied.set()
+        self._write(step, about, state, tensors)
 
     def _write(self, step: int, about: Mapping[str, Any], state: EngineState, tensors: Iterator[torch.Tensor]) -> None:
         final = self.folder / folder_name(step)
@@ -224,7 +223,7 @@ class CheckpointWriter:
         try:
             with self._raise_on_all_ranks():
                 part = self._write_own(temporary, state, tensors)
-            parts = [Part(*each) for each in self._gather(part, to_first=True)]
+            parts = [Part(*each) for each in gather(part, self._group, to_first=True)]
             with self._raise_on_all_ranks():
                 if self.backend.is_main_process:
                     self._publish(temporary, final, self._manifest(step, about, state, parts), parts)
@@ -233,9 +232,9 @@ class CheckpointWriter:
                 with suppress(OSError):
                     remove_folder(temporary)
                 # It may have its final name already. Without a marker it is useless, but a later attempt's is not.
-                with suppress(OSError):
-                    if self.attempt.is_current():
-                        discard_incomplete(final, self.attempt.name)
+                with suppress(OSError, TrainingFailed):
+                    self.attempt.check()
+                    discard_incomplete(final, self.attempt.name)
             raise
 
     def _write_own(self, temporary: Path, state: EngineState, tensors: Iterator[torch.Tensor]) -> Part:
@@ -309,10 +308,6 @@ class CheckpointWriter:
 
     # --- between processes ----------------------------------------------------------------------------------------
 
-    def _gather(self, value: Any, to_first: bool = False) -> list[Any]:
-        """As `exchange.gather`, for the thread that writes."""
-        return gather(value, self._group, to_first) if self.backend.world_size > 1 else [value]
-
     @contextmanager
     def _raise_on_all_ranks(self) -> Iterator[None]:
         """Raise on every process what any meets in the block: others would wait for one that raised alone."""
@@ -323,7 +318,7 @@ class CheckpointWriter:
             failure = (str(error), isinstance(error, OSError))
         except Exception as error:
             failure = (f"the checkpoint could not be written: {describe_error(error)}", False)
-        for found in self._gather(failure):
+        for found in gather(failure, self._group):
             if found is not None:
                 message, is_storage = found
                 raise (StorageError if is_storage else TrainingFailed)(message, everywhere=True)

@@ -100,25 +100,22 @@ class Then:
 
     def _run(self, step: int, checkpoint: Path) -> dict[str, float]:
         """The numbers that the command prints for a checkpoint."""
+        assert self.settings.then is not None
+        model = self.folder / f"step_{step}"
+        words = [word.replace("{model}", str(model)).replace("{step}", str(step)) for word in self.settings.then]
         remove_folder(self.folder)
         self.folder.mkdir()
         try:
-            output = self._output_for(step, checkpoint)
+            # By another process, whose work does not slow down training.
+            self._last_line_of([sys.executable, "-m", "largebatch", "export", str(checkpoint), str(model)])
+            answer = parse_line(self._last_line_of(words)) or {}
         finally:
             remove_folder(self.folder)
-        answer = parse_line(output.strip().rpartition(b"\n")[2]) or {}
         numbers = {name: value for name, value in answer.items() if type(value) in (int, float)}
         return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
-    def _output_for(self, step: int, checkpoint: Path) -> bytes:
-        assert self.settings.then is not None
-        model = self.folder / f"step_{step}"
-        # By another process, whose work does not slow down training.
-        self._output_of([sys.executable, "-m", "largebatch", "export", str(checkpoint), str(model)])
-        words = [word.replace("{model}", str(model)).replace("{step}", str(step)) for word in self.settings.then]
-        return self._output_of(words)
-
-    def _output_of(self, command: list[str]) -> bytes:
+    def _last_line_of(self, command: list[str]) -> bytes:
+        """Run a command, and return the last line that it prints."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(JOB_VARIABLES)}
         with subprocess.Popen(
             command,
@@ -130,10 +127,10 @@ class Then:
         ) as process:
             self._process = process
             assert process.stdout is not None
-            output = process.stdout.read(MAX_OUTPUT_BYTES)
+            last = process.stdout.read(MAX_OUTPUT_BYTES).strip().rpartition(b"\n")[2]
             # A command that prints more fails, rather than filling this process's memory.
             process.stdout.close()
         if process.returncode:
-            last = output.strip().rpartition(b"\n")[2].decode(errors="replace")
-            raise TrainingFailed(f"{command[0]} has ended with code {process.returncode}: {last}")
-        return output
+            text = last.decode(errors="replace")
+            raise TrainingFailed(f"{command[0]} has ended with code {process.returncode}: {text}")
+        return last

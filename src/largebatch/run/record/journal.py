@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,10 +45,10 @@ class Journal:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("".join(self._pending))
         except OSError as error:
-            if size is not None and self.path.exists():
+            if size is not None:
                 # Part of a line may have been written.
-                with suppress(OSError), self.path.open("r+b") as file:
-                    file.truncate(size)
+                with suppress(OSError):
+                    os.truncate(self.path, size)
             if not self._has_warned:
                 self.warn(f"WARNING: {self.path} cannot be written: {error}; its lines are kept in memory until it can")
             self._has_warned = True

@@ -20,6 +20,7 @@ from largebatch.errors import TrainingFailed, file_errors
 from largebatch.model.flops import Utilization
 from largebatch.plan.expected import compare, number
 from largebatch.run.checkpoint.export import export_intact
+from largebatch.run.command_line import RunOptions
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.journal import Journal
 from largebatch.run.record.metrics import StepMetrics, goodput, position_fields
@@ -33,7 +34,7 @@ from largebatch.storage.catalog import remove_leftovers, set_aside
 from largebatch.storage.files import Line
 from largebatch.storage.layout import read_object
 from largebatch.storage.source_code import GIT
-from largebatch.system.endings import Ending, OwnEnding, StopReason, decisive, read_endings
+from largebatch.system.endings import Ending, StopReason, decisive, read_endings
 from largebatch.system.failures import Kind
 from largebatch.system.installed import installed_versions
 from largebatch.words import printable
@@ -53,9 +54,8 @@ class Recorder:
         backend: The prepared backend.
         folder: The run's folder.
         start: Where the attempt begins.
-        recipe: The file of the recipe, for the history.
+        options: The options of the run.
         utilization: The model's operations per sample, and the device's.
-        ending: That of this process.
 
     Raises:
         UserError: Another run is writing to the folder, or it cannot be written.
@@ -67,18 +67,17 @@ class Recorder:
         backend: Backend,
         folder: OwnFolder,
         start: Start,
-        recipe: str | None,
+        options: RunOptions,
         utilization: Utilization,
-        ending: OwnEnding,
     ):
         self.folder = folder
-        self.ending = ending
+        self.ending = options.ending
         self.step = start.step  # optimizer steps completed
         self._first_step = start.step
         self._backend = backend
         self._plan = backend.plan
         about = {
-            "recipe": recipe,
+            "recipe": options.recipe and str(options.recipe),
             "strategy": backend.launch.strategy,
             "world_size": backend.world_size,
             "micro_batch_size": self._plan.micro_batch_size,
@@ -91,7 +90,7 @@ class Recorder:
             "evaluations": journal(folder.evaluations_file),
             "history": journal(folder.history_file),
         }
-        ending.begin(self.attempt.endings_dir, self._progress, self._ended)
+        self.ending.begin(self.attempt.endings_dir, self._progress, self._ended)
         self._last_logged: Line = {}
         measured = []
         with backend.raise_on_all_ranks(), folder.writing():

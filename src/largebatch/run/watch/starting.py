@@ -24,14 +24,14 @@ class Starting:
     Args:
         backend: The started backend.
         stop: Notes requests to stop.
-        hang_seconds: The recipe's `faults.hang_seconds`.
         ending: That of this process.
     """
 
-    def __init__(self, backend: Backend, stop: StopRequests, hang_seconds: float | None, ending: OwnEnding):
+    def __init__(self, backend: Backend, stop: StopRequests, ending: OwnEnding):
         self._backend = backend
         self._stop = stop
         self._ending = ending
+        hang_seconds = backend.plan.faults.hang_seconds
         seconds = None if hang_seconds is None else max(hang_seconds, START_TIMEOUT_SECONDS)
         self._watchdog = Watchdog(seconds, backend.rank, ending.hang)
         self._watched = ExitStack()
