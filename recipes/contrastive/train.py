@@ -49,7 +49,10 @@ def main(config: Config, options: RunOptions) -> None:
     def evaluate() -> None:
         """Measure how often the nearest training images, each of which votes with its label, are right."""
         among = config.neighbors
-        bank = run.rows(train_set, among.bank_samples or config.data.num_train_samples, represent)
+        bank: dict[str, torch.Tensor] = {}
+
+        def fill_bank() -> None:
+            bank.update(run.rows(train_set, among.bank_samples or config.data.num_train_samples, represent))
 
         def evaluate_batch(batch: Batch) -> dict[str, Value]:
             features = represent(batch)["features"]
@@ -58,7 +61,7 @@ def main(config: Config, options: RunOptions) -> None:
             votes.scatter_add_(1, bank["labels"][nearest], (similarities / among.temperature).exp())
             return {"knn_accuracy": (votes.argmax(dim=-1) == batch["labels"]).float()}
 
-        run.evaluate(eval_set, evaluate_batch)
+        run.evaluate(eval_set, evaluate_batch, before=fill_bank)
 
     for step in run.steps(train_set):
         # The loss compares each sample with all others of the global batch: one call for all micro-batches.

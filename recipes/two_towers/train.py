@@ -63,12 +63,14 @@ def main(config: Config, options: RunOptions) -> None:
             encoded = encode(batch)
             return {"first": encoded["first"], "second": encoded["second"], "ids": batch["ids"][:, :2]}
 
-        everything = run.rows(eval_set, config.evaluation.samples_of(len(eval_set)), row)
-        if prompts is not None:
-            with run.evaluating():
+        everything: dict[str, torch.Tensor] = {}
+
+        def encode_everything() -> None:
+            everything.update(run.rows(eval_set, config.evaluation.samples_of(len(eval_set)), row))
+            if prompts is not None:
                 vectors = model(input_ids=prompts.to(run.backend.device))["features"].view(*prompts.shape[:2], -1)
-            # The mean of each class's name over the templates.
-            classes = normalize(vectors.mean(dim=1), dim=-1)
+                # The mean of each class's name over the templates.
+                everything["classes"] = normalize(vectors.mean(dim=1), dim=-1)
 
         def evaluate_batch(batch: Batch) -> dict[str, Value]:
             own = row(batch)
@@ -79,11 +81,11 @@ def main(config: Config, options: RunOptions) -> None:
                 is_right = (everything["ids"][nearest] == own["ids"].unsqueeze(1)).any(dim=2)
                 found |= {f"{name}@{rank}": is_right[:, :rank].any(dim=1).float() for rank in RANKS}
             if prompts is not None:
-                best = (own["first"] @ classes.T).argmax(dim=1)
+                best = (own["first"] @ everything["classes"].T).argmax(dim=1)
                 found["zero_shot_accuracy"] = (best == batch["labels"]).float()
             return found
 
-        run.evaluate(eval_set, evaluate_batch)
+        run.evaluate(eval_set, evaluate_batch, before=encode_everything)
 
     for step in run.steps(train_set):
         # The loss compares each pair with all others of the global batch: one call for all micro-batches.

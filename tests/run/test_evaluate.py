@@ -1,6 +1,7 @@
 """What an evaluation refuses."""
 
 import re
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -61,26 +62,55 @@ class Mixed:
         return len(batch["x"])
 
 
-def test_values_of_two_sets_under_one_name():
+def alone(**plan):
+    """What an evaluator asks of one process."""
     plan = SimpleNamespace(
         evaluation_of=lambda _: SimpleNamespace(samples_of=lambda count: count),
         loss_unit="samples",
-        optimizer=SimpleNamespace(ema_half_life=None),
         micro_batch_size=4,
+        **plan,
     )
-    backend = SimpleNamespace(
+    return SimpleNamespace(
         plan=plan,
         rank=0,
         world_size=1,
         device=torch.device("cpu"),
-        model=torch.nn.Identity(),
+        model=torch.nn.Linear(1, 1),
         statistics=SimpleNamespace(average=lambda *_: None),
         gather_objects=lambda mine: [mine],
     )
-    evaluator = Evaluator(backend, 0, RECORDER, lambda: None)
+
+
+def test_averaged_weights_are_compared_with_what_they_make():
+    backend = alone(optimizer=SimpleNamespace(ema_half_life=1))
+    weight = backend.model.weight
+
+    @contextmanager
+    def averaged_weights():
+        weight.data += 1
+        yield
+        weight.data -= 1
+
+    backend.averaged_weights = averaged_weights
+    made = {}
+
+    def difference(batch):
+        assert not backend.model.training
+        return {"difference": (weight - made["weight"]).detach().expand(len(batch["x"]), 1).flatten()}
+
+    def before():
+        assert not torch.is_grad_enabled()
+        made["weight"] = weight.clone()
+
+    means = Evaluator(backend, 0, RECORDER, lambda: None).means(Mixed(), difference, None, before)
+    assert means["difference"] == means["ema/difference"] == 0
+
+
+def test_values_of_two_sets_under_one_name():
+    evaluator = Evaluator(alone(optimizer=SimpleNamespace(ema_half_life=None)), 0, RECORDER, lambda: None)
 
     def evaluate(name, value):
-        return evaluator.means(Mixed(), lambda batch: {value: batch["x"].double()}, name)
+        return evaluator.means(Mixed(), lambda batch: {value: batch["x"].double()}, name, lambda: None)
 
     assert evaluate(None, "loss") == evaluate(None, "loss") == {"loss": 1.5, "loss/web": 0.5}
     assert evaluate("shifted", "loss") == {"shifted/loss": 1.5, "shifted/loss/web": 0.5}

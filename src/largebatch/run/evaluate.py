@@ -37,13 +37,17 @@ class Evaluator:
         # The set that each name in evaluations.jsonl belongs to; every line begins with the place in the run.
         self._sets: dict[str, str | None] = dict.fromkeys(("step", "samples", "epoch"), "the line itself")
 
-    def means(self, eval_set: SampleSource, per_sample: PerSample, name: str | None) -> dict[str, float]:
+    def means(
+        self, eval_set: SampleSource, per_sample: PerSample, name: str | None, before: Callable[[], object]
+    ) -> dict[str, float]:
         """See `Run.evaluate`."""
         num_samples = self.backend.plan.evaluation_of(name).samples_of(len(eval_set))
         with self.evaluating():
+            before()
             means = self._means_now(eval_set, num_samples, per_sample)
             if self.backend.plan.optimizer.ema_half_life is not None:
                 with self.backend.averaged_weights():
+                    before()
                     averaged = self._means_now(eval_set, num_samples, per_sample)
                 means |= {f"{EMA}/{value}": mean for value, mean in averaged.items()}
         means = means if name is None else {f"{name}/{value}": mean for value, mean in means.items()}

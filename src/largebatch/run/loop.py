@@ -24,7 +24,7 @@ the step, or loads the latest checkpoint. The next step takes the next samples: 
 With `faults.spike`, a finite norm that spikes is handled alike, and "stop" also checks each step, before its update.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 
@@ -177,14 +177,16 @@ class Loop:
                 # Fails if a loss since the last logged step was not finite.
                 self.recorder.log()
 
-    def evaluate(self, eval_set: SampleSource, per_sample: PerSample, name: str | None) -> dict[str, float]:
+    def evaluate(
+        self, eval_set: SampleSource, per_sample: PerSample, name: str | None, before: Callable[[], object]
+    ) -> dict[str, float]:
         """See `Run.evaluate`."""
         with self._checkpoint_finished_before_failing():
             self.metrics.check()
             if self.plan.optimizer.ema_half_life is not None:
                 # Evaluating averaged weights changes weights for a while.
                 self.writer.wait_until_copied()
-            means = self.evaluator.means(eval_set, per_sample, name)
+            means = self.evaluator.means(eval_set, per_sample, name, before)
         self.agree_on_compiling()
         self.recorder.evaluated(means)
         if self.plan.checkpoint.keep_best is not None and self.completed_steps > self.start.step:

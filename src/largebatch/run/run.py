@@ -322,13 +322,21 @@ class Run(Generic[Config]):
         """The same for a further set, which has its own interval in the recipe's `evaluation.sets`."""
         return self.plan.evaluates_after(self.completed_steps, name)
 
-    def evaluate(self, eval_set: SampleSource, per_sample: PerSample, name: str | None = None) -> dict[str, float]:
+    def evaluate(
+        self,
+        eval_set: SampleSource,
+        per_sample: PerSample,
+        name: str | None = None,
+        before: Callable[[], object] = lambda: None,
+    ) -> dict[str, float]:
         """Means over a set of samples, each counted once, with the model in evaluation mode.
 
         Args:
             eval_set: The evaluation set, or another source with any number of samples, the same on all processes.
             per_sample: Maps a batch to values by name, as for `mean_over_samples`: {"loss": (batch,), …}.
             name: The name of a further set in the recipe's `evaluation.sets`; None for the evaluation set.
+            before: Computes with the model what `per_sample` compares with. It is called with the weights of training,
+                and again with their averages if the recipe has them.
 
         Returns:
             The means by name; those of a further set as "name/loss".
@@ -337,7 +345,7 @@ class Run(Generic[Config]):
             UserError: The recipe has no set of this name.
             TrainingFailed: A mean is not finite.
         """
-        return self.loop.evaluate(eval_set, per_sample, name)
+        return self.loop.evaluate(eval_set, per_sample, name, before)
 
     def rows(self, source: SampleSource, num_samples: int, per_sample: RowsPerSample) -> dict[str, torch.Tensor]:
         """Values of individual samples, without augmentation and with the model in evaluation mode.
