@@ -106,8 +106,8 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
     "evaluation": {
         "otherwise": (
             "only evaluations differ: their values are means over the micro-batch instead of one per sample, or depend "
-            "on which samples share one, or random numbers are drawn in train.py: draw them in `fetch`, whose epoch is "
-            "None in an evaluation"
+            "on which samples share one, or random numbers are drawn in train.py (draw them in `fetch`, whose epoch is "
+            "None in an evaluation) or by dropout (leave the model in evaluation mode)"
         ),
     },
 }
