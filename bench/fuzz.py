@@ -5,9 +5,10 @@
 Each target, a file of `fuzzing`, makes cases of its own kind of input, from a sound one and a few random mutations.
 
 A case runs in a forked child of this process, which has imported everything, as root without root's rights over files,
-with at most 2 GiB of memory besides the parent's. It holds if it takes at most 10 s of CPU time and 30 s in all, prints
-neither a traceback nor a terminal escape, and, if its exit code is not 0, says why: "error: …" or, with exit code 1,
-what a check has found. Case number n of a target depends on the seed and n alone: `--only recipes:17` runs one again.
+with at most 2 GiB of memory besides the parent's. It holds if it takes at most 10 s of CPU time, never waits for 30 s,
+prints neither a traceback nor a terminal escape, and, if its exit code is not 0, says why: "error: …" or, with exit
+code 1, what a check has found. Case number n of a target depends on the seed and n alone: `--only recipes:17` runs one
+again.
 """
 
 import argparse

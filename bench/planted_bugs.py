@@ -64,6 +64,7 @@ NOT_KEPT = "training depends on something that checkpoints do not have, such as 
 BY_MICRO_BATCH = "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch"
 BY_PROCESS = "several processes differ where one does not, from the first loss on: data or noise depends on the process"
 IN_GRADIENTS = "the first loss agrees on several processes, but not its gradient"
+BY_DIVISION = "something is kept from one micro-batch to the next (a running average"
 BY_COUNT = "where a process has another number of micro-batches in a step, the first loss differs"
 REPORTED_LOSS = "gradients and weights agree, only the reported loss does not"
 IN_EVALUATION = "only evaluations differ: their values are means over the micro-batch"
@@ -199,6 +200,20 @@ OF_TASKS = (
             ("model.py", "def build_model", f"{MASK}def build_model"),
         ],
         words=("--strategies=ddp,fsdp", "--world-sizes=1,2", "--no-resume"),
+    ),
+    Planted(
+        "a running average of micro-batches",
+        BY_DIVISION,
+        [
+            (
+                "train.py",
+                BACKWARD,
+                "loss = losses(batch).sum()\n            average = 0.9 * average + 0.1 * loss.detach()\n            "
+                "step.backward(loss / average)",
+            ),
+            ("train.py", "    for step in run", "    average = 1.0\n    for step in run"),
+        ],
+        words=("--strategies=ddp", "--world-sizes=1,2", "--no-resume"),
     ),
     Planted(
         "data are drawn without a seed",

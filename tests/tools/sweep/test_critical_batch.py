@@ -208,3 +208,17 @@ def test_damaged_checkpoints_and_impossible_numbers(damage, words, message, tmp_
     assert code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "branches").exists()
+
+
+def test_a_plan_without_an_end_is_not_copied(tmp_path, capsys):
+    """A link to a device, or to another file of the reader's."""
+    run = FakeRun(tmp_path / "run")
+    checkpoint = run.save(STEP)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"config": as_json(load_config(QUADRATIC))}))
+    mark(checkpoint)
+    (tmp_path / "run/config.json").write_text("{}")
+    (tmp_path / "run/plan.json").symlink_to("/dev/zero")
+    words = [f"--at={STEP}", f"--recipe={QUADRATIC}", "--window=512"]
+    assert main(["critical-batch", str(tmp_path / "run"), *words]) == 2
+    assert "its run must have a plan.json" in capsys.readouterr().err

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from largebatch.config import flatten, override_words, split_overrides
 from largebatch.errors import UserError, file_errors, reason_of
-from largebatch.storage.files import remove_folder, replace_file, replace_json_file
+from largebatch.storage.files import remove_folder, replace_file, replace_json_file, write_file
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
 from largebatch.system.regular_file import read_bytes
@@ -133,7 +132,7 @@ def _branch_off(checkpoint: Path, run_dir: Path) -> None:
         for file in checkpoint.iterdir():
             os.link(file, branched / file.name)
         for file in (run.plan_file, run.config_file):
-            shutil.copy(file, new.path)
+            write_file(new.path / file.name, read_bytes(file))
         new.path.rename(run_dir)
     except OSError as error:
         raise UserError(

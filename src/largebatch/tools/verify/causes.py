@@ -24,6 +24,7 @@ def _traits(each: Combination, usual: int) -> Mapping[str, bool]:
         # In a step of a process.
         "other number of micro-batches": each.micro_batch_size * each.world_size != usual,
         "several processes": each.world_size > 1,
+        "another division": each.world_size > 1 or each.micro_batch_size != usual,
         # The optimizer steps parts of parameters, or, as under ZeRO even on one process, several as one.
         "pieces": steps == "flat pieces of several parameters"
         or (steps == "rows of parameters" and each.world_size > 1),
@@ -34,21 +35,28 @@ def _traits(each: Combination, usual: int) -> Mapping[str, bool]:
 _CAUSES: Mapping[str, Mapping[str, str]] = {
     "first_loss": {
         "other micro-batch": (
-            "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch "
-            "instead of a sum, or the source's `weight` is; or samples that share a micro-batch change each other "
-            "(statistics over it, padding without a mask, other samples as negatives: see coupled_features); or "
-            "random numbers are drawn for it (dropout: declare uses_dropout; torch.rand in train.py: draw them in "
-            "`fetch`, from `derive_seed`)"
+            "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch, or "
+            "divided by what is counted in it, instead of a sum, or the source's `weight` is; or samples that share a "
+            "micro-batch change each other (statistics over it, sorting, padding without a mask, other samples as "
+            "negatives: see coupled_features); or random numbers are drawn for it (dropout: declare uses_dropout; "
+            "torch.rand in train.py: draw them in `fetch`, from `derive_seed`)"
         ),
         "other number of micro-batches": (
             "where a process has another number of micro-batches in a step, the first loss differs: it is divided by "
             "that number, or something counts micro-batches or calls of `fetch`, as a random generator does (count by "
-            "`epoch` and `step.index`, and draw in `fetch`, from `derive_seed`)"
+            "`epoch` and `step.index`, and draw in `fetch`, from `derive_seed`), or keeps the first for later ones, as "
+            "a cache does"
         ),
         "several processes": (
             "several processes differ where one does not, from the first loss on: data or noise depends on the process "
             "(draw both in `fetch`, from `derive_seed(seed, name, epoch, index)`, not in train.py; dropout from "
             "torch's default generator, which only the run may seed), or the loss is divided by something that does"
+        ),
+        "another division": (
+            "whatever divides the batch in another way differs, from the first loss on: something is kept from one "
+            "micro-batch to the next (a running average, a queue or a cache in train.py or the model: change it once "
+            "per step, from sums over all processes; a random generator: draw in `fetch`, from `derive_seed`), or data "
+            "or noise depends on the process and the micro-batch"
         ),
     },
     "first_grad_norm": {
@@ -98,8 +106,8 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
     "evaluation": {
         "otherwise": (
             "only evaluations differ: their values are means over the micro-batch instead of one per sample, or depend "
-            "on which samples share one, or random numbers are drawn in train.py: draw them in `fetch`, whose epoch is "
-            "None in an evaluation"
+            "on which samples share one, or random numbers are drawn in train.py (draw them in `fetch`, whose epoch is "
+            "None in an evaluation) or by dropout (leave the model in evaluation mode)"
         ),
     },
 }
@@ -129,10 +137,7 @@ def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
     config = verification.config
     if config.precision == "bf16" and verification.agrees_in_fp32(differing[0].combination):
         return ONLY_IN_BF16
-    usual = config.batch.micro_batch_size
-    # What depends on the process, the last cause of a symptom, may also show at other micro-batch sizes of one process.
-    at_the_usual = [row for row in compared if row.combination.micro_batch_size == usual]
-    return "; or ".join(_fitting(compared, usual) or _fitting(at_the_usual, usual)[-1:]) or None
+    return "; or ".join(_fitting(compared, config.batch.micro_batch_size)) or None
 
 
 def _fitting(rows: Sequence[Row], usual: int) -> list[str]:

@@ -55,7 +55,8 @@ def verify(options: argparse.Namespace) -> bool:
         f"relative differences may be at most {verification.tolerance:g}, {GRAD_NORM_FACTOR} times that for the "
         "gradient norm, and 0 for the learning rate; where they are larger, runs whose weights are perturbed by one "
         "rounding say how much rounding makes of itself, and ten times that is allowed\n"
-        f"taken as given: the loss is the mean over {plan.loss_unit}, which the source's `weight` counts"
+        f"taken as given: the loss is the mean over {plan.loss_unit}, which the source's `weight` counts; "
+        "what `run.log` gets is not compared"
     )
     if overrides:
         print("the recipe is changed by", shlex.join(overrides))
