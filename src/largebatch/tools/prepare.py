@@ -23,25 +23,20 @@ from largebatch.data.tokenizer import load_tokenizer
 from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
-from largebatch.tools.options import Commands, add_command, add_recipe, add_task, positive_int
+from largebatch.tools.options import add_recipe, positive_int
 from largebatch.words import printable
 
 COUNTED = ("num_train_samples", "num_eval_samples")
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "prepare",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch prepare llama_1b --workers 32
   largebatch prepare my_recipe.json --write
-  sbatch slurm/prepare.sbatch llama_1b""",
-        takes_overrides=True,
-    )
+  sbatch slurm/prepare.sbatch llama_1b"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    add_task(parser)
     parser.add_argument("--workers", type=positive_int, help="processes; default: one for each CPU core")
     part = "prepare part I of N, such as 1/4, and leave the others to other processes or machines; tokens only"
     parser.add_argument("--shard", type=_part, default=(0, 1), metavar="I/N", help=part)

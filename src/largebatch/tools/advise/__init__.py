@@ -13,31 +13,19 @@ from largebatch.plan import RunPlan, resolve
 from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.advise.advice import CriticalBatch, steps_and_samples, table
 from largebatch.tools.advise.fit import doubts, fit, read_points, read_sweep
-from largebatch.tools.options import (
-    Commands,
-    add_command,
-    add_task,
-    is_amount,
-    positive_float,
-    positive_ints,
-    recipe_file,
-)
+from largebatch.tools.options import add_task, is_amount, positive_float, positive_ints, recipe_file
 from largebatch.tools.sweep.points import BATCH
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "advise",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch advise --critical-batch 2048
   largebatch advise --fit points.csv
   largebatch advise gpt2_124m --measured runs/gpt2_124m
 
-Fields are overridden as in a run: --batch.global_batch_size 512.""",
-        takes_overrides=True,
-    )
+Fields are overridden as in a run: --batch.global_batch_size 512."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(takes_overrides=True)
     help = "a recipe whose run reaches the loss; without it, steps and samples are multiples of the fewest"
     parser.add_argument("config", metavar="RECIPE", type=recipe_file, nargs="?", help=help)
     add_task(parser)

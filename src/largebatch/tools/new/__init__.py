@@ -9,7 +9,6 @@ from string import Template
 import largebatch
 from largebatch.errors import UserError
 from largebatch.task_folders import SCHEMA, recipes_in
-from largebatch.tools.options import Commands, add_command
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript
 
 PACKAGE = Path(largebatch.__file__).parent
@@ -29,15 +28,12 @@ COPIED = (
 )
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "new",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch new my_job --recipe gpt2_124m
-  largebatch new my_job --task my_task""",
-    )
+  largebatch new my_job --task my_task"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to create")
     what = parser.add_mutually_exclusive_group(required=True)
     help = "a shipped recipe, such as gpt2_124m"

@@ -11,36 +11,21 @@ from largebatch.estimate.comparison import Json, Workload, compare_strategies
 from largebatch.estimate.table import table
 from largebatch.plan import RunPlan, explain, notes_on, resolve
 from largebatch.system.hardware import GIB, GPUS
-from largebatch.tools.options import (
-    Commands,
-    add_command,
-    add_options_of_a_run,
-    add_recipe,
-    add_task,
-    positive_float,
-    positive_int,
-    positive_ints,
-)
+from largebatch.tools.options import add_options_of_a_run, add_recipe, positive_float, positive_int, positive_ints
 
 GPU_OF_NAME = {gpu.name: gpu for gpu in GPUS}
 
 
-def add_parser(commands: Commands) -> None:
-    """Declare the command."""
-    parser = add_command(
-        commands,
-        "plan",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch plan RECIPE.json --world-size 256
   largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory 80
   largebatch plan RECIPE.json --world-sizes 64,512 --gpu h100 --network 400G/gpu
 
-Fields are overridden as in a run: --batch.global_batch_size 512.""",
-        takes_overrides=True,
-    )
+Fields are overridden as in a run: --batch.global_batch_size 512."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    add_task(parser)
     processes = parser.add_mutually_exclusive_group(required=True)
     processes.add_argument("--world-size", type=positive_int, help="data-parallel processes, one per GPU")
     several = "several numbers, such as 8,64,512: compare the memory and traffic of all strategies; needs torch"

@@ -14,30 +14,18 @@ from largebatch.plan import RunPlan, resolve
 from largebatch.storage.layout import MANIFEST, CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
 from largebatch.task_folders import recipes_in
-from largebatch.tools.options import (
-    RECIPES,
-    Commands,
-    add_command,
-    positive_float,
-    positive_int,
-    positive_ints,
-    recipe_file,
-)
+from largebatch.tools.options import RECIPES, positive_float, positive_int, positive_ints, recipe_file
 from largebatch.tools.slurm.submit import split_words
-from largebatch.tools.sweep import add_options
+from largebatch.tools.sweep import add_points
 from largebatch.tools.sweep.points import BATCH, Point, Sweep, check_number
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "critical-batch",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch critical-batch runs/gpt_pydoc --at 100 --batches 1,2,4,8 --seeds 3
-  largebatch critical-batch runs/gpt2_124m --at 5000 --batches 1,2,4 --seeds 3 --slurm --nodes 4 --time=02:00:00""",
-        takes_overrides=True,
-    )
+  largebatch critical-batch runs/gpt2_124m --at 5000 --batches 1,2,4 --seeds 3 --slurm --nodes 4 --time=02:00:00"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(takes_overrides=True)
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="the folder of the run")
     recipe = f"the run's recipe, whose task's config.py is run; default: the one that RUN names, if it is in {RECIPES}/"
     parser.add_argument("--recipe", type=recipe_file, help=recipe)
@@ -45,7 +33,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--batches", type=positive_ints, default=[1, 2, 4, 8], help="multiples of its batch size there")
     parser.add_argument("--window", type=positive_int, help="samples of each; default: 50 steps of the largest batch")
     parser.add_argument("--tolerance", type=positive_float, default=0.01, help="in the metric's unit; default: 0.01")
-    add_options(parser, "RUN/../RUN.critical_batch_at_STEP")
+    add_points(parser, "RUN/../RUN.critical_batch_at_STEP")
 
 
 def run(options: argparse.Namespace) -> int:

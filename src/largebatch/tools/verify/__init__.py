@@ -2,31 +2,17 @@
 
 import argparse
 
-from largebatch.tools.options import (
-    Commands,
-    add_command,
-    add_recipe,
-    add_task,
-    positive_int,
-    positive_ints,
-    words,
-)
+from largebatch.tools.options import add_recipe, positive_int, positive_ints, words
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "verify",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch verify RECIPE.json --world-sizes 2,4 --micro-batch-sizes 4,8
   largebatch verify RECIPE.json --tiny-data --world-sizes 2 --steps 5
 
-Fields are overridden as in a run: --batch.global_batch_size 64.""",
-        takes_overrides=True,
-    )
+Fields are overridden as in a run: --batch.global_batch_size 64."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    add_task(parser)
     strategies = "names of Accelerate configs; default: all that can train the recipe"
     parser.add_argument("--strategies", type=words, help=strategies)
     parser.add_argument("--world-sizes", type=positive_ints, default=[1, 2, 4], help="processes; default: 1,2,4")
