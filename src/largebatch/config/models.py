@@ -32,11 +32,6 @@ class Model(Section):
         return False
 
     @property
-    def hub_fields(self) -> dict[str, RepositoryKind]:
-        """The fields that name a folder or a repository on the hub, with the kind of the repository."""
-        return {}
-
-    @property
     def read_in_parts_from(self) -> str | None:
         """Local folder or hub id of the `transformers` model that `build_model` loads; None if it loads none.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.config.commits import at_commits, find_commits
-from largebatch.config.data import HubOrLocal, Mixable, TokenizedText
+from largebatch.config.data import HubOrLocal, TokenizedText
 from largebatch.config.task_config import task_code_errors
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.data.prepared import OtherPartsMissing
@@ -67,10 +67,8 @@ def run(options: argparse.Namespace) -> int:
         part=part,
         num_parts=num_parts,
     )
-    parts = {"": config}
-    if isinstance(config.data, Mixable) and config.data.sources:
-        sections = zip(config.data.sources, config.data.sections(), strict=True)
-        parts = {source.name: config.model_copy(update={"data": section}) for source, section in sections}
+    sections = config.data.sections() or {"": config.data}
+    parts = {name: config.model_copy(update={"data": section}) for name, section in sections.items()}
     found: dict[str, dict[str, int]] = {}
     code = max(_prepare(one, name, preparation, options, found) for name, one in parts.items())
     if options.write and len(found) == len(parts):
@@ -95,7 +93,7 @@ def _prepare(
         config = at_commits(config, commits)
         opened = _open(config, preparation)
     except NotPrepared as missing:
-        print(printable(f"{where}{missing}"))
+        print(f"{where}{missing}")
         return int(missing.job_would_refuse)
     except OtherPartsMissing:
         print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
