@@ -123,7 +123,6 @@ def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path,
                     *point.overrides,
                     world_size=world_size,
                     environment={**environment, **share},
-                    folder=Path.cwd(),
                     timeout=20 * 24 * 3600,  # poll(2) takes no more than 24 days
                     logs=logs,
                 )
