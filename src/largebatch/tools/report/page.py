@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment
+from jinja2 import Environment, PackageLoader
 
 from largebatch import __version__
 from largebatch.errors import UserError
@@ -45,8 +44,8 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
     differences = [row for row in fields if not _is_shared(row)]
     by_run = [["run", *names], *differences[:MAX_FIELDS], *_side_by_side([_outcome(run) for run in runs])]
     recipes = dict.fromkeys(_started_with(run, "recipe") for run in runs)
-    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    return Environment(autoescape=True, trim_blocks=True).from_string(template).render(
+    environment = Environment(loader=PackageLoader(__package__, "."), autoescape=True, trim_blocks=True)
+    return environment.get_template("page.html").render(
         version=__version__,
         now=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs compared",
