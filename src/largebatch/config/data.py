@@ -147,8 +147,10 @@ class HubOrLocal(Data):
         files = self.data_files.by_split
         names = names_in(self.train_split) | names_in(self.eval_split)
         if not names <= files.keys() or any(files[name] not in [files[read] for read in names] for name in files):
-            given = f"train_split {self.train_split!r} and eval_split {self.eval_split!r}"
-            raise ValueError(f'{given} do not read both data_files; write "train" and "validation", or parts of them')
+            raise ValueError(
+                f"train_split {self.train_split!r} and eval_split {self.eval_split!r}"
+                ' do not read both data_files; write "train" and "validation", or parts of them'
+            )
         return self
 
 

@@ -67,8 +67,10 @@ class ResNet(Model):
     @model_validator(mode="after")
     def _same_number_of_stages(self) -> Self:
         if len(self.hidden_sizes) != len(self.depths):
-            stages = f"hidden_sizes has {len(self.hidden_sizes)} stages and depths has {len(self.depths)}"
-            raise ValueError(f"{stages}; give one number per stage in both")
+            raise ValueError(
+                f"hidden_sizes has {len(self.hidden_sizes)} stages and depths has {len(self.depths)}; "
+                "give one number per stage in both"
+            )
         return self
 
 
@@ -85,8 +87,9 @@ class Transformer(Model):
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         if self.hidden_size % self.num_heads:
-            numbers = f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
-            raise ValueError(f"{numbers}; change one of them")
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of them"
+            )
         return self
 
 

@@ -115,8 +115,9 @@ class LinearRamp(Section):
             nearest = self.start + max(1, count) * self.increment
             raise ValueError(f"{given}; write an end such as {nearest}")
         if count > MAX_PHASES:
-            given = f"increment {self.increment} makes {count} batch sizes"
-            raise ValueError(f"{given}; write one that makes at most {MAX_PHASES}")
+            raise ValueError(
+                f"increment {self.increment} makes {count} batch sizes; write one that makes at most {MAX_PHASES}"
+            )
         return self
 
 

@@ -172,8 +172,10 @@ def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
                     f"data.data_files.{field}: {pattern!r} is a folder; write a glob, such as {pattern}/*.parquet"
                 )
             if not names:
-                given = f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()})"
-                raise DataError(f"{given}; write the path or glob of the files")
+                raise DataError(
+                    f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()}); "
+                    "write the path or glob of the files"
+                )
             if special := [name for name in names if not Path(name).is_file()]:
                 raise DataError(f"data.data_files.{field}: {special[0]} is not a file; write the paths of files")
             found.setdefault(split, []).extend(map(Path, names))

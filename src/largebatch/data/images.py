@@ -172,8 +172,10 @@ def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None
     # Archives are extracted into folders of their own.
     folders = sorted(folder for folder in folders if not folder.startswith(str(HF_DATASETS_CACHE)))
     if len({folder.rpartition("/")[0] for folder in folders}) > len(roots):
-        found = f"{folders[0]} and {folders[-1]}"
-        raise DataError(f"data.path: the classes of {split!r} would be the innermost folders, as {found}; {LAYOUT}")
+        raise DataError(
+            f"data.path: the classes of {split!r} would be the innermost folders, as "
+            f"{folders[0]} and {folders[-1]}; {LAYOUT}"
+        )
 
 
 def _check_labels(labels: NDArray[np.int64 | np.float64], config: HubImages, split: str) -> None:

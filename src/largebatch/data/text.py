@@ -28,8 +28,10 @@ def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer, prepar
         train = open_megatron(listed(data.train), "data.train", tokenizer.vocab_size)
         evaluation = open_megatron(listed(data.eval), "data.eval", tokenizer.vocab_size)
         if data.attention == "document" and train.read_document(0, len(train))[-1:] != [tokenizer.end_of_text]:
-            given = f"the first document of {listed(data.train)[0]} does not end with token {tokenizer.end_of_text}"
-            raise DataError(f'data.attention: {given}; make the files with --append-eod, or write "block"')
+            raise DataError(
+                f"data.attention: the first document of {listed(data.train)[0]} does not end with token "
+                f'{tokenizer.end_of_text}; make the files with --append-eod, or write "block"'
+            )
     else:
         train, evaluation = open_prepared(data, tokenizer, preparation)
     return _samples(data, train, evaluation, tokenizer.end_of_text if data.attention == "document" else None)
@@ -70,8 +72,10 @@ class _TokenSamples(ABC):
 
     def __post_init__(self) -> None:
         if self.num_available < self.num_samples:
-            given = f"{self.field}: {self.num_samples}, but the data has {self.num_available} samples"
-            raise DataError(f"{given}; write at most that many")
+            raise DataError(
+                f"{self.field}: {self.num_samples}, but the data has {self.num_available} samples; "
+                "write at most that many"
+            )
 
     @property
     @abstractmethod

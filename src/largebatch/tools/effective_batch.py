@@ -27,17 +27,22 @@ EPILOG = """examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="framework", choices=FRAMEWORKS, required=True, help="the script's framework")
-    size = "batch size of the data loader (per_device_train_batch_size, train_micro_batch_size_per_gpu)"
-    parser.add_argument("--batch-size", type=positive_int, required=True, help=size)
+    parser.add_argument(
+        "--batch-size",
+        type=positive_int,
+        required=True,
+        help="batch size of the data loader (per_device_train_batch_size, train_micro_batch_size_per_gpu)",
+    )
     parser.add_argument("--devices", type=positive_int, default=1, help="GPUs per node; default: 1")
     parser.add_argument("--nodes", type=positive_int, default=1, help="number of nodes; default: 1")
     parser.add_argument("--accumulation", type=positive_int, default=1, help="backward passes per step; default: 1")
     parser.add_argument("--split-batches", action="store_true", help="all processes share the batch, as in Accelerate")
-    how = (
-        "how processes combine gradients, if they can choose: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
-        "parameter server that waits for all workers (average, sum) or for none (separate, its default)"
+    parser.add_argument(
+        "--gradients",
+        choices=["average", "sum", "separate"],
+        help="how processes combine gradients, if they can choose: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
+        "parameter server that waits for all workers (average, sum) or for none (separate, its default)",
     )
-    parser.add_argument("--gradients", choices=["average", "sum", "separate"], help=how)
     parser.add_argument("--lr", dest="learning_rate", type=positive_float, help="the script's learning rate")
 
 

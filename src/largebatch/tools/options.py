@@ -22,14 +22,22 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 def add_recipe_file(parser: argparse.ArgumentParser) -> None:
     """Add the recipe alone, as `config`."""
-    help = "the recipe's JSON file or, at the top of a project, its name; the config.py of its task is run"
-    parser.add_argument("config", metavar="RECIPE", type=recipe_file, help=help)
+    parser.add_argument(
+        "config",
+        metavar="RECIPE",
+        type=recipe_file,
+        help="the recipe's JSON file or, at the top of a project, its name; the config.py of its task is run",
+    )
 
 
 def add_task(parser: argparse.ArgumentParser) -> None:
     """Add the folder of the task, as `task`; None means that the recipe says it by its place or its `"$schema"`."""
-    help = 'the folder of the task, for a recipe elsewhere; default: the folder of its "$schema"'
-    parser.add_argument("--task", type=Path, metavar="DIR", help=help)
+    parser.add_argument(
+        "--task",
+        type=Path,
+        metavar="DIR",
+        help='the folder of the task, for a recipe elsewhere; default: the folder of its "$schema"',
+    )
 
 
 def add_options_of_a_run(parser: argparse.ArgumentParser) -> None:

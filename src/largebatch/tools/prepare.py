@@ -38,13 +38,26 @@ EPILOG = """examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--workers", type=positive_int, help="processes; default: one for each CPU core")
-    part = "prepare part I of N, such as 1/4, and leave the others to other processes or machines; tokens only"
-    parser.add_argument("--shard", type=_part, default=(0, 1), metavar="I/N", help=part)
-    write = "write the numbers of samples to the recipe's data.num_train_samples and data.num_eval_samples"
-    parser.add_argument("--write", action="store_true", help=write)
+    parser.add_argument(
+        "--shard",
+        type=_part,
+        default=(0, 1),
+        metavar="I/N",
+        help="prepare part I of N, such as 1/4, and leave the others to other processes or machines; tokens only",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the numbers of samples to the recipe's data.num_train_samples and data.num_eval_samples",
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what is missing, and prepare nothing")
-    show = "print N training samples of text as the model reads them, with [[ ]] around what is predicted"
-    parser.add_argument("--show", type=positive_int, default=0, metavar="N", help=show)
+    parser.add_argument(
+        "--show",
+        type=positive_int,
+        default=0,
+        metavar="N",
+        help="print N training samples of text as the model reads them, with [[ ]] around what is predicted",
+    )
     parser.add_argument("--check", action="store_true", help="verify the checksums of prepared tokens")
 
 

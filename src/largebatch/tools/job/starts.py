@@ -31,8 +31,9 @@ def add_start(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which start of which run it is."""
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
     parser.add_argument("--start", type=int, required=True, help="how many times the job was restarted before")
-    allowed = "how many restarts are allowed at the same checkpoint"
-    parser.add_argument("--max-restarts", type=int, required=True, help=allowed)
+    parser.add_argument(
+        "--max-restarts", type=int, required=True, help="how many restarts are allowed at the same checkpoint"
+    )
 
 
 class JobStarts:

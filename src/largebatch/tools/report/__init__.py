@@ -15,12 +15,23 @@ EPILOG = """examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="the folder of a run, or of a sweep")
-    target = "value of the sweep's metric: print how many samples, tokens and minutes it took to reach it"
-    parser.add_argument("--target", type=float, metavar="VALUE", help=target)
-    axis = "what the curves are drawn against; default: step, and samples for several runs"
-    parser.add_argument("--axis", choices=["step", "samples", "tokens", "minutes"], help=axis)
-    out = "the file to write; default: report.html in the run's folder, or in the current one for several runs"
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help=out)
+    parser.add_argument(
+        "--target",
+        type=float,
+        metavar="VALUE",
+        help="value of the sweep's metric: print how many samples, tokens and minutes it took to reach it",
+    )
+    parser.add_argument(
+        "--axis",
+        choices=["step", "samples", "tokens", "minutes"],
+        help="what the curves are drawn against; default: step, and samples for several runs",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help="the file to write; default: report.html in the run's folder, or in the current one for several runs",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,10 +17,14 @@ EPILOG = """examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    files = (
-        "what to check, with the files that they name, or names of recipes; default: the current folder's repository"
+    parser.add_argument(
+        "files",
+        type=recipe_file,
+        nargs="*",
+        metavar="FILES",
+        help="what to check, with the files that they name, or names of recipes; default: the current folder's "
+        "repository",
     )
-    parser.add_argument("files", type=recipe_file, nargs="*", metavar="FILES", help=files)
     add_task(parser)
 
 

@@ -27,8 +27,12 @@ EPILOG = """examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_overrides=True)
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="the folder of the run")
-    recipe = f"the run's recipe, whose task's config.py is run; default: the one that RUN names, if it is in {RECIPES}/"
-    parser.add_argument("--recipe", type=recipe_file, help=recipe)
+    parser.add_argument(
+        "--recipe",
+        type=recipe_file,
+        help="the run's recipe, whose task's config.py is run; default: the one that RUN names, if it is in "
+        f"{RECIPES}/",
+    )
     parser.add_argument("--at", type=positive_int, required=True, metavar="STEP", help="step of the checkpoint")
     parser.add_argument("--batches", type=positive_ints, default=[1, 2, 4, 8], help="multiples of its batch size there")
     parser.add_argument("--window", type=positive_int, help="samples of each; default: 50 steps of the largest batch")
@@ -146,8 +150,10 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     # Rounded up; the common multiple may be too large for a fraction.
     last_sample = start.samples_before - (-window // common) * common
     if last_sample > plan.total_samples:
-        left = f"only {plan.total_samples - start.samples_before:,} samples are left after step {step:,}, not"
-        raise UserError(f"--window: {left} {last_sample - start.samples_before:,}; write fewer, or an earlier --at")
+        raise UserError(
+            f"--window: only {plan.total_samples - start.samples_before:,} samples are left after step {step:,}, not "
+            f"{last_sample - start.samples_before:,}; write fewer, or an earlier --at"
+        )
     points = []
     for size in sizes:
         sections = {**recorded, **branch_sections(recorded, plan.timeline, step, size)}
