@@ -1,9 +1,11 @@
 """The `largebatch` command line, also `python -m largebatch`: the parser of all commands, and how they end."""
 
 import argparse
+import inspect
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
@@ -11,7 +13,6 @@ from typing import NoReturn
 
 from largebatch import __version__
 from largebatch.errors import StorageError, UserError, is_transient, reason_of
-from largebatch.tools.options import EXIT_CODES
 from largebatch.words import PrintableOutput, printable
 
 COMMANDS = {
@@ -32,10 +33,18 @@ COMMANDS = {
     "effective-batch": ("effective_batch", "find the effective batch of a script for another framework"),
     "schema": ("schema", "write the JSON Schema of a task's recipes"),
     "snapshot": ("slurm.snapshot", "copy what a job runs, so that later edits do not change it"),
-    "job-begins": ("job", "say whether a start of a job should train (slurm/launch.sh runs it)"),
-    "job-ended": ("job", "say whether a job should be started again (slurm/launch.sh runs it)"),
+    "job-begins": ("job.begins", "say whether a start of a job should train (slurm/launch.sh runs it)"),
+    "job-ended": ("job.ended", "say whether a job should be started again (slurm/launch.sh runs it)"),
 }
-"""The module below `tools` of each command, whose `add_parser` declares it, and its line in `--help`."""
+"""The module below `tools` of each command, and its line in the list of commands.
+
+A module has `add_options(parser)`; `run(options)`, which returns the exit code, and whose docstring is the description
+in `--help`; and `EPILOG`, which follows the options there as it is: examples, or who runs the command.
+`options.refuse(message)` ends the program as a parse error does. If the parser's default `takes_overrides` is set to
+True, words that are not options are `options.overrides`; otherwise they are refused.
+"""
+WIDTH = 100  # of descriptions
+EXIT_CODES = "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,12 +99,20 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"largebatch {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    if command in COMMANDS:
-        module, _ = COMMANDS[command]
-        import_module(f"largebatch.tools.{module}").add_parser(commands)
-    else:
+    if command not in COMMANDS:
         for name, (_, help) in COMMANDS.items():
             commands.add_parser(name, help=help)
+        return parser
+    module = import_module(f"largebatch.tools.{COMMANDS[command][0]}")
+    declared = commands.add_parser(
+        command,
+        description=textwrap.fill(str(inspect.getdoc(module.run)), WIDTH),
+        epilog=f"{module.EPILOG}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    declared.set_defaults(run=module.run, refuse=declared.error, takes_overrides=False)
+    module.add_options(declared)
     return parser
 
 

@@ -82,14 +82,14 @@ def test_sources_by_size_are_read_as_if_they_were_one():
 
 def test_a_source_has_the_section_and_its_own_fields():
     config = load([FIRST | {"train_split": "train[:1%]", "config_name": "en"}, SECOND])
-    web, code = config.data.sections()
+    web, code = config.data.sections().values()
     assert (web.path, web.config_name, web.train_split, web.num_train_samples) == ("user/web", "en", "train[:1%]", 600)
     assert (code.path, code.config_name, code.train_split, code.tokenizer) == ("user/code", None, "train", "bytes")
 
 
 def test_other_tasks_have_them():
     config = load(recipe=BERT, words=["--checkpoint.every=null"])
-    assert [each.path for each in config.data.sections()] == ["user/web", "user/code"]
+    assert [each.path for each in config.data.sections().values()] == ["user/web", "user/code"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_pairs_may_have_templates_by_source_alone():
     first = FIRST | {"prompt": "{q}", "answer": "{a}"}
     second = SECOND | {"prompt": "{task}"}
     config = load([first, second | {"answer": "{code}"}], words, PAIRS)
-    assert [each.prompt for each in config.data.sections()] == ["{q}", "{task}"]
+    assert [each.prompt for each in config.data.sections().values()] == ["{q}", "{task}"]
     with pytest.raises(ConfigError, match=r"sources\[1\] \(code\): answer is missing"):
         load([first, second], words, PAIRS)
 

@@ -79,9 +79,9 @@ def test_each_name_gets_its_commit_and_nothing_else_changes(hub, tmp_path):
     commits = find_commits(config, {})
     assert commits == {"datasets/user/data": data, "datasets/user/other@v2": other, "user/data": tokenizer}
     found = at_commits(config, commits)
-    own = [source.path for source in found.data.sections()]
+    own = [source.path for source in found.data.sections().values()]
     assert own == [f"user/data@{data}", f"user/other@{other}", str(tmp_path / "local"), "text"]
-    assert {source.tokenizer for source in found.data.sections()} == {f"user/data@{tokenizer}"}
+    assert {source.tokenizer for source in found.data.sections().values()} == {f"user/data@{tokenizer}"}
     # A run that resumes asks for nothing that is known.
     hub.commit("datasets/user/data", {"new": b""})
     assert find_commits(config, commits) == commits

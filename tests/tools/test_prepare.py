@@ -129,7 +129,7 @@ def test_each_source_of_a_mixture(recipe, capsys):
     data = json.loads(recipe.read_text())["data"]
     assert [source["num_train_samples"] for source in data["sources"]] == [17, 17]
     assert (data["num_train_samples"], data["num_eval_samples"]) == (34, 34)
-    assert load_config(recipe).data.sections()[1].num_eval_samples == 17
+    assert load_config(recipe).data.sections()["two"].num_eval_samples == 17
 
 
 def test_a_source_that_fails_is_named_and_the_others_are_prepared(recipe, capsys):

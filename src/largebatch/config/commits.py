@@ -6,8 +6,7 @@ They are kept by name: "user/model", or "datasets/user/data@v2".
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from largebatch.config.data import Data, Mixable
-from largebatch.config.models import Model
+from largebatch.config.data import Mixable
 from largebatch.config.recipe import RecipeConfig
 from largebatch.config.sections import Section
 from largebatch.system.repositories import RepositoryKind, commit_of, find
@@ -39,18 +38,18 @@ def at_commits(config: Config, commits: Mapping[str, str]) -> Config:
     """The config, with each name of a repository as ID@COMMIT."""
     data = _named(config.data, config.data, commits)
     if isinstance(data, Mixable) and data.sources:
-        pairs = zip(data.sources, data.sections(), strict=True)
-        data = data.model_copy(update={"sources": [_named(source, section, commits) for source, section in pairs]})
+        sections = data.sections()
+        named = [_named(source, sections[source.name], commits) for source in data.sources]
+        data = data.model_copy(update={"sources": named})
     return config.model_copy(update={"data": data, "model": _named(config.model, config.model, commits)})
 
 
-def _sections(config: RecipeConfig) -> Iterator[tuple[str, Data | Model]]:
-    sources = config.data.sections() if isinstance(config.data, Mixable) else []
-    yield from (("data", section) for section in sources or [config.data])
+def _sections(config: RecipeConfig) -> Iterator[tuple[str, Section]]:
+    yield from (("data", section) for section in config.data.sections().values() or [config.data])
     yield "model", config.model
 
 
-def _named(section: AnySection, kinds: Data | Model, commits: Mapping[str, str]) -> AnySection:
+def _named(section: AnySection, kinds: Section, commits: Mapping[str, str]) -> AnySection:
     """A section, or a source of a mixture, which has some of the fields of its `kinds`."""
     named = {}
     for field, kind in kinds.hub_fields.items():

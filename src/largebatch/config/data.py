@@ -80,14 +80,13 @@ class Data(Section):
     process does both."""
 
     @property
-    def hub_fields(self) -> dict[str, RepositoryKind]:
-        """The fields that name a folder or a repository on the hub, with the kind of the repository."""
-        return {}
-
-    @property
     def samples_per_epoch(self) -> int:
         """Samples after which the training set starts over."""
         return self.num_train_samples
+
+    def sections(self) -> Mapping[str, "Data"]:
+        """The section of each source of a mixture, by its name; empty if there are no sources."""
+        return {}
 
     @property
     def mixture(self) -> Mixture | None:
@@ -186,13 +185,12 @@ class Mixable(HubOrLocal):
     other_kinds: ClassVar[Mapping[str, type[Data]]] = {}
     """The sections of sources that `datasets` does not read, by their `source`."""
 
-    def sections(self) -> list[Data]:
-        """The section of each source."""
-        sections = []
+    def sections(self) -> Mapping[str, Data]:
+        sections = {}
         problems = []
         for number, source in enumerate(self.sources or ()):
             try:
-                sections.append(self._section(source))
+                sections[source.name] = self._section(source)
             except ConfigError as error:
                 problems += [f"sources[{number}]{problem}" for problem in error.problems]
         if problems:
@@ -227,9 +225,10 @@ class Mixable(HubOrLocal):
     def mixture(self) -> Mixture | None:
         if not self.sources:
             return None
-        sizes = tuple(section.num_train_samples for section in self.sections())
+        sections = self.sections()
+        sizes = tuple(section.num_train_samples for section in sections.values())
         weights = sizes if self.weights else [source.weight or 0.0 for source in self.sources]
-        return Mixture(tuple(source.name for source in self.sources), sizes, whole_weights(weights))
+        return Mixture(tuple(sections), sizes, whole_weights(weights))
 
     @model_validator(mode="after")
     def _sources_fit(self) -> Self:
@@ -248,7 +247,7 @@ class Mixable(HubOrLocal):
         if self.weights is None and not any(source.weight for source in self.sources):
             raise ValueError("sources: all weights are 0; give each source to train on a weight above 0")
         sizes = {"num_train_samples", "num_eval_samples"}
-        if len({section.model_dump_json(exclude=sizes) for section in self.sections()}) < len(names):
+        if len({section.model_dump_json(exclude=sizes) for section in self.sections().values()}) < len(names):
             raise ValueError("sources: two of them read the same data; remove one, and add their weights")
         given = self.model_dump(exclude_defaults=True).keys() - {"source", *Data.model_fields}
         for field in sorted(given.intersection(*(source.model_extra or {} for source in self.sources))):
@@ -266,6 +265,9 @@ class DigitsData(Data):
     num_eval_samples: Literal[360] = 360
     num_classes: Literal[10] = 10
     num_channels: ClassVar[int] = 1
+    # Over all 1,797 images, on a scale from 0 to 1.
+    mean: ClassVar[tuple[float, ...]] = (0.3053,)
+    std: ClassVar[tuple[float, ...]] = (0.3762,)
 
 
 class EncodedImages(HubOrLocal):

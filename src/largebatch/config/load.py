@@ -102,8 +102,10 @@ def _inconsistencies(config: RecipeConfig) -> Iterator[str]:
     for check in type(config).checks():
         found = check(config)
         if not isinstance(found, Iterator):
-            what = f"{inspect.getsourcefile(check)}: {check.__qualname__} returned {found!r}"
-            raise ConfigError(f"{what}; a check must yield its problems")
+            raise ConfigError(
+                f"{inspect.getsourcefile(check)}: {check.__qualname__} returned {found!r}; a check must yield its "
+                "problems"
+            )
         yield from found
 
 

@@ -32,11 +32,6 @@ class Model(Section):
         return False
 
     @property
-    def hub_fields(self) -> dict[str, RepositoryKind]:
-        """The fields that name a folder or a repository on the hub, with the kind of the repository."""
-        return {}
-
-    @property
     def read_in_parts_from(self) -> str | None:
         """Local folder or hub id of the `transformers` model that `build_model` loads; None if it loads none.
 
@@ -72,8 +67,10 @@ class ResNet(Model):
     @model_validator(mode="after")
     def _same_number_of_stages(self) -> Self:
         if len(self.hidden_sizes) != len(self.depths):
-            stages = f"hidden_sizes has {len(self.hidden_sizes)} stages and depths has {len(self.depths)}"
-            raise ValueError(f"{stages}; give one number per stage in both")
+            raise ValueError(
+                f"hidden_sizes has {len(self.hidden_sizes)} stages and depths has {len(self.depths)}; "
+                "give one number per stage in both"
+            )
         return self
 
 
@@ -90,8 +87,9 @@ class Transformer(Model):
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         if self.hidden_size % self.num_heads:
-            numbers = f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
-            raise ValueError(f"{numbers}; change one of them")
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of them"
+            )
         return self
 
 

@@ -201,11 +201,11 @@ class RecipeConfig(Section):
 
     @check
     def _sums_over_the_sources(self) -> Iterator[str]:
-        sections = self.data.sections() if isinstance(self.data, Mixable) else []
-        for field in ("num_train_samples", "num_eval_samples") if sections else ():
+        sections = self.data.sections().values()
+        for field in ("num_train_samples", "num_eval_samples"):
             given = getattr(self.data, field)
             total = sum(getattr(section, field) for section in sections)
-            if given != total:
+            if sections and given != total:
                 yield f"data.{field}: {given}, but the sources add up to {total}; write {total}"
 
     @check

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from largebatch.batch import Length, Unit
+from largebatch.system.repositories import RepositoryKind
 
 # Far beyond any use; larger values would overflow in torch, or to infinity.
 MAX_INT = 2**63 - 1
@@ -30,6 +31,11 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @property
+    def hub_fields(self) -> dict[str, RepositoryKind]:
+        """The fields that name a folder or a repository on the hub, with the kind of the repository."""
+        return {}
 
 
 class Moment(Section):
@@ -109,8 +115,9 @@ class LinearRamp(Section):
             nearest = self.start + max(1, count) * self.increment
             raise ValueError(f"{given}; write an end such as {nearest}")
         if count > MAX_PHASES:
-            given = f"increment {self.increment} makes {count} batch sizes"
-            raise ValueError(f"{given}; write one that makes at most {MAX_PHASES}")
+            raise ValueError(
+                f"increment {self.increment} makes {count} batch sizes; write one that makes at most {MAX_PHASES}"
+            )
         return self
 
 

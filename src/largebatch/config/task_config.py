@@ -36,8 +36,10 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
         found = getattr(module, "Config", None)
         # One that is imported would be that of another task.
         if not (isinstance(found, type) and issubclass(found, RecipeConfig) and found.__module__ == module.__name__):
-            remedy = "write one in this file, as docs/tasks.md describes"
-            raise ConfigError(f"{file}: has no class Config(RecipeConfig) of its own; {remedy}")
+            raise ConfigError(
+                f"{file}: has no class Config(RecipeConfig) of its own; "
+                "write one in this file, as docs/tasks.md describes"
+            )
         # Raises an error if an annotation names something that is not defined.
         found.model_rebuild()
     # A task replaces these sections, but plans need what the base classes declare.
@@ -46,8 +48,10 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
         for each in get_args(annotation) or (annotation,):
             if not (isinstance(each, type) and issubclass(each, base)) or each is base:
                 shown = getattr(each, "__name__", each)
-                remedy = f"write a subclass of {base.__module__}.{base.__name__}, or a union of subclasses"
-                raise ConfigError(f"{file}: {name} is {shown}; {remedy}")
+                raise ConfigError(
+                    f"{file}: {name} is {shown}; "
+                    f"write a subclass of {base.__module__}.{base.__name__}, or a union of subclasses"
+                )
     return found
 
 

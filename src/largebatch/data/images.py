@@ -43,8 +43,7 @@ def normalize_pixels(
     pixels: torch.Tensor, data: DigitsData | EncodedImages, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """uint8 pixels as floats, normalized by the data set's mean and standard deviation of each color."""
-    mean, std = (DIGITS_MEAN, DIGITS_STD) if isinstance(data, DigitsData) else (data.mean, data.std)
-    return (pixels.to(dtype) - _of_255(mean, dtype, pixels.device)) / _of_255(std, dtype, pixels.device)
+    return (pixels.to(dtype) - _of_255(data.mean, dtype, pixels.device)) / _of_255(data.std, dtype, pixels.device)
 
 
 @cache
@@ -54,10 +53,6 @@ def _of_255(values: tuple[float, ...], dtype: torch.dtype, device: torch.device)
 
 
 # --- digits -------------------------------------------------------------------------------------------------------
-
-# Over all 1,797 images, on a scale from 0 to 1.
-DIGITS_MEAN = (0.3053,)
-DIGITS_STD = (0.3762,)
 
 
 @dataclass(eq=False)
@@ -177,8 +172,10 @@ def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None
     # Archives are extracted into folders of their own.
     folders = sorted(folder for folder in folders if not folder.startswith(str(HF_DATASETS_CACHE)))
     if len({folder.rpartition("/")[0] for folder in folders}) > len(roots):
-        found = f"{folders[0]} and {folders[-1]}"
-        raise DataError(f"data.path: the classes of {split!r} would be the innermost folders, as {found}; {LAYOUT}")
+        raise DataError(
+            f"data.path: the classes of {split!r} would be the innermost folders, as "
+            f"{folders[0]} and {folders[-1]}; {LAYOUT}"
+        )
 
 
 def _check_labels(labels: NDArray[np.int64 | np.float64], config: HubImages, split: str) -> None:

@@ -52,8 +52,10 @@ class _MicroBatches(Dataset[Loaded | DataError]):
 
 def _whole(source: SampleSource, name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
-        given = f"{type(source).__name__}.fetch returned {name!r} as {type(tensor).__name__}"
-        raise DataError(f"{given}; return tensors: torch.from_numpy(array)")
+        raise DataError(
+            f"{type(source).__name__}.fetch returned {name!r} as {type(tensor).__name__}; "
+            "return tensors: torch.from_numpy(array)"
+        )
     return tensor.contiguous()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from largebatch.config.data import Data, Mixable
+from largebatch.config.data import Data
 from largebatch.data.loading import check_size
 from largebatch.data.order import Indices, derive_seed, epoch_order
 from largebatch.data.source import Batch, SampleSource, Sources
@@ -31,20 +31,20 @@ def open_mixed(data: Data, seed: int, open_one: Callable[[Any, int], Sources]) -
         DataError: A source cannot be opened, or does not have the size that its section says.
         StorageError: Its prepared data cannot be written, for a reason that may pass.
     """
-    if not isinstance(data, Mixable) or data.sources is None:
+    sections = data.sections()
+    if not sections:
         return open_one(data, seed)
     opened: list[Sources] = []
-    for source, section in zip(data.sources, data.sections(), strict=True):
+    for name, section in sections.items():
         try:
-            train, evaluation = open_one(section, derive_seed(seed, "source", source.name))
+            train, evaluation = open_one(section, derive_seed(seed, "source", name))
             check_size(train, section.num_train_samples, "train")
             check_size(evaluation, section.num_eval_samples, "eval")
         except UserError as error:
             kind = StorageError if isinstance(error, StorageError) else DataError
-            raise kind(f'source "{source.name}": {error}') from error
+            raise kind(f'source "{name}": {error}') from error
         opened.append((train, evaluation))
-    names = [source.name for source in data.sources]
-    train, evaluation = (MixedSamples(names, sources, seed) for sources in zip(*opened, strict=True))
+    train, evaluation = (MixedSamples([*sections], sources, seed) for sources in zip(*opened, strict=True))
     return train, evaluation
 
 

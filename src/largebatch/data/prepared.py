@@ -219,8 +219,9 @@ def _some_documents(text: "datasets.Dataset", start: int, stop: int) -> Iterator
                     size = 0
             row += ROWS_AT_ONCE
     except UnicodeDecodeError as error:
-        where = f"rows {row} to {min(row + ROWS_AT_ONCE, stop) - 1}"
-        raise DataError(f"data.text_column: {where}: {error}; correct or remove that text") from error
+        raise DataError(
+            f"data.text_column: rows {row} to {min(row + ROWS_AT_ONCE, stop) - 1}: {error}; correct or remove that text"
+        ) from error
     if documents:
         yield documents
 

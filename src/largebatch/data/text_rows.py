@@ -70,8 +70,10 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 yield where, {name: _text(where, name, use, row.get(name)) for name, use in uses.items()}
             for name, use in uses.items():
                 if names and use.kind != "optional" and name not in names:
-                    what = f"data.{use.field}: no column {name!r}"
-                    raise DataError(f"{what}; the data has {', '.join(names)}, in {file}; name one of these")
+                    raise DataError(
+                        f"data.{use.field}: no column {name!r}; the data has {', '.join(names)}, in {file}; "
+                        "name one of these"
+                    )
 
 
 def _text(where: str, name: str, use: Use, value: Any) -> str | None:
@@ -154,8 +156,10 @@ def _csv_rows(file: IO[bytes], separator: str) -> Iterator[tuple[int, Row]]:
         for cells in reader:
             # As csv.DictReader does, leave out empty lines.
             if cells and len(cells) != len(names):
-                counts = f"it has {len(cells)} cells, but the header has {len(names)}"
-                raise ValueError(f"{counts}, if they are separated by {separator!r}")
+                raise ValueError(
+                    f"it has {len(cells)} cells, but the header has {len(names)}, "
+                    f"if they are separated by {separator!r}"
+                )
             if cells:
                 yield reader.line_num, dict(zip(names, cells, strict=True))
     except (ValueError, csv.Error) as error:

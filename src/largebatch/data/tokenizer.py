@@ -139,9 +139,9 @@ def encode_parts(tokenizer: PretrainedTokenizer, text: str, places: Sequence[int
     for place, (*part, _), (_, _, before) in zip(places, parts, chosen, strict=True):
         counts.append(before + len(part))
         if tokens[before : counts[-1]] != part:
-            sides = f"{text[max(place - 12, 0) : place]!r} and {text[place : place + 12]!r}"
             raise IndivisibleText(
-                f"{sides}, of which only one is predicted, have other tokens together than apart, so the model "
+                f"{text[max(place - 12, 0) : place]!r} and {text[place : place + 12]!r}, "
+                "of which only one is predicted, have other tokens together than apart, so the model "
                 "would not read what it was trained on; remove spaces and newlines where they meet"
             )
     return tokens, counts

@@ -203,10 +203,9 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
 
 def exchanged(model: ModelShape, strategy: Strategy, world_size: int) -> int:
     """Elements of the copies that an optimizer makes of layers which it puts together on one process each (Muon's)."""
-    groups = [group for group in model.groups if group[0].group in model.exchanged_groups]
-    if not groups:
+    layers = max(model.exchanged, key=elements_of, default=None)
+    if layers is None:
         return 0
-    layers = max(groups, key=elements_of)
     is_whole = find_strategy(strategy.name).steps == "whole parameters"
     own = max(elements_of(layers) // strategy.shards_of(world_size), max(layer.elements for layer in layers))
     # What is sent and received, or the layers that a process owns, their results, and four copies of them meanwhile.

@@ -141,8 +141,9 @@ def coupled(features_bytes: int, world_size: int) -> Collectives:
 def exchanged(case: TrafficCase) -> Collectives:
     """Layers are put together by the optimizer, and taken apart again."""
     holders = Group(case.strategy.shards_of(case.world_size))
-    size = case.model.exchanged * case.model.element_bytes
-    calls = len(case.model.exchanged_groups)
+    groups = case.model.exchanged
+    size = sum(map(elements_of, groups)) * case.model.element_bytes
+    calls = len(groups)
     if find_strategy(case.strategy.name).steps == "whole parameters":
         return (Collective("exchange", size, calls, "update", holders),)
     return (Collective("exchange", size // holders.size, calls, "update", holders, times=2),)

@@ -10,19 +10,15 @@ from largebatch.errors import UserError
 from largebatch.storage.catalog import verify_checksums
 from largebatch.storage.layout import CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
-from largebatch.tools.options import Commands, add_command
 
 LINE = "{:<16}{:>10}  {:<18}{:>10}  {:<16}  {}"
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "checkpoints",
-        run,
-        epilog="""examples:
-  largebatch checkpoints runs/resnet_digits --verify""",
-    )
+EPILOG = """examples:
+  largebatch checkpoints runs/resnet_digits --verify"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, help="the run's folder")
     parser.add_argument("--verify", action="store_true", help="read all files and check their checksums")
 

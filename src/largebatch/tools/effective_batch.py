@@ -11,36 +11,38 @@ from typing import NamedTuple
 
 from largebatch.batch.division import nearest_multiples
 from largebatch.errors import UserError
-from largebatch.tools.options import Commands, add_command, positive_float, positive_int
+from largebatch.tools.options import positive_float, positive_int
 
 DATA_PARALLEL = "dp"  # one process drives all devices of a node, and splits its batch among them
 PARAMETER_SERVER = "parameter-server"  # updates the weights with each process's gradients, unless it is told otherwise
 FRAMEWORKS = ("ddp", DATA_PARALLEL, "fsdp", "deepspeed", "horovod", PARAMETER_SERVER, "lightning", "hf-trainer")
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "effective-batch",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   64 samples shared by 2 nodes of 4 GPUs:
     largebatch effective-batch --from ddp --batch-size 64 --split-batches --nodes 2 --devices 4
   Lightning's batch_size, devices and accumulate_grad_batches:
-    largebatch effective-batch --from lightning --batch-size 32 --devices 8 --accumulation 2 --lr 0.1""",
-    )
+    largebatch effective-batch --from lightning --batch-size 32 --devices 8 --accumulation 2 --lr 0.1"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="framework", choices=FRAMEWORKS, required=True, help="the script's framework")
-    size = "batch size of the data loader (per_device_train_batch_size, train_micro_batch_size_per_gpu)"
-    parser.add_argument("--batch-size", type=positive_int, required=True, help=size)
+    parser.add_argument(
+        "--batch-size",
+        type=positive_int,
+        required=True,
+        help="batch size of the data loader (per_device_train_batch_size, train_micro_batch_size_per_gpu)",
+    )
     parser.add_argument("--devices", type=positive_int, default=1, help="GPUs per node; default: 1")
     parser.add_argument("--nodes", type=positive_int, default=1, help="number of nodes; default: 1")
     parser.add_argument("--accumulation", type=positive_int, default=1, help="backward passes per step; default: 1")
     parser.add_argument("--split-batches", action="store_true", help="all processes share the batch, as in Accelerate")
-    how = (
-        "how processes combine gradients, if they can choose: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
-        "parameter server that waits for all workers (average, sum) or for none (separate, its default)"
+    parser.add_argument(
+        "--gradients",
+        choices=["average", "sum", "separate"],
+        help="how processes combine gradients, if they can choose: Horovod's op, DeepSpeed's gradient_allreduce_op, a "
+        "parameter server that waits for all workers (average, sum) or for none (separate, its default)",
     )
-    parser.add_argument("--gradients", choices=["average", "sum", "separate"], help=how)
     parser.add_argument("--lr", dest="learning_rate", type=positive_float, help="the script's learning rate")
 
 
@@ -87,7 +89,7 @@ class EffectiveBatch(NamedTuple):
 
 
 def effective_batch(options: argparse.Namespace) -> EffectiveBatch:
-    """The effective batch of a script with the numbers of `add_parser`'s options.
+    """The effective batch of a script with the numbers of `add_options`.
 
     Raises:
         UserError: The numbers contradict each other.

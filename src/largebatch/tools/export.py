@@ -4,20 +4,15 @@ import argparse
 from pathlib import Path
 
 from largebatch.run.checkpoint.export import export
-from largebatch.tools.options import Commands, add_command
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "export",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch export runs/gpt_pydoc gpt_pydoc
   largebatch export runs/gpt_pydoc/checkpoints/step_00000200 gpt_pydoc --dtype bfloat16
   largebatch export runs/vit_digits vit_digits --ema
-  largebatch export runs/sft_qwen_7b_lora sft_qwen_7b --merge --dtype bfloat16""",
-    )
+  largebatch export runs/sft_qwen_7b_lora sft_qwen_7b --merge --dtype bfloat16"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or of a run with intact checkpoints")
     parser.add_argument("out", type=Path, help="the folder to create")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "float64"], help="default: as trained")

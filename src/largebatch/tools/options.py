@@ -1,62 +1,43 @@
-"""Shared by all commands: how a command is declared, common options, and types of values."""
+"""Options that several commands have, and types of values."""
 
 import argparse
-import inspect
-import textwrap
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias, TypeGuard
+from typing import TypeGuard
 
 from largebatch.task_folders import recipes_in
 from largebatch.words import did_you_mean
 
-WIDTH = 100
 RECIPES = Path("recipes")  # the folder of the tasks' folders, from the top of a project
 MAX_AMOUNT = 10**15  # of all that is counted or measured, so that products of some are still numbers
 MAX_LISTED = 100
-EXIT_CODES = "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used."
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
-
-def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    *,
-    epilog: str,
-    takes_overrides: bool = False,
-    description: str = "",
-) -> argparse.ArgumentParser:
-    """Declare a command and return its parser, for its own options.
-
-    `run` takes the parsed options and returns the exit code; its docstring is the description in `--help`, unless one
-    is given. `options.refuse(message)` ends the program as a parse error does. `epilog` has examples, which are shown
-    as they are. A command that takes overrides gets `--section.field VALUE` as `options.overrides`; others refuse
-    unknown options.
-    """
-    parser = commands.add_parser(
-        name,
-        description=textwrap.fill(description or str(inspect.getdoc(run)), WIDTH),
-        epilog=f"{epilog}\n\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run, refuse=parser.error, takes_overrides=takes_overrides)
-    return parser
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Add the recipe, as `config`."""
-    help = "the recipe's JSON file or, at the top of a project, its name; the config.py of its task is run"
-    parser.add_argument("config", metavar="RECIPE", type=recipe_file, help=help)
+    """Add the recipe, as `config`, its `task`, and overrides of its fields: words `--section.field VALUE`."""
+    add_recipe_file(parser)
+    add_task(parser)
+    parser.set_defaults(takes_overrides=True)
+
+
+def add_recipe_file(parser: argparse.ArgumentParser) -> None:
+    """Add the recipe alone, as `config`."""
+    parser.add_argument(
+        "config",
+        metavar="RECIPE",
+        type=recipe_file,
+        help="the recipe's JSON file or, at the top of a project, its name; the config.py of its task is run",
+    )
 
 
 def add_task(parser: argparse.ArgumentParser) -> None:
     """Add the folder of the task, as `task`; None means that the recipe says it by its place or its `"$schema"`."""
-    help = 'the folder of the task, for a recipe elsewhere; default: the folder of its "$schema"'
-    parser.add_argument("--task", type=Path, metavar="DIR", help=help)
+    parser.add_argument(
+        "--task",
+        type=Path,
+        metavar="DIR",
+        help='the folder of the task, for a recipe elsewhere; default: the folder of its "$schema"',
+    )
 
 
 def add_options_of_a_run(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.config.commits import at_commits, find_commits
-from largebatch.config.data import HubOrLocal, Mixable, TokenizedText
+from largebatch.config.data import HubOrLocal, TokenizedText
 from largebatch.config.task_config import task_code_errors
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.data.prepared import OtherPartsMissing
@@ -23,33 +23,41 @@ from largebatch.data.tokenizer import load_tokenizer
 from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
-from largebatch.tools.options import Commands, add_command, add_recipe, add_task, positive_int
+from largebatch.tools.options import add_recipe, positive_int
 from largebatch.words import printable
 
 COUNTED = ("num_train_samples", "num_eval_samples")
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "prepare",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch prepare llama_1b --workers 32
   largebatch prepare my_recipe.json --write
-  sbatch slurm/prepare.sbatch llama_1b""",
-        takes_overrides=True,
-    )
+  sbatch slurm/prepare.sbatch llama_1b"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    add_task(parser)
     parser.add_argument("--workers", type=positive_int, help="processes; default: one for each CPU core")
-    part = "prepare part I of N, such as 1/4, and leave the others to other processes or machines; tokens only"
-    parser.add_argument("--shard", type=_part, default=(0, 1), metavar="I/N", help=part)
-    write = "write the numbers of samples to the recipe's data.num_train_samples and data.num_eval_samples"
-    parser.add_argument("--write", action="store_true", help=write)
+    parser.add_argument(
+        "--shard",
+        type=_part,
+        default=(0, 1),
+        metavar="I/N",
+        help="prepare part I of N, such as 1/4, and leave the others to other processes or machines; tokens only",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the numbers of samples to the recipe's data.num_train_samples and data.num_eval_samples",
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what is missing, and prepare nothing")
-    show = "print N training samples of text as the model reads them, with [[ ]] around what is predicted"
-    parser.add_argument("--show", type=positive_int, default=0, metavar="N", help=show)
+    parser.add_argument(
+        "--show",
+        type=positive_int,
+        default=0,
+        metavar="N",
+        help="print N training samples of text as the model reads them, with [[ ]] around what is predicted",
+    )
     parser.add_argument("--check", action="store_true", help="verify the checksums of prepared tokens")
 
 
@@ -72,10 +80,8 @@ def run(options: argparse.Namespace) -> int:
         part=part,
         num_parts=num_parts,
     )
-    parts = {"": config}
-    if isinstance(config.data, Mixable) and config.data.sources:
-        sections = zip(config.data.sources, config.data.sections(), strict=True)
-        parts = {source.name: config.model_copy(update={"data": section}) for source, section in sections}
+    sections = config.data.sections() or {"": config.data}
+    parts = {name: config.model_copy(update={"data": section}) for name, section in sections.items()}
     found: dict[str, dict[str, int]] = {}
     code = max(_prepare(one, name, preparation, options, found) for name, one in parts.items())
     if options.write and len(found) == len(parts):
@@ -100,7 +106,7 @@ def _prepare(
         config = at_commits(config, commits)
         opened = _open(config, preparation)
     except NotPrepared as missing:
-        print(printable(f"{where}{missing}"))
+        print(f"{where}{missing}")
         return int(missing.job_would_refuse)
     except OtherPartsMissing:
         print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")

@@ -6,19 +6,14 @@ from pathlib import Path
 
 from largebatch.config import config_class_of
 from largebatch.task_folders import SCHEMA
-from largebatch.tools.options import Commands, add_command
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "schema",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch schema recipes/my_task
-  largebatch schema --check recipes/*/""",
-    )
+  largebatch schema --check recipes/*/"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="task folders, which have a config.py")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file is not up to date")
 

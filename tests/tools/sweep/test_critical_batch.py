@@ -215,10 +215,10 @@ def test_a_plan_without_an_end_is_not_copied(tmp_path, capsys):
     run = FakeRun(tmp_path / "run")
     checkpoint = run.save(STEP)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"config": as_json(load_config(QUADRATIC))}))
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"config": as_json(load_config(MAPS, WORDS))}))
     mark(checkpoint)
     (tmp_path / "run/config.json").write_text("{}")
     (tmp_path / "run/plan.json").symlink_to("/dev/zero")
-    words = [f"--at={STEP}", f"--recipe={QUADRATIC}", "--window=512"]
+    words = [f"--at={STEP}", f"--recipe={MAPS}", "--window=512"]
     assert main(["critical-batch", str(tmp_path / "run"), *words]) == 2
     assert "its run must have a plan.json" in capsys.readouterr().err

@@ -13,47 +13,50 @@ from largebatch.plan import RunPlan, resolve
 from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.advise.advice import CriticalBatch, steps_and_samples, table
 from largebatch.tools.advise.fit import doubts, fit, read_points, read_sweep
-from largebatch.tools.options import (
-    Commands,
-    add_command,
-    add_task,
-    is_amount,
-    positive_float,
-    positive_ints,
-    recipe_file,
-)
+from largebatch.tools.options import add_task, is_amount, positive_float, positive_ints, recipe_file
 from largebatch.tools.sweep.points import BATCH
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "advise",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch advise --critical-batch 2048
   largebatch advise --fit points.csv
   largebatch advise gpt2_124m --measured runs/gpt2_124m
 
-Fields are overridden as in a run: --batch.global_batch_size 512.""",
-        takes_overrides=True,
+Fields are overridden as in a run: --batch.global_batch_size 512."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(takes_overrides=True)
+    parser.add_argument(
+        "config",
+        metavar="RECIPE",
+        type=recipe_file,
+        nargs="?",
+        help="a recipe whose run reaches the loss; without it, steps and samples are multiples of the fewest",
     )
-    help = "a recipe whose run reaches the loss; without it, steps and samples are multiples of the fewest"
-    parser.add_argument("config", metavar="RECIPE", type=recipe_file, nargs="?", help=help)
     add_task(parser)
     sources = parser.add_mutually_exclusive_group(required=True)
-    help = "folder of a finished run that measured its noise scale, or of `largebatch critical-batch`"
-    sources.add_argument("--measured", type=Path, metavar="DIR", help=help)
-    sources.add_argument("--critical-batch", type=positive_float, metavar="SAMPLES", help="the critical batch")
-    help = (
-        "fit it to runs: the folder of a sweep, with --target; or a file with the columns batch, samples (to the "
-        "target, mean over seeds), spread (standard deviation), seeds and, optionally, every (samples between "
-        "evaluations)"
+    sources.add_argument(
+        "--measured",
+        type=Path,
+        metavar="DIR",
+        help="folder of a finished run that measured its noise scale, or of `largebatch critical-batch`",
     )
-    sources.add_argument("--fit", type=Path, metavar="FILE.csv|DIR", help=help)
+    sources.add_argument("--critical-batch", type=positive_float, metavar="SAMPLES", help="the critical batch")
+    sources.add_argument(
+        "--fit",
+        type=Path,
+        metavar="FILE.csv|DIR",
+        help="fit it to runs: the folder of a sweep, with --target; or a file with the columns batch, samples (to the "
+        "target, mean over seeds), spread (standard deviation), seeds and, optionally, every (samples between "
+        "evaluations)",
+    )
     parser.add_argument("--target", type=float, help="the value of its metric that a sweep's runs had to reach")
-    help = "batch sizes; default: doublings of the recipe's, up to 8 times from the critical batch"
-    parser.add_argument("--batches", type=positive_ints, metavar="B,B,…", help=help)
+    parser.add_argument(
+        "--batches",
+        type=positive_ints,
+        metavar="B,B,…",
+        help="batch sizes; default: doublings of the recipe's, up to 8 times from the critical batch",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -101,8 +104,10 @@ def _measured(folder: Path) -> CriticalBatch:
     found: Any = branched or run.summary().get("noise_scale")
     samples = found.get("samples") if isinstance(found, dict) else None
     if not is_amount(samples):
-        why = "no critical_batch.json or noise_scale of summary.json there has a positive number of samples"
-        raise UserError(f"--measured {folder}: {why}; give a folder where it has been decided, or --critical-batch")
+        raise UserError(
+            f"--measured {folder}: no critical_batch.json or noise_scale of summary.json there has a positive number "
+            "of samples; give a folder where it has been decided, or --critical-batch"
+        )
     if branched:
         return CriticalBatch(samples, (), f"{folder}, which saw no loss up to it")
     source = (

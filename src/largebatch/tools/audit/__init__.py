@@ -3,22 +3,18 @@
 import argparse
 from pathlib import Path
 
-from largebatch.tools.options import Commands, add_command, positive_float, positive_int, positive_ints
+from largebatch.tools.options import positive_float, positive_int, positive_ints
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "audit",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch audit train.py
   largebatch audit train.py:fit --world-sizes 1,2 --accumulations 1,4
   largebatch audit train.py --accelerate recipes/accelerate_configs/fsdp.yaml
 
 FILE defines audit(indices, micro_batch_size, accumulation), which trains on those samples and returns the model;
-docs/audit.md has examples.""",
-    )
+docs/audit.md has examples."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "loop", metavar="FILE[:FUNCTION]", help="Python file, and the name of its function if that is not audit"
     )
@@ -46,11 +42,10 @@ docs/audit.md has examples.""",
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check on one machine what the optimizer gets in a training loop of any kind.
-
-    Train one batch with your own loop in CPU processes, divided over processes and accumulation steps in several ways,
-    and compare the gradient that the optimizer gets with that of one process: is it averaged or summed, is a sample
-    lost, does the learning rate follow? FILE is run as any program of yours. The exit code is 0 only if all agree.
+    """Train one batch with your own loop in CPU processes, divided over processes and accumulation steps in several
+    ways, and compare the gradient that the optimizer gets with that of one process: is it averaged or summed, is a
+    sample lost, does the learning rate follow? FILE is run as any program of yours. The exit code is 0 only if all
+    agree.
     """
     from largebatch.tools.audit.report import audit
 

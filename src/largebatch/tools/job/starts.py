@@ -1,5 +1,6 @@
 """A job's starts in its run folder, and their progress, which is counted in checkpoints."""
 
+import argparse
 import os
 import re
 from contextlib import suppress
@@ -24,6 +25,15 @@ ENDED_BY_THE_LAUNCHER = "SIGTERM"
 # What a process also sends itself when a collective failed because another process went away.
 ABORTED = "SIGABRT"
 MEANINGS = {"SIGKILL": ", which the kernel sends for lack of memory", "SIGSEGV": ", a crash in compiled code"}
+
+
+def add_start(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which start of which run it is."""
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--start", type=int, required=True, help="how many times the job was restarted before")
+    parser.add_argument(
+        "--max-restarts", type=int, required=True, help="how many restarts are allowed at the same checkpoint"
+    )
 
 
 class JobStarts:

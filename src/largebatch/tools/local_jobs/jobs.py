@@ -114,8 +114,8 @@ def run_job(
     *arguments: Any,
     world_size: int,
     environment: Mapping[str, str],
-    folder: Path,
     timeout: float,
+    folder: Path | None = None,
     logs: Path | None = None,
 ) -> list[Any]:
     """Call `function(*arguments)` in every process of a job and return the results by rank.
@@ -126,8 +126,8 @@ def run_job(
         world_size: Number of processes; if `environment` has a WORLD_SIZE, they get RANK, LOCAL_RANK and a rendezvous.
         environment: Variables added to the environment of this process. Without `INTERFACES` among them, the processes
             cannot be reached from other machines.
-        folder: Working directory of the processes.
         timeout: Seconds until all results.
+        folder: Working directory of the processes; None means that of this one.
         logs: Folder that keeps the processes' output, if it is to be kept.
 
     Raises:
@@ -146,7 +146,9 @@ def run_job(
                 if "WORLD_SIZE" in environment:
                     settings |= meeting_place(store) | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 settings |= environment
-                process = _context.Process(target=_work, args=(theirs, output, folder, settings, function, arguments))
+                process = _context.Process(
+                    target=_work, args=(theirs, output, folder or Path.cwd(), settings, function, arguments)
+                )
                 process.start()
                 theirs.close()
                 processes.append(process)

@@ -9,7 +9,6 @@ from string import Template
 import largebatch
 from largebatch.errors import UserError
 from largebatch.task_folders import SCHEMA, recipes_in
-from largebatch.tools.options import Commands, add_command
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript
 
 PACKAGE = Path(largebatch.__file__).parent
@@ -29,21 +28,20 @@ COPIED = (
 )
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "new",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch new my_job --recipe gpt2_124m
-  largebatch new my_job --task my_task""",
-    )
+  largebatch new my_job --task my_task"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to create")
     what = parser.add_mutually_exclusive_group(required=True)
-    help = "a shipped recipe, such as gpt2_124m"
-    what.add_argument("--recipe", metavar="NAME", choices=sorted(_shipped_recipes()), help=help)
-    help = "the smallest complete task, on generated data, to start your own from"
-    what.add_argument("--task", metavar="NAME", help=help)
+    what.add_argument(
+        "--recipe", metavar="NAME", choices=sorted(_shipped_recipes()), help="a shipped recipe, such as gpt2_124m"
+    )
+    what.add_argument(
+        "--task", metavar="NAME", help="the smallest complete task, on generated data, to start your own from"
+    )
 
 
 class _Text(Template):
@@ -86,8 +84,9 @@ def run(options: argparse.Namespace) -> int:
                 text = source.read_text(encoding="utf-8").replace('  "demonstration": true,\n', "")
                 target.write_text(_Text(text).substitute(values) if is_template else text, encoding="utf-8")
     except OSError as error:
-        problem = f"{folder} cannot be created ({error.strerror or error})"
-        raise UserError(f"{problem}; remove what is there, or give another folder") from error
+        raise UserError(
+            f"{folder} cannot be created ({error.strerror or error}); remove what is there, or give another folder"
+        ) from error
     print(f"created {folder}; its README.md says how to set it up, try it, train it, and what to change first")
     return 0
 

@@ -11,50 +11,50 @@ from largebatch.estimate.comparison import Json, Workload, compare_strategies
 from largebatch.estimate.table import table
 from largebatch.plan import RunPlan, explain, notes_on, resolve
 from largebatch.system.hardware import GIB, GPUS
-from largebatch.tools.options import (
-    Commands,
-    add_command,
-    add_options_of_a_run,
-    add_recipe,
-    add_task,
-    positive_float,
-    positive_int,
-    positive_ints,
-)
+from largebatch.tools.options import add_options_of_a_run, add_recipe, positive_float, positive_int, positive_ints
 
 GPU_OF_NAME = {gpu.name: gpu for gpu in GPUS}
 
 
-def add_parser(commands: Commands) -> None:
-    """Declare the command."""
-    parser = add_command(
-        commands,
-        "plan",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch plan RECIPE.json --world-size 256
   largebatch plan RECIPE.json --world-sizes 8,64,512 --gpu-memory 80
   largebatch plan RECIPE.json --world-sizes 64,512 --gpu h100 --network 400G/gpu
 
-Fields are overridden as in a run: --batch.global_batch_size 512.""",
-        takes_overrides=True,
-    )
+Fields are overridden as in a run: --batch.global_batch_size 512."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    add_task(parser)
     processes = parser.add_mutually_exclusive_group(required=True)
     processes.add_argument("--world-size", type=positive_int, help="data-parallel processes, one per GPU")
-    several = "several numbers, such as 8,64,512: compare the memory and traffic of all strategies; needs torch"
-    processes.add_argument("--world-sizes", type=positive_ints, help=several)
+    processes.add_argument(
+        "--world-sizes",
+        type=positive_ints,
+        help="several numbers, such as 8,64,512: compare the memory and traffic of all strategies; needs torch",
+    )
     gpus = parser.add_mutually_exclusive_group()
-    memory = "memory of a GPU; --world-sizes requires it, or --gpu and --network"
-    gpus.add_argument("--gpu-memory", type=positive_float, metavar="GIB", help=memory)
+    gpus.add_argument(
+        "--gpu-memory",
+        type=positive_float,
+        metavar="GIB",
+        help="memory of a GPU; --world-sizes requires it, or --gpu and --network",
+    )
     kind = f"kind of GPU ({', '.join(GPU_OF_NAME)}): also estimate the time of a step, and suggest the fastest strategy"
     gpus.add_argument("--gpu", choices=GPU_OF_NAME, metavar="NAME", help=f"{kind}; with --world-sizes and --network")
-    help = "network between nodes: Gbit/s per direction and GPU, such as 400G/gpu; with --gpu"
-    parser.add_argument("--network", type=network, metavar="SPEED", help=help)
+    parser.add_argument(
+        "--network",
+        type=network,
+        metavar="SPEED",
+        help="network between nodes: Gbit/s per direction and GPU, such as 400G/gpu; with --gpu",
+    )
     parser.add_argument("--gpus-per-node", type=positive_int, default=8, help="GPUs per node; default: 8")
-    critical = "the critical batch, in samples: note whether the batch is beyond it; with --world-size"
-    parser.add_argument("--critical-batch", type=positive_float, metavar="SAMPLES", help=critical)
+    parser.add_argument(
+        "--critical-batch",
+        type=positive_float,
+        metavar="SAMPLES",
+        help="the critical batch, in samples: note whether the batch is beyond it; with --world-size",
+    )
     add_options_of_a_run(parser)
     parser.add_argument("--json", action="store_true", help="print the resolved plan, or all numbers, as JSON")
 
@@ -150,7 +150,8 @@ def _comparison(options: argparse.Namespace, given: RecipeConfig, at_most: int |
         memory = round(options.gpu_memory * GIB)
     else:
         gpu = GPU_OF_NAME[options.gpu]
-        peak = gpu.bf16_tflops if config.precision == "bf16" else gpu.fp32_tflops
+        peak = gpu.peak_tflops(config.precision)
+        assert peak is not None
         fabric = Fabric(options.gpus_per_node, gpu.link_gb_per_s * 1e9, options.network)
         memory_bandwidth = gpu.memory_gb_per_s * 1e9 if convolves(model) else None
         hardware = Hardware(peak * 1e12, gpu.bf16_tflops * 1e12, fabric, memory_bandwidth)

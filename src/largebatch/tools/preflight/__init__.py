@@ -6,18 +6,16 @@ from pathlib import Path
 
 from largebatch.errors import UserError
 from largebatch.system.endings import node_name
-from largebatch.tools.options import Commands, add_command, add_recipe, positive_int
+from largebatch.tools.options import add_recipe_file, positive_int
+
+EPILOG = (
+    "launch/node.sh runs it, and sets LARGEBATCH_NODE, LARGEBATCH_NODE_NAMES, LARGEBATCH_LOGS and "
+    "LARGEBATCH_TOKEN.\ndocs/slurm.md says what it finds. Exit code 3: there are bad nodes."
+)
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "preflight",
-        run,
-        epilog="launch/node.sh runs it, and sets LARGEBATCH_NODE, LARGEBATCH_NODE_NAMES, LARGEBATCH_LOGS and "
-        "LARGEBATCH_TOKEN.\ndocs/slurm.md says what it finds. Exit code 3: there are bad nodes.",
-    )
-    add_recipe(parser)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_recipe_file(parser)
     parser.add_argument("--accelerate-config", type=Path, required=True, help="the strategy's YAML file")
     parser.add_argument("--node-rank", type=int, required=True, help="the number of this node, from 0")
     parser.add_argument("--num-nodes", type=positive_int, required=True, help="number of nodes of the job")

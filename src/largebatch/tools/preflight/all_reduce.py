@@ -4,7 +4,6 @@ import os
 import statistics
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -46,7 +45,6 @@ def measure(node: Node) -> Report:
             mebibytes,
             world_size=node.processes,
             environment=environment,
-            folder=Path.cwd(),
             timeout=SECONDS,
             logs=logs,
         )[0]

@@ -3,7 +3,6 @@
 import socket
 import time
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 from largebatch.errors import reason_of
 from largebatch.tools.local_jobs.jobs import JobFailed, preload_only, run_job
@@ -56,7 +55,6 @@ def _check(node: Node) -> Report:
             node,
             world_size=1,
             environment={},
-            folder=Path.cwd(),
             timeout=SECONDS_TO_CHECK,
         )
     except JobFailed as failure:

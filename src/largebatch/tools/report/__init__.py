@@ -6,26 +6,32 @@ from pathlib import Path
 
 from largebatch.errors import UserError
 from largebatch.storage.run_folder import RunFolder
-from largebatch.tools.options import Commands, add_command
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "report",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch report runs/resnet_digits
   largebatch report runs/batch_64 runs/batch_512 --out comparison.html
-  largebatch report runs/sweeps/resnet_digits --target 0.2""",
-    )
+  largebatch report runs/sweeps/resnet_digits --target 0.2"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="the folder of a run, or of a sweep")
-    target = "value of the sweep's metric: print how many samples, tokens and minutes it took to reach it"
-    parser.add_argument("--target", type=float, metavar="VALUE", help=target)
-    axis = "what the curves are drawn against; default: step, and samples for several runs"
-    parser.add_argument("--axis", choices=["step", "samples", "tokens", "minutes"], help=axis)
-    out = "the file to write; default: report.html in the run's folder, or in the current one for several runs"
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help=out)
+    parser.add_argument(
+        "--target",
+        type=float,
+        metavar="VALUE",
+        help="value of the sweep's metric: print how many samples, tokens and minutes it took to reach it",
+    )
+    parser.add_argument(
+        "--axis",
+        choices=["step", "samples", "tokens", "minutes"],
+        help="what the curves are drawn against; default: step, and samples for several runs",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help="the file to write; default: report.html in the run's folder, or in the current one for several runs",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -2,12 +2,10 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 import numpy as np
+from jinja2 import Environment, PackageLoader
 
 from largebatch import __version__
 from largebatch.errors import UserError
@@ -46,17 +44,17 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
     differences = [row for row in fields if not _is_shared(row)]
     by_run = [["run", *names], *differences[:MAX_FIELDS], *_side_by_side([_outcome(run) for run in runs])]
     recipes = dict.fromkeys(_started_with(run, "recipe") for run in runs)
-    header, *rows = zip(*by_run, strict=True)
-    return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
+    environment = Environment(loader=PackageLoader(__package__, "."), autoescape=True, trim_blocks=True)
+    return environment.get_template("page.html").render(
         version=__version__,
         now=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        title=escape(names[0] if len(runs) == 1 else f"{len(runs)} runs compared"),
-        recipes=escape(", ".join(recipes)),
-        runs=_table(header, rows),
-        curves=curves_html(runs, axis) or "<p>No step has been logged yet.</p>",
-        sweep=f"<h2>Sweep</h2><pre>{escape(sweep)}</pre>" if sweep else "",
-        fields=_table(["", *names], fields),
-        results=_table(["", *names], _side_by_side([_results(run) for run in runs])),
+        title=names[0] if len(runs) == 1 else f"{len(runs)} runs compared",
+        recipes=", ".join(recipes),
+        runs=list(zip(*by_run, strict=True)),
+        curves=curves_html(runs, axis),
+        sweep=sweep,
+        fields=[["", *names], *fields],
+        results=[["", *names], *_side_by_side([_results(run) for run in runs])],
     )
 
 
@@ -114,11 +112,3 @@ def _side_by_side(columns_of_runs: Sequence[Mapping[str, str]]) -> list[list[str
 def _is_shared(row: Sequence[str]) -> bool:
     """Whether the texts after the name are all the same."""
     return len(set(row[1:])) == 1
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    # Names of fields break after their dots and underscores.
-    names = [escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>") for name in header]
-    lines = ["".join(f"<th>{name}</th>" for name in names)]
-    lines += ["".join(f"<td>{escape(text)}</td>" for text in row) for row in rows]
-    return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>" if rows else "<p>None.</p>"

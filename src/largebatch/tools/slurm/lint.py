@@ -6,25 +6,25 @@ from pathlib import Path
 
 from largebatch.errors import UserError
 from largebatch.task_folders import recipes_in
-from largebatch.tools.options import RECIPES, Commands, add_command, add_task, recipe_file
+from largebatch.tools.options import RECIPES, add_task, recipe_file
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, SCRIPTS, BatchScript
 from largebatch.tools.slurm.rules import Finding, config_findings, script_findings
 from largebatch.words import counted
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "lint",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch lint
-  largebatch lint slurm/gpt2_124m.sbatch""",
+  largebatch lint slurm/gpt2_124m.sbatch"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        type=recipe_file,
+        nargs="*",
+        metavar="FILES",
+        help="what to check, with the files that they name, or names of recipes; default: the current folder's "
+        "repository",
     )
-    files = (
-        "what to check, with the files that they name, or names of recipes; default: the current folder's repository"
-    )
-    parser.add_argument("files", type=recipe_file, nargs="*", metavar="FILES", help=files)
     add_task(parser)
 
 

@@ -117,7 +117,6 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
         except ConfigError as error:
             for problem in error.problems:
                 yield Finding(error.source or file, "recipe", problem)
-            return
 
 
 def _missing_imports(file: Path) -> Iterator[str]:

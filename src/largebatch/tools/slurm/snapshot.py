@@ -5,19 +5,15 @@ from pathlib import Path
 
 from largebatch.config import task_of
 from largebatch.storage.source_code import take_snapshot
-from largebatch.tools.options import Commands, add_command, recipe_file
+from largebatch.tools.options import recipe_file
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "snapshot",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch snapshot --to snapshots/monday
 
-submit takes a snapshot for each job; for a job that was submitted by sbatch, its first start takes one.""",
-    )
+submit takes a snapshot for each job; for a job that was submitted by sbatch, its first start takes one."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", type=recipe_file, nargs="?", help="the recipe that the job trains")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to create")
 

@@ -14,25 +14,19 @@ from largebatch.errors import UserError
 from largebatch.plan import explain, notes_on, resolve
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import take_snapshot
-from largebatch.tools.options import Commands, add_command, add_recipe, add_task
+from largebatch.tools.options import add_recipe
 from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
 from largebatch.tools.slurm.lint import lint_scripts
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "submit",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --dry-run
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --strategy zero3 --partition=gpu --optimizer.weight_decay 0
 
-Fields of the recipe are overridden as in a run. All other options, written --name=value, go to sbatch.""",
-        takes_overrides=True,
-    )
+Fields of the recipe are overridden as in a run. All other options, written --name=value, go to sbatch."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    add_task(parser)
     parser.add_argument("--nodes", required=True, help="number of nodes, such as 4, or 2-4 for as many as are free")
     parser.add_argument("--gpus-per-node", help="default: the script's; without GPUs, one process per CPU")
     parser.add_argument("--strategy", help="the name of an Accelerate config; default: the script's")

@@ -4,26 +4,20 @@ import argparse
 from pathlib import Path
 
 from largebatch.storage.layout import read_object
-from largebatch.tools.options import Commands, add_command, add_recipe, add_task, positive_int
+from largebatch.tools.options import add_recipe, positive_int
 from largebatch.tools.slurm.submit import task_and_words
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "sweep",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch sweep RECIPE.json --learning_rate.base_lr 1e-3,2e-3 --batch.global_batch_size 256,1024 --seeds 3
-  largebatch sweep RECIPE.json --learning_rate.scaling '["linear", "sqrt"]' --slurm --nodes 2 --partition=gpu""",
-        takes_overrides=True,
-    )
+  largebatch sweep RECIPE.json --learning_rate.scaling '["linear", "sqrt"]' --slurm --nodes 2 --partition=gpu"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    add_task(parser)
-    add_options(parser, "runs/sweeps/RECIPE")
+    add_points(parser, "runs/sweeps/RECIPE")
 
 
-def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
+def add_points(parser: argparse.ArgumentParser, folder: str) -> None:
     """Add the options of all commands that train points."""
     parser.add_argument("--seeds", type=positive_int, default=1, help="seeds of each point; default: 1")
     parser.add_argument("--folder", type=Path, metavar="DIR", help=f"folder of the runs; default: {folder}")

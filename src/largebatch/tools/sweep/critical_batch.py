@@ -14,38 +14,30 @@ from largebatch.plan import RunPlan, resolve
 from largebatch.storage.layout import MANIFEST, CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
 from largebatch.task_folders import recipes_in
-from largebatch.tools.options import (
-    RECIPES,
-    Commands,
-    add_command,
-    positive_float,
-    positive_int,
-    positive_ints,
-    recipe_file,
-)
+from largebatch.tools.options import RECIPES, positive_float, positive_int, positive_ints, recipe_file
 from largebatch.tools.slurm.submit import split_words
-from largebatch.tools.sweep import add_options
+from largebatch.tools.sweep import add_points
 from largebatch.tools.sweep.points import BATCH, Point, Sweep, check_number
 
-
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "critical-batch",
-        run,
-        epilog="""examples:
+EPILOG = """examples:
   largebatch critical-batch runs/gpt_pydoc --at 100 --batches 1,2,4,8 --seeds 3
-  largebatch critical-batch runs/gpt2_124m --at 5000 --batches 1,2,4 --seeds 3 --slurm --nodes 4 --time=02:00:00""",
-        takes_overrides=True,
-    )
+  largebatch critical-batch runs/gpt2_124m --at 5000 --batches 1,2,4 --seeds 3 --slurm --nodes 4 --time=02:00:00"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(takes_overrides=True)
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="the folder of the run")
-    recipe = f"the run's recipe, whose task's config.py is run; default: the one that RUN names, if it is in {RECIPES}/"
-    parser.add_argument("--recipe", type=recipe_file, help=recipe)
+    parser.add_argument(
+        "--recipe",
+        type=recipe_file,
+        help="the run's recipe, whose task's config.py is run; default: the one that RUN names, if it is in "
+        f"{RECIPES}/",
+    )
     parser.add_argument("--at", type=positive_int, required=True, metavar="STEP", help="step of the checkpoint")
     parser.add_argument("--batches", type=positive_ints, default=[1, 2, 4, 8], help="multiples of its batch size there")
     parser.add_argument("--window", type=positive_int, help="samples of each; default: 50 steps of the largest batch")
     parser.add_argument("--tolerance", type=positive_float, default=0.01, help="in the metric's unit; default: 0.01")
-    add_options(parser, "RUN/../RUN.critical_batch_at_STEP")
+    add_points(parser, "RUN/../RUN.critical_batch_at_STEP")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -158,8 +150,10 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     # Rounded up; the common multiple may be too large for a fraction.
     last_sample = start.samples_before - (-window // common) * common
     if last_sample > plan.total_samples:
-        left = f"only {plan.total_samples - start.samples_before:,} samples are left after step {step:,}, not"
-        raise UserError(f"--window: {left} {last_sample - start.samples_before:,}; write fewer, or an earlier --at")
+        raise UserError(
+            f"--window: only {plan.total_samples - start.samples_before:,} samples are left after step {step:,}, not "
+            f"{last_sample - start.samples_before:,}; write fewer, or an earlier --at"
+        )
     points = []
     for size in sizes:
         sections = {**recorded, **branch_sections(recorded, plan.timeline, step, size)}

@@ -21,7 +21,7 @@ from largebatch.words import counted
 
 
 def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, sbatch_options: Sequence[str]) -> int:
-    """Train the points that are not over; 1 if one fails. `options` are those of `add_options`.
+    """Train the points that are not over; 1 if one fails. `options` are those of `add_points`.
 
     Raises:
         UserError: A point cannot be trained, or the folder holds something else; nothing was started.
@@ -123,7 +123,6 @@ def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path,
                     *point.overrides,
                     world_size=world_size,
                     environment={**environment, **share},
-                    folder=Path.cwd(),
                     timeout=20 * 24 * 3600,  # poll(2) takes no more than 24 days
                     logs=logs,
                 )

@@ -250,7 +250,6 @@ class Verification:
                 *words,
                 world_size=combination.world_size,
                 environment=environment,
-                folder=Path.cwd(),
                 timeout=TIMEOUT,
             )
         except JobFailed:
