@@ -25,7 +25,7 @@ ROWS = (
     ("gpu/**/throughput*", OURS, "GPT-2 124M", "step of GPT-2 124M; bare compiled loop"),
     ("gpu/**/throughput*", OURS, "Llama 1.3B", "step of Llama 1.3B; bare compiled loop"),
     ("gpu/**/throughput*", OURS, "ResNet-50", "step of ResNet-50, DDP; bare compiled loop"),
-    ("gpu/**/memory*", "", "", "peak memory; estimate of `plan`"),
+    ("gpu/**/memory*", "", "", "peak memory; `plan` of that commit (today's: within 5 %)"),
     ("gpu/**/scaling*", "", "", "tokens/s on several GPUs; several times one"),
 )
 INTRODUCTION = """# Performance
