@@ -388,7 +388,7 @@ IN_SAMPLES = ("--train.duration", '{"samples": 10000000}', "--evaluation.every=n
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_shown_parts_are_those_of_a_recipe(document):
     """Of one of the recipes, whose other fields they fit; those of an own task are in that page's test."""
-    for part in overriding_blocks(document) if document.name != "getting_started.md" else ():
+    for part in overriding_blocks(document) if document.name not in ("cookbook.md", "getting_started.md") else ():
         problems = []
         for recipe in RECIPES:
             try:

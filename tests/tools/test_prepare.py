@@ -112,7 +112,7 @@ def mix(recipe, **files):
     """Give the recipe two sources with the files that it has, or with others."""
     content = json.loads(recipe.read_text())
     sizes = {"num_train_samples": 10, "num_eval_samples": 3}
-    shared = {"weight": 1, "data_files": content["data"]["data_files"], **sizes}
+    shared = {"weight": 1, "data_files": content["data"].pop("data_files"), **sizes}
     sources = [shared | {"name": name} | files.get(name, {}) for name in ("one", "two")]
     content["data"] |= {"num_train_samples": 20, "num_eval_samples": 6, "sources": sources}
     content["evaluation"]["every"] = None
