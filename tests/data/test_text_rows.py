@@ -159,6 +159,18 @@ def test_every_file_has_the_columns_that_are_used_and_is_read_once(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("reader", "content"), [("csv", ""), ("csv", "text\n"), ("json", ""), ("json", "[]"), ("text", "")]
+)
+def test_files_without_rows_are_refused_unless_others_have_some(reader, content, tmp_path):
+    (tmp_path / "0").write_text(content)
+    uses = {"text": Use("text_column")}
+    with pytest.raises(DataError, match=r"^data\.data_files: no file of 'train' has a row; name files that have some"):
+        rows_of(tmp_path / "0", reader, uses)
+    (tmp_path / "1").write_text({"csv": "text\na\n", "json": '{"text": "a"}\n', "text": "a\n"}[reader])
+    assert rows_of(tmp_path / "?", reader, uses) == [{"text": "a"}]
+
+
+@pytest.mark.parametrize(
     ("name", "reader", "content"),
     [
         ("rows.csv", "csv", b"instruction,input,output\nadd,1 2,3\n"),

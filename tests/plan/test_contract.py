@@ -101,6 +101,14 @@ def test_no_warmup_where_scaling_does_not_raise_the_rate(batch):
     assert plan.lr_at(0) == pytest.approx(0.1 * batch / 64)
 
 
+def test_constant_warmup():
+    """Goyal et al. 2017, section 2.2: eta for the first epochs, then k eta; here 5 epochs of 2 steps, and k 8."""
+    words = ["--batch.global_batch_size=512", "--learning_rate.warmup.shape=constant"]
+    plan = planned(DIGITS, *words, '--learning_rate.decay={"name": "constant"}')
+    assert [plan.lr_at(step) for step in (0, 9, 10, 39)] == pytest.approx([0.1, 0.1, 0.8, 0.8])
+    assert "warmup at 0.1 for 10 steps, then the peak" in explain(plan, "x")
+
+
 RAMP = '[{"from": {"steps": 0}, "size": 32}, {"from": {"epochs": 1}, "size": 64}, {"from": {"steps": 66}, "size": 128}]'
 
 

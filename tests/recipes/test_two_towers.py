@@ -151,8 +151,9 @@ def test_images_and_texts(words, strategy, world_size, micro_batch_size, tmp_pat
 
 
 @pytest.mark.slow
-def test_images_and_texts_in_fp32(tmp_path):
-    result = run_job(recorded, CLIP_DIGITS, tmp_path / "run", *CLIP, strategy="zero3")[0]
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_images_and_texts_in_fp32(strategy, tmp_path):
+    result = run_job(recorded, CLIP_DIGITS, tmp_path / "run", *CLIP, strategy=strategy)[0]
     assert_same(result, reference(CLIP_DIGITS, CLIP, of_images), STEPS)
 
 

@@ -91,6 +91,15 @@ def test_packs_give_each_pair_its_own_losses_and_gradients(name, attention):
         assert float((gradient - expected_gradients[key]).abs().max()) <= 2e-5 * largest + 1e-7, key
 
 
+def test_experts_keep_pairs_apart():
+    model = build(ARCHITECTURES["mixtral"])
+    before = torch.get_rng_state()
+    check_causal(model)
+    check_packing(model)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("name", UNABLE)
 def test_causal_models_that_do_not_are_refused(name):
     model = build(UNABLE[name], "eager")

@@ -51,6 +51,7 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
         ("skip", DIGITS, "zero1", "loss"),
         ("roll_back", PYDOC, "fsdp", "loss alone"),
         ("skip", PYDOC, "zero1", "spike"),
+        ("skip", PYDOC, "fsdp", "spike"),
         ("roll_back", PYDOC, "zero3_offload", "spike"),
     ],
 )

@@ -37,6 +37,11 @@ def forget_a_parameter(optimizer):
     return optimizer
 
 
+def two_backwards(step, losses):
+    step.backward(losses.sum())
+    step.backward(losses.sum().detach().requires_grad_())
+
+
 def two_updates(run, step):
     run.update(step)
     run.update(step)
@@ -68,6 +73,7 @@ MISTAKES = {
     "not prepared": {"prepare": lambda _, model, optimizer: (model, optimizer)},
     "not a scalar": {"backward": lambda step, losses: step.backward(losses)},
     "no backward": {"backward": lambda _step, _losses: None},
+    "two backwards": {"backward": two_backwards},
     "left early": {"backward": lambda step, losses: [step.backward(losses.sum())]},
     "own clipping": {"before_update": clip},
     "own zero_grad": {"before_update": lambda _, optimizer: optimizer.zero_grad()},
@@ -125,6 +131,7 @@ def loop_with(mistake: str, run_dir) -> str:
             "ValueError: step.backward needs a scalar, the sum of the micro-batch's losses; given shape (8, 16)",
         ),
         ("no backward", "step.backward was called 0 times for a micro-batch"),
+        ("two backwards", "step.backward was called 2 times for a micro-batch"),
         ("left early", "run.update was called after 1 of 4 micro-batches"),
         ("no update", "the loop asked for the next step without calling run.update(step)"),
         ("two updates", "run.update was called twice for one step"),
@@ -186,6 +193,7 @@ def test_training_mode_holds_from_the_first_step_and_through_evaluation(tmp_path
 @pytest.mark.parametrize(
     ("strategy", "mistake"),
     [
+        ("ddp", "own clipping"),
         ("fsdp", "own zero_grad"),
         ("zero1", "own clipping"),
         ("fsdp", "own step"),

@@ -148,7 +148,7 @@ class RecipeConfig(Section):
         """
         section, field = path.split(".")
         if field in getattr(self, section).model_dump(exclude_defaults=True):
-            yield f"{path}: has no effect, because {reason}; change that, or remove this field"
+            yield f"{path}: has no effect, because {reason}; remove it"
 
     @check
     def _settings_that_go_together(self) -> Iterator[str]:
@@ -166,7 +166,8 @@ class RecipeConfig(Section):
             yield from self.without_effect("faults.max_bad_steps", 'faults.on_non_finite is "stop"')
         if not self.coupled_features:
             yield from self.without_effect("compute.couple", "each sample of this task has its own loss")
-        if self.checkpoint.then is None:
+        # It may stay where `then` is given as null, as `verify` does.
+        if self.checkpoint.then is None and "then" not in self.checkpoint.model_fields_set:
             yield from self.without_effect("checkpoint.then_seconds", "checkpoint.then is null")
         # It may stay where a trial of the recipe has no trackers at all.
         if self.logging.trackers == ["tensorboard"]:

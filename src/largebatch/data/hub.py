@@ -86,8 +86,14 @@ def open_splits(
             try:
                 builder.download_and_prepare(num_proc=preparation.num_workers)
             except DatasetGenerationError:
-                # Its cause is lost with the process: find it in this one.
+                if preparation.num_workers in (None, 1):
+                    raise
+                print("preparing the data has failed: once more in one process, which can tell why")
                 builder.download_and_prepare()
+        if config.data_files is not None:
+            for name, split in builder.info.splits.items():
+                if not split.num_examples:
+                    raise DataError(f"data.data_files: no file of {name!r} has a row; name files that have some")
         train, evaluation = (builder.as_dataset(split) for split in splits)
     # `datasets` raises exceptions of many kinds for data that cannot be reached, parsed or found.
     except Exception as error:

@@ -24,6 +24,7 @@ READERS = ("csv", "json", "text")
 """Names of the builders of `datasets` whose files are read here."""
 FORMAT = "1"
 SEPARATORS = ",;\t|"  # of the cells of a CSV
+LINE = "\n"
 
 Row = dict[str, Any]
 
@@ -32,8 +33,7 @@ Row = dict[str, Any]
 class TextRowsConfig(datasets.BuilderConfig):  # type: ignore[misc]  # `datasets` has no types
     """What decides the rows of files, besides their content."""
 
-    separator: str = ""  # of the cells of a CSV; others have none
-    is_plain: bool = False  # whether each line is a text
+    separator: str = ""  # of the cells of a CSV, or of texts, a line each; JSON has none
     uses: Uses = field(default_factory=dict)
 
 
@@ -100,14 +100,11 @@ def with_exact_text(builder: datasets.DatasetBuilder, uses: Uses) -> datasets.Da
         return builder
     all_files = [file for of_split in files.values() for file in of_split]
     if all("://" not in file for file in all_files):
-        separator = _separator_of(all_files[0], uses) if builder.name == "csv" else ""
+        separator = LINE if builder.name == "text" else ""
+        if builder.name == "csv":
+            separator = _separator_of(all_files[0], uses)
         return TextRows(
-            dataset_name=builder.dataset_name,
-            hash=FORMAT,
-            data_files=files,
-            separator=separator,
-            is_plain=builder.name == "text",
-            uses=uses,
+            dataset_name=builder.dataset_name, hash=FORMAT, data_files=files, separator=separator, uses=uses
         )
     if builder.name == "csv":
         raise DataError(f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}")
@@ -132,7 +129,7 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
     with fsspec.open(file, "rb", compression="infer") as opened:
         file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
         rows: Iterator[tuple[int, Row]]
-        if config.is_plain:
+        if config.separator == LINE:
             lines = io.TextIOWrapper(file_of_lines, encoding="utf-8-sig", errors="surrogateescape")
             rows = enumerate(({"text": line.removesuffix("\n")} for line in lines), 1)
         elif config.separator:

@@ -148,7 +148,9 @@ def _most_products(plan: RunPlan, model: ModelShape, owners: int) -> int:
     assert plan.optimizer_entry is not None
     total = 0
     for layers in model.exchanged:
-        options = {**plan.optimizer_options, **model.group_options[layers[0].group or 0]}
+        group = layers[0].group
+        assert group is not None
+        options = {**plan.optimizer_options, **model.group_options[group]}
         shapes = {each.name: each.shape for each in layers}
         loads = [0] * owners
         for name, owner in layer_owners(shapes, owners).items():

@@ -75,6 +75,12 @@ class TestCommands:
         follower.finish()
         assert follower.answers == [(4, {"a": 1.0, "e": 0.5})]
 
+    def test_words_are_no_answer(self, tmp_path):
+        follower = Follower(tmp_path, "print('uploaded')")
+        follower.then.follow(4, tmp_path)
+        follower.finish()
+        assert (follower.answers, follower.failures) == ([], [])
+
     def test_a_hanging_command_is_ended_with_its_own_processes(self, tmp_path):
         mark = tmp_path / "pid"
         program = (

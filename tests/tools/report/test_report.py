@@ -236,6 +236,12 @@ def test_values_that_cannot_be_shown_are_left_out(tmp_path):
     assert report(with_values(tmp_path / "alone", "metrics.jsonl", numbers)).titles()[2:3] == ["grad_norm"]
 
 
+def test_a_damaged_plan_is_told(tmp_path):
+    write_run(tmp_path / "run", steps=range(50, 52))
+    (tmp_path / "run/plan.json").write_text("[]")
+    assert report(tmp_path / "run").row("plan") == ["damaged, or written by a different version of largebatch"]
+
+
 def test_pipes_and_links_in_a_run_folder_are_not_read(tmp_path):
     run = tmp_path / "run"
     write_run(run, steps=range(50, 52))

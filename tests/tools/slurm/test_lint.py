@@ -58,6 +58,7 @@ MISTAKES = [
     (SMOKE, "RECIPE=recipes/causal_lm/gpt_pydoc.json", "RECIPE=recipes/causal_lm/gpt2_124m.json", "recipe"),
     (SMOKE, "STRATEGY=${STRATEGY:-ddp}\n", "", "strategy"),
     # --- the Accelerate config
+    (FSDP, "  fsdp_version: 2\n", "", "accelerate-setting"),
     (DDP, "num_machines: 1", "num_machines: [1", "syntax"),
     # tests/backend/test_launch.py has more of what a launch refuses.
     (DDP, "distributed_type: MULTI_GPU", "distributed_type: MULTI_CPU", "accelerate-setting"),

@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--accelerate",
         type=Path,
         metavar="YAML",
-        help="Accelerate config whose variables the processes get, as by accelerate launch; default: torchrun's alone",
+        help="Accelerate config whose variables the processes get, as from accelerate launch; default: torchrun's",
     )
     parser.add_argument(
         "--timeout",

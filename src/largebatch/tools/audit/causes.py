@@ -106,25 +106,39 @@ def _name_of(factors: Mapping[Layout, float]) -> str:
 
 def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iterator[str]:
     """What goes wrong in the first steps of each layout, on any process, beside those of one process."""
-    by_cause: dict[str, dict[Layout, str]] = defaultdict(dict)
     for layout, by_rank in observed.items():
         # `faults` has the first one.
         if (step := step_that_differs(each.unclipped for each in by_rank)) > 1:
             yield f"{layout}, step {step}: {OF_KINDS['own']}"
-        for each in by_rank:
+    # As many steps as both have: another number of steps is another fault.
+    for group, expected in enumerate(observed[ALONE][0].rates):
+        wrong = {
+            layout: rates
+            for layout, by_rank in observed.items()
+            for each in by_rank
             # None without a step.
-            for rates, expected in zip(each.rates, observed[ALONE][0].rates, strict=False):
-                cause = _cause_of_rates(rates, expected, layout)
-                by_cause[cause][layout] = f"{layout}: {_numbers(rates)}, not {_numbers(expected)}"
-    for cause, said in by_cause.items():
-        if cause:
-            yield f"the learning rate of the first steps is another ({'; '.join(said.values())}): {cause}"
+            for rates in each.rates[group : group + 1]
+            if not all(map(isclose, rates, expected))
+        }
+        if wrong:
+            yield _of_rates(expected, wrong)
 
 
-def _cause_of_rates(rates: Sequence[float], expected: Sequence[float], layout: Layout) -> str:
-    """What makes the learning rates of the first steps what they are; "" if they are as expected."""
-    by_cause = {
-        "": expected,
+def _of_rates(expected: Sequence[float], wrong: Mapping[Layout, Sequence[float]]) -> str:
+    """What is wrong with the learning rates of the first steps."""
+    causes = (
+        cause
+        for cause in _rates_by_cause(expected, ALONE)
+        if all(all(map(isclose, rates, _rates_by_cause(expected, layout)[cause])) for layout, rates in wrong.items())
+    )
+    others = "; ".join(f"{layout}: {_numbers(rates)}" for layout, rates in wrong.items())
+    said = f"the learning rate of the first steps is {_numbers(expected)} in one process, and {others}"
+    return f"{said}: {next(causes)}"
+
+
+def _rates_by_cause(expected: Sequence[float], layout: Layout) -> Mapping[str, Sequence[float]]:
+    """What makes the learning rates of the first steps what they are in a layout, the simplest first."""
+    return {
         "the schedule moves once per process instead of once per step": expected[:: layout.world_size],
         "the schedule moves once per micro-batch instead of once per step": expected[:: layout.accumulation],
         "it is multiplied by the number of processes for the same effective batch, whose gradient is a mean already; "
@@ -134,8 +148,6 @@ def _cause_of_rates(rates: Sequence[float], expected: Sequence[float], layout: L
         # Whatever they are.
         "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps": [],
     }
-    # As many steps as both have: another number of steps is another fault.
-    return next(cause for cause, predicted in by_cause.items() if all(map(isclose, rates, predicted)))
 
 
 def _numbers(rates: Sequence[float]) -> str:

@@ -99,7 +99,6 @@ class Loop:
                 layout.accumulation,
                 world_size=layout.world_size,
                 environment=environment,
-                folder=Path.cwd(),
                 timeout=self.timeout,
             )
         except JobFailed as failure:

@@ -40,21 +40,22 @@ def audit(options: argparse.Namespace) -> bool:
     rows = []
     outcomes: dict[Layout, Outcome] = {}
     wrong: list[str] = []
-    try:
-        for layout in layouts:
+    for layout in layouts:
+        said = "failed"
+        try:
             outcomes[layout] = reference.outcome(layout, loop.batch_size)
-            size = loop.batch_size // layout.parts
-            rows.append({**asdict(layout), "micro_batch_size": size, "gradient": outcomes[layout].said})
-            show(LINE.format(*rows[-1].values()))
-    except UserError as error:
-        # The other layouts would most likely fail for the same reason.
-        wrong.append(str(error))
+            said = outcomes[layout].said
+        except UserError as error:
+            wrong.append(str(error))
+        rows.append({**asdict(layout), "micro_batch_size": loop.batch_size // layout.parts, "gradient": said})
+        show(LINE.format(*rows[-1].values()))
     wrong += faults(outcomes)
     remarks = list(_remarks(outcomes.values()))
     try:
         steps = range(NUM_FIRST_STEPS * loop.batch_size)
         tried = (each for each in [ALONE, *outcomes] if 1 in (each.world_size, each.accumulation))
-        wrong += faults_of_first_steps({each: loop.call(each, steps) for each in tried})
+        # Parameter groups often have one rate.
+        wrong += dict.fromkeys(faults_of_first_steps({each: loop.call(each, steps) for each in tried}))
         if not wrong:
             remarks += _short_batch(reference, outcomes)
     except UserError as error:

@@ -83,6 +83,10 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
             "loss and gradient of the first step agree on several processes, but not its update: the optimizer, or "
             "train.py, changes weights by something that depends on the process"
         ),
+        "otherwise": (
+            "loss and gradient of the first step agree, but not its update: the optimizer, or train.py, changes "
+            "weights by something that depends on the process or the micro-batch"
+        ),
     },
     "later": {
         "other micro-batch": (
