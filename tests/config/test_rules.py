@@ -55,12 +55,12 @@ LINEAR = "--learning_rate.scaling=linear"
         (['--learning_rate.reference_duration={"epochs": 2}'], "only rules of weight_decay_scaling use it"),
         (
             ["--faults.max_bad_steps=9"],
-            'faults.max_bad_steps: has no effect, because faults.on_non_finite is "stop"; change that, or',
+            'faults.max_bad_steps: has no effect, because faults.on_non_finite is "stop"; remove it',
         ),
         (["--checkpoint.then_seconds=9"], "checkpoint.then_seconds: has no effect, because checkpoint.then is null"),
         (
             ["--logging.tracker_project=text"],
-            'logging.tracker_project: has no effect, because logging.trackers has no "wandb"; change that, or remove',
+            'logging.tracker_project: has no effect, because logging.trackers has no "wandb"; remove it',
         ),
         (["--compute.couple=one_pass"], "compute.couple: has no effect, because each sample of this task has its own"),
         (["--learning_rate.warmup.shape=constant"], "a constant warmup at zero would not train"),
@@ -84,6 +84,11 @@ def test_fields_without_effect_that_may_stay():
     assert validate(raw, CausalLMConfig).logging == load_config(PYDOC).logging
 
 
+def test_a_command_after_checkpoints_may_be_turned_off():
+    config = load_config(PYDOC, ["--checkpoint.then=null", "--checkpoint.then_seconds=9"])
+    assert validate(as_json(config), type(config)).checkpoint == config.checkpoint
+
+
 def test_documents_that_are_samples_are_apart_already():
     words = ("--data.samples=documents", "--data.attention=document", '--train.duration={"steps": 9}')
     problems = problems_of(*words, recipe=PYDOC.with_name("gpt2_124m.json"))
@@ -95,7 +100,7 @@ def test_documents_that_are_samples_are_apart_already():
 def test_answers_that_are_not_written():
     recipe = ROOT / "recipes/sft/sft_addition.json"
     words = "--evaluation.max_answer_tokens=9"
-    assert "has no effect, because evaluation.answers is null; change" in problem_of(words, recipe=recipe)
+    assert "has no effect, because evaluation.answers is null; remove it" in problem_of(words, recipe=recipe)
     assert load_config(recipe, [words, "--evaluation.answers=2"]).evaluation.max_answer_tokens == 9
 
 
