@@ -76,17 +76,13 @@ def test_rules_outside_their_range(overrides, words):
 
 
 def test_fields_without_effect_that_may_stay():
-    """Those of a tracker in a trial without any, and the defaults that the configs of runs have."""
-    config = load_config(PYDOC, ["--logging.trackers=[]", "--logging.tracker_project=text"])
-    assert config.logging.tracker_project == "text"
+    """Those of a tracker or a command that a trial turns off, and the defaults that the configs of runs have."""
+    words = ["--logging.trackers=[]", "--logging.tracker_project=text", "--checkpoint.then=null"]
+    config = load_config(PYDOC, [*words, "--checkpoint.then_seconds=9"])
+    assert (config.logging.tracker_project, config.checkpoint.then_seconds) == ("text", 9)
     raw = as_json(load_config(PYDOC))
     raw.pop("task")
     assert validate(raw, CausalLMConfig).logging == load_config(PYDOC).logging
-
-
-def test_a_command_after_checkpoints_may_be_turned_off():
-    config = load_config(PYDOC, ["--checkpoint.then=null", "--checkpoint.then_seconds=9"])
-    assert validate(as_json(config), type(config)).checkpoint == config.checkpoint
 
 
 def test_documents_that_are_samples_are_apart_already():
