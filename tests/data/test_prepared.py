@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import signal
@@ -292,6 +293,26 @@ def test_a_killed_preparation_goes_on_and_leaves_no_process(section):
         assert len(finished) <= at_the_kill + 3
     train, evaluation = prepare(data, how)
     assert (bytes_of(train), bytes_of(evaluation)) == (plain("train"), plain("eval"))
+
+
+def test_what_the_parent_has_left_is_not_destroyed_in_a_process():
+    """Some libraries' objects abort if they are, because their threads are not there."""
+    parent = os.getpid()
+
+    class Left:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            if os.getpid() != parent:
+                os.abort()
+
+    gc.disable()
+    try:
+        Left()
+        run_forked(1, lambda _: gc.collect(), [0])
+    finally:
+        gc.enable()
 
 
 def test_a_process_that_gets_no_time_ends_with_its_parent_too():

@@ -1,5 +1,6 @@
 """Work that is shared by forked processes."""
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,8 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
     failures = get_context("fork").SimpleQueue()
 
     def run(number: int) -> None:
+        # What the parent has left may have threads, which are not here: not to be destroyed in this process.
+        gc.freeze()
         end_with_parent()
         # The thread that waits for the parent may get no time while the others work.
         die_with_thread()
