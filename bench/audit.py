@@ -20,13 +20,13 @@ from record import RESULTS, ROOT, Record, section, take_facts
 LOOPS = ROOT / "bench/audit"
 PAGE = ROOT / "docs/conformance.md"
 TITLE = "What the optimizer gets in other libraries"
-ABOUT = """[largebatch audit]({docs}audit.md) of [small loops]({bench}audit) that we wrote against the public interface
-of other packages: 8 samples a step, on 1 and 2 CPU processes (W) with 1 and 2 micro-batches (A) each, or one where
-negatives are shared. Where it is "the same", the optimizer gets the gradient and the learning rates of one process in
-each of these layouts. Where it differs, that may be by design, or follow from the loss. The fourth column is about a
-step on the 5 samples that may be left at the end: how much each counts, as a multiple of what it does in one process;
-it is empty if they were not compared. A link leads to a public discussion. torch's `SyncBatchNorm` is missing: it
-needs a GPU."""
+ABOUT = """For anyone who trains on several GPUs with another library, and wonders what its optimizer gets: the
+[audit]({docs}audit.md) of [small loops]({bench}audit) that we wrote against these libraries' public interface, with 8
+samples a step, on 1 and 2 CPU processes (W) with 1 and 2 micro-batches (A) each, or one where negatives are shared.
+Where it is "the same", the optimizer gets the gradient and the learning rates of one process in each of these layouts.
+Where it differs, that may be by design, or follow from the loss. The fourth column is about a step on the 5 samples
+that may be left at the end: how much each counts, as a multiple of what it does in one process; it is empty if they
+were not compared. A link leads to a public discussion. torch's `SyncBatchNorm` is missing: it needs a GPU."""
 HEADER = ["| package | asked | the optimizer gets | 5 samples left | discussed |", "| --- | --- | --- | --- | --- |"]
 
 
