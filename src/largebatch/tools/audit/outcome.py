@@ -13,7 +13,7 @@ from largebatch.errors import UserError
 from largebatch.tools.audit.observe import Observed, Vector, observe
 from largebatch.tools.local_jobs.jobs import JobFailed, run_job
 from largebatch.tools.plan.accelerate_configs import rehearsal_environment
-from largebatch.words import counted, some, span
+from largebatch.words import counted, some
 
 # A parameter whose gradient is so small a part of all is rounding, such as the bias of an attention's keys.
 NEGLIGIBLE = 1e-10
@@ -31,9 +31,6 @@ SAME_FACTOR = 1e-4
 NO_WEIGHT = 0.01
 # What the order of samples may make of a gradient, as a part of it.
 MAX_NOISE = 0.02
-
-# As quantiles: the smallest and the largest.
-ENDS = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,7 @@ class Reference:
         others = [name for name, factor in factors.items() if np.isnan(factor)]
         if not others:
             if not np.allclose([*factors.values()], 1, rtol=SAME_FACTOR):
-                return "multiple", f"{span(np.quantile([*factors.values()], ENDS))} times"
+                return "multiple", f"{span(factors.values())} times"
             update = self.whole.update
             rounding = max(UPDATE * norm(update), MULTIPLES_OF_NOISE * norm(self.reverse.update - update))
             if norm(found.update - update) <= rounding:
@@ -186,7 +183,7 @@ class Reference:
         ratios = np.divide(weights, expected, out=np.ones_like(weights), where=expected != 0)
         if lost := [str(sample) for sample in np.flatnonzero(np.abs(ratios) < NO_WEIGHT)]:
             return "lost", f"without samples {some(lost)} of {len(ratios)}"
-        return "unequal", f"samples count {span(np.quantile(ratios, ENDS))} times"
+        return "unequal", f"samples count {span(ratios)} times"
 
     def weights_in(self, gradient: Vector) -> Vector | None:
         """The weight of each sample in a gradient; None if it is not a sum over them, or they cannot be told apart."""
@@ -243,3 +240,9 @@ def step_that_differs(by_rank: Iterable[Sequence[Vector]]) -> int:
         if not np.allclose(gradients, gradients[0], rtol=1e-5, atol=0):
             return number
     return 0
+
+
+def span(values: Iterable[float]) -> str:
+    """The smallest and the largest of several numbers."""
+    ends = (min(values), max(values))
+    return " to ".join(dict.fromkeys(f"{end:.4g}" for end in ends))

@@ -16,9 +16,9 @@ import numpy as np
 from largebatch.errors import UserError
 from largebatch.tools.audit.causes import faults, faults_of_first_steps
 from largebatch.tools.audit.observe import CONTRACT
-from largebatch.tools.audit.outcome import ALONE, ENDS, Layout, Loop, Outcome, Reference, reference_of
+from largebatch.tools.audit.outcome import ALONE, Layout, Loop, Outcome, Reference, reference_of, span
 from largebatch.tools.local_jobs.jobs import preload_tasks
-from largebatch.words import bulleted, counted, some, span, wrapped
+from largebatch.words import bulleted, counted, some, wrapped
 
 NUM_FIRST_STEPS = 4
 LINE = "{:>9}{:>14}{:>13}  {}"
@@ -134,4 +134,4 @@ def _meaning(reference: Reference) -> str:
     for weight, name in ((1 / len(weights), "the mean"), (1, "the sum")):
         if np.allclose(weights, weight, rtol=0.01):
             return f"{name} over them"
-    return f"a sum over them with weights of {span(np.quantile(weights, ENDS))}, as by their targets"
+    return f"a sum over them with weights of {span(weights)}, as by their targets"
