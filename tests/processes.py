@@ -1,4 +1,4 @@
-"""States of processes."""
+"""States and children of processes."""
 
 from pathlib import Path
 
@@ -14,3 +14,8 @@ def state_of(pid: int | str) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "X"
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that the main thread of a process has started, and not yet waited for."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -5,7 +5,6 @@ import select
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from largebatch.backend.launch import read_launch
 from largebatch.config import load_config
 from largebatch.errors import LaunchError
 from paths import DIGITS, ROOT, STRATEGIES
+from processes import children_of
 
 ZERO2 = str(ROOT / "ds_configs/zero2.json")
 HSDP = {
@@ -129,12 +129,12 @@ def test_workers_end_with_their_launcher():
     environment = os.environ | {"TORCHELASTIC_RUN_ID": "1"}
     process = subprocess.Popen([sys.executable, "-c", launcher], env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
-    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    child = children_of(process.pid)[0]
     process.kill()
     process.wait()
     # At its end the worker closes its output, which it has from its launcher.
     ended = bool(select.select([process.stdout], [], [], 300)[0])
     if not ended:
-        os.kill(int(child), signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
     process.stdout.close()
     assert ended

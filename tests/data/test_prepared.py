@@ -29,7 +29,7 @@ from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
 from largebatch.errors import DataError, StorageError
 from largebatch.storage import files
 from paths import PYDOC
-from processes import is_running, state_of
+from processes import children_of, is_running, state_of
 from small_data import load_with, rows_in
 
 ASKED_FOR = Preparation("largebatch prepare x", allowed="everything", num_workers=1)
@@ -278,7 +278,7 @@ def test_a_killed_preparation_goes_on_and_leaves_no_process(section):
     for _ in range(3):
         process = get_context("fork").Process(target=prepare, args=(data, how, Slow(0.05)))
         process.start()
-        while not (children := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()):
+        while not (children := children_of(process.pid)):
             assert process.is_alive()
         time.sleep(random.uniform(0.0, 0.2))
         process.kill()
@@ -321,9 +321,9 @@ def test_a_process_that_gets_no_time_ends_with_its_parent_too():
 
     parent = get_context("fork").Process(target=run_forked, args=(1, stop, [0]))
     parent.start()
-    while not (children := Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()):
+    while not (children := children_of(parent.pid)):
         assert parent.is_alive()
-    process = int(children[0])
+    process = children[0]
     while state_of(process) != "T":
         time.sleep(0.01)
     parent.kill()

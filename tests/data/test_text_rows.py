@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from contextlib import suppress
 
 import datasets
 import pyarrow
@@ -120,8 +121,9 @@ def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_
 def test_a_byte_order_mark_is_no_text(reader, content, tmp_path):
     file = tmp_path / "rows"
     file.write_bytes(b"\xef\xbb\xbf" + content)
-    # Another program has read and cached it before.
-    datasets.load_dataset(reader, data_files={"train": [str(file)], "validation": str(file)})
+    # Another program has read and cached it before, if it can: `datasets` 4.8 fails with JSON.
+    with suppress(datasets.exceptions.DatasetGenerationError, ValueError):
+        datasets.load_dataset(reader, data_files={"train": [str(file)], "validation": str(file)})
     assert rows_of(file, reader, {"text": Use("text_column")}) == [{"text": "a"}]
 
 

@@ -5,14 +5,13 @@ import signal
 import socket
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 import yaml
 
 from largebatch.system.endings import read_endings
 from played import ACCELERATE, copy_checkout, environment_in, run_bash, write_commands
-from processes import is_running
+from processes import children_of, is_running
 
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
 # What bash's `wait` sometimes returns for a process that ends at that moment.
@@ -271,8 +270,7 @@ def test_the_first_process_of_a_container_passes_signals_on(launch, tmp_path):
         text=True,
     ) as process:
         wait_for((tmp_path / "run/slow").exists)
-        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(child), signal.SIGTERM)
+        os.kill(children_of(process.pid)[0], signal.SIGTERM)
         assert "got TERM" in process.stdout.read()
     assert process.returncode == 3
 
