@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 
 import numpy as np
@@ -296,7 +297,7 @@ def test_a_killed_preparation_goes_on_and_leaves_no_process(section):
 
 
 def test_what_the_parent_has_left_is_not_destroyed_in_a_process():
-    """Some libraries' objects abort if they are, because their threads are not there."""
+    """Some libraries' objects abort if they are, because their threads are not there; any allocation may do it."""
     parent = os.getpid()
 
     class Left:
@@ -309,10 +310,15 @@ def test_what_the_parent_has_left_is_not_destroyed_in_a_process():
 
     gc.disable()
     try:
-        Left()
-        run_forked(1, lambda _: gc.collect(), [0])
+        left = Left()
+        # Before a process of `multiprocessing` comes to its work.
+        register_after_fork(collect := partial(lambda *_: gc.collect()), collect)
+        del left
+        run_forked(1, collect, [0])
     finally:
         gc.enable()
+        # What is left would abort the processes of later tests.
+        gc.collect()
 
 
 def test_a_process_that_gets_no_time_ends_with_its_parent_too():

@@ -33,8 +33,6 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
     failures = get_context("fork").SimpleQueue()
 
     def run(number: int) -> None:
-        # What the parent has left may have threads, which are not here: not to be destroyed in this process.
-        gc.freeze()
         end_with_parent()
         # The thread that waits for the parent may get no time while the others work.
         die_with_thread()
@@ -50,6 +48,8 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
             failures.put((type(error), str(error)[:MAX_CHARACTERS]))
             sys.exit(1)
 
+    # What this process has left may have threads, which its children lack: not to be destroyed there.
+    gc.freeze()
     try:
         start_processes(  # type: ignore[no-untyped-call]
             run, nprocs=min(num_processes, len(items)), daemon=True, start_method="fork"
@@ -59,6 +59,8 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
             raise _died(f"ended with exit code {error.exit_code}") from None
         error_class, message = failures.get()
         raise error_class(message) from None
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager
