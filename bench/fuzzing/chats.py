@@ -35,4 +35,6 @@ def case(random: Random, folder: Path) -> Case:
     }
     words = ["prepare", "recipes/sft/sft_addition.json", f"--data={json.dumps(data)}", "--workers=1", "--show=1"]
     words += ['--batch={"global_batch_size": 1, "micro_batch_size": 1}', "--learning_rate.warmup=null"]
+    # A model that takes each tokenizer, and the conversations.
+    words += ["--model.config.vocab_size=512", "--model.config.max_position_embeddings=512"]
     return Case(words, folder)

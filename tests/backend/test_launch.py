@@ -71,6 +71,8 @@ def test_states_that_are_offloaded_are_on_the_host():
         # No divisor of 12, partly on another node, and not a group.
         *(({**HSDP, "LARGEBATCH_SHARD_SIZE": size}, "LARGEBATCH_SHARD_SIZE to one of 2, 4, 12, or") for size in "861"),
         *(({**HSDP, name: "x"}, f"{name} is 'x', not a whole number") for name in ("RANK", "WORLD_SIZE")),
+        *(({**HSDP, name: "0"}, f"{name} 0.* contradict each other") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")),
+        ({**HSDP, "RANK": "12"}, "RANK 12, WORLD_SIZE 12 and LOCAL_WORLD_SIZE 4 contradict each other; unset"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16; remove it; set precision in the recipe"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps: 4; remove it"),
         ({"ACCELERATE_GRADIENT_CLIPPING": "1.0"}, "set optimizer.clip_norm in the recipe"),

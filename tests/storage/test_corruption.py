@@ -1,5 +1,6 @@
 """Whatever happens to a file of a checkpoint that was complete is found."""
 
+import os
 import pickle
 import shutil
 
@@ -48,6 +49,9 @@ def test_a_file_of_another_content_or_none(file, checkpoint, tmp_path):
     for other in (*cut, content.rstrip()[:-1], content + b"\0", b"\0" * len(content), pickled):
         (checkpoint / file).write_bytes(other)
         assert problem_of(checkpoint) is not None
+    # A sparse file, which would take minutes to read.
+    os.truncate(checkpoint / file, 2**40)
+    assert problem_of(checkpoint) is not None
     assert not (tmp_path / "exploded").exists()
     (checkpoint / file).unlink()
     assert file in problem_of(checkpoint)

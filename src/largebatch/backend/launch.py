@@ -103,6 +103,11 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
     rank = whole_number("RANK", 0, environment)
     world_size = whole_number("WORLD_SIZE", 1, environment)
     local_world_size = whole_number("LOCAL_WORLD_SIZE", 1, environment)
+    if not (rank < world_size and 1 <= local_world_size <= world_size):
+        raise LaunchError(
+            f"RANK {rank}, WORLD_SIZE {world_size} and LOCAL_WORLD_SIZE {local_world_size} contradict each other; "
+            "unset them, and start processes with `accelerate launch` or torchrun"
+        )
     engine = engine_of(environment)
     version = environment.get("FSDP_VERSION", "1")
     if engine == "FSDP" and version != FSDP_VERSION:

@@ -19,6 +19,8 @@ from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import Ending
 
 Array = NDArray[np.float64]
+MAX_NAMES = 200
+"""Of numbers in the lines of a file."""
 EVALUATION = "evaluation: "
 """Titles of curves of evaluations begin with this."""
 
@@ -43,7 +45,7 @@ class ReportedRun:
 
     @cached_property
     def curves(self) -> dict[str, Array]:
-        """Every number that was logged, those of evaluations first, as steps and finite values: shape (2, points)."""
+        """The numbers that were logged, those of evaluations first, as steps and finite values: shape (2, points)."""
         training = {name: columns(self.metrics, "step", name) for name in _names(self.metrics)}
         evaluations = {EVALUATION + name: columns(self.evaluations, "step", name) for name in _names(self.evaluations)}
         return evaluations | training
@@ -120,9 +122,9 @@ def _by_step(lines: Sequence[Line]) -> list[Line]:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Names of numbers in lines, besides where a line is, in the order of their first appearance."""
+    """The first names of numbers in lines, besides where a line is, in the order of their first appearance."""
     names = dict.fromkeys(name for line in lines for name in line if number(line, name) is not None)
-    return [name for name in names if name not in ("step", "samples", "epoch", "seconds")]
+    return [name for name in names if name not in ("step", "samples", "epoch", "seconds")][:MAX_NAMES]
 
 
 def columns(lines: Sequence[Line], *names: str) -> Array:

@@ -234,6 +234,8 @@ def test_values_that_cannot_be_shown_are_left_out(tmp_path):
     assert page.row("recipe") == [*["recipes/x/run.json"] * 4, "7"]
     numbers = {"loss": float("nan"), "lr": "high", "mfu": 10**400}
     assert report(with_values(tmp_path / "alone", "metrics.jsonl", numbers)).titles()[2:3] == ["grad_norm"]
+    many = {f"number {index}": index for index in range(1_000)}
+    assert len(report(with_values(tmp_path / "many", "evaluations.jsonl", many)).titles()) < 300
 
 
 def test_a_damaged_plan_is_told(tmp_path):
