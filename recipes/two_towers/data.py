@@ -77,6 +77,12 @@ def _headings(data: Headings, texts: "Texts") -> Sources:
     return TextPairSource(train, texts), TextPairSource(evaluation, texts)
 
 
+def prompts_of(config: Config) -> "TextPairSource":
+    """The name of each class in every template, a text a sample; there are none without zero-shot evaluation."""
+    prompts = config.zero_shot.prompts if config.zero_shot else []
+    return TextPairSource([{"prompt": prompt} for prompt in prompts], Texts(config), [""])
+
+
 class Texts:
     """Turns texts into tokens of the recipe's tokenizer."""
 

@@ -75,7 +75,7 @@ OF_IMAGES = {"image_size": 32, "num_classes": 2, "train_augmentation": "none", *
 
 
 @pytest.mark.parametrize(
-    ("recipe", "path", "files", "fields"),
+    ("shipped", "path", "files", "fields"),
     [
         (CIFAR, "imagefolder", "images/train/*/*", OF_IMAGES),
         (CIFAR, "parquet", "images.parquet", OF_IMAGES),
@@ -84,7 +84,7 @@ OF_IMAGES = {"image_size": 32, "num_classes": 2, "train_augmentation": "none", *
     ],
 )
 @pytest.mark.parametrize("asked", [(3, 4), (4, 3), (5, 4)])
-def test_other_numbers_than_the_recipe_says_are_refused_as_by_a_run(recipe, path, files, fields, asked, capsys):
+def test_other_numbers_than_the_recipe_says_are_refused_as_by_a_run(shipped, path, files, fields, asked, capsys):
     """In all data whose rows are used as they are: more rows are as wrong as fewer."""
     rows = [{"image": f"images/train/{number % 2}/{number}.png", "caption": f"{number}"} for number in range(4)]
     for row in rows:
@@ -103,21 +103,21 @@ def test_other_numbers_than_the_recipe_says_are_refused_as_by_a_run(recipe, path
         "model.vocab_size": 256,
         "model.end_of_text": 0,
     }
-    if recipe == CIFAR:
+    if shipped == CIFAR:
         settings = {name: value for name, value in settings.items() if not name.startswith("model")}
-    if recipe == EMBED_PYDOC:
+    if shipped == EMBED_PYDOC:
         settings.pop("model.end_of_text")
     words = [f"--{name}={json.dumps(value)}" for name, value in settings.items()]
-    assert main(["prepare", str(recipe), "--workers=1", *words]) == 2
+    assert main(["prepare", str(shipped), "--workers=1", *words]) == 2
     printed = capsys.readouterr()
-    assert printed.err.endswith(f"error: {refusal_of_a_run(recipe, *words)}; or use --write\n")
+    assert printed.err.endswith(f"error: {refusal_of_a_run(shipped, *words)}; or use --write\n")
     which, number = ("train", asked[0]) if asked[0] != 4 else ("eval", asked[1])
     assert f"data.num_{which}_samples: the recipe says {number}, but the data has 4 samples" in printed.err
     # Labels that are no classes of the recipe, too.
-    if recipe == CIFAR:
+    if shipped == CIFAR:
         words = [*words, "--data.num_classes=1"]
-        assert main(["prepare", str(recipe), "--workers=1", *words]) == 2
-        assert f"error: {refusal_of_a_run(recipe, *words)}\n" in capsys.readouterr().err
+        assert main(["prepare", str(shipped), "--workers=1", *words]) == 2
+        assert f"error: {refusal_of_a_run(shipped, *words)}\n" in capsys.readouterr().err
 
 
 def test_tokens_are_carried_to_another_machine(project, monkeypatch, capsys):
