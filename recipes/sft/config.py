@@ -35,6 +35,11 @@ class AdditionData(PairData):
     """
 
     source: Literal["addition"]
+    tokenizer: ClassVar[str] = "bytes"
+    prompt: ClassVar[str] = "{prompt}"
+    answer: ClassVar[str] = "{answer}"
+    format: ClassVar[Literal["plain"]] = "plain"
+    on_invalid: ClassVar[Literal["refuse"]] = "refuse"
 
 
 Role = Literal["system", "developer", "user", "assistant", "function_call", "tool"]

@@ -41,9 +41,8 @@ def sources(config: Config, preparation: Preparation) -> Sources:
     texts = Texts(config)
     data = config.data
     if isinstance(data, NamedDigits):
-        train, held_out = digits(data)
-        named = partial(DigitPairs, texts=texts, seed=config.seed)
-        return named(train.pixels, train.labels), named(held_out.pixels, held_out.labels)
+        train, held_out = (DigitPairs(each.pixels, each.labels, texts, config.seed) for each in digits(data))
+        return train, held_out
     if isinstance(data, Headings):
         return _headings(data, texts)
     return open_mixed(data, config.seed, partial(_open, texts, preparation))
@@ -156,14 +155,14 @@ class TextPairSource:
 
 
 def _checked(rows: Any, split: str) -> Any:
-    """The rows of a `datasets` data set, unless one of their texts is missing or empty."""
-    from pyarrow import compute
+    """The rows of a `datasets` data set, unless one of their texts is missing, empty or no text."""
+    from pyarrow import compute, types
 
     for column in rows.column_names:
         texts = rows.data.column(column)
-        is_empty = compute.fill_null(compute.equal(compute.utf8_length(texts), 0), True).to_numpy()
-        if is_empty.any():
-            row = is_empty.argmax()
+        is_text = types.is_string(texts.type) or types.is_large_string(texts.type)
+        row = compute.index(compute.fill_null(texts, ""), "").as_py() if is_text else 0
+        if row >= 0:
             raise DataError(f"data: row {row} of {split!r} has no text in {column!r}; remove it, or write the text")
     return rows
 

@@ -6,6 +6,7 @@ from functools import cache, partial
 from itertools import product
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from safetensors import safe_open
@@ -277,6 +278,18 @@ def test_an_empty_text_is_named(tmp_path, pairs):
     data |= {"num_train_samples": 2, "num_eval_samples": 2, "max_tokens": 24}
     words = (*pairs[1:], f"--data={json.dumps(data)}", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
     with pytest.raises(DataError, match="row 1 of 'train' has no text in 'query'"):
+        tasks.sources("two_towers")(load_config(EMBED_PYDOC, words))
+
+
+@pytest.mark.parametrize("values", [[1, 2], [None, None], [["a"], ["b"]], ["a", None]])
+def test_a_column_without_texts_is_named(values, tmp_path, pairs):
+    file = tmp_path / "pairs.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"query": values, "positive": ["a", "b"]}), file)
+    data = {"source": "texts", "path": "parquet", "data_files": {"train": str(file), "eval": str(file)}}
+    data |= {"num_train_samples": 2, "num_eval_samples": 2, "max_tokens": 24}
+    words = (*pairs[1:], f"--data={json.dumps(data)}", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
+    row = int(values == ["a", None])
+    with pytest.raises(DataError, match=f"row {row} of 'train' has no text in 'query'"):
         tasks.sources("two_towers")(load_config(EMBED_PYDOC, words))
 
 
