@@ -55,12 +55,13 @@ def _open(texts: "Texts", preparation: Preparation, data: CaptionedImages | Text
     uses = {data.query_column: Use("query_column"), data.passage_column: Use("passage_column")}
     uses |= {column: Use("negative_columns") for column in data.negative_columns}
     prefixes = [data.query_prefix, *[data.passage_prefix] * (1 + len(data.negative_columns))]
-    splits = zip(open_splits(data, preparation, uses), (data.train_split, data.eval_split), strict=True)
-    train, evaluation = (_checked(rows.select_columns([*uses]), split) for rows, split in splits)
-    for rows in (train, evaluation) if preparation.allowed == "everything" else ():
-        passages = np.fromiter((text_id(text.as_py()) for text in rows.data.column(data.passage_column)), np.int64)
-        if (number := len(np.unique(passages))) < len(rows):
-            print(f"{counted(number, 'different passage')} of {len(rows):,}: a larger batch repeats them")
+    train, evaluation = (dataset.select_columns([*uses]) for dataset in open_splits(data, preparation, uses))
+    for rows, split in ((train, data.train_split), (evaluation, data.eval_split)):
+        _check(rows, split)
+        if preparation.allowed == "everything":
+            passages = np.fromiter((text_id(text.as_py()) for text in rows.data.column(data.passage_column)), np.int64)
+            if (number := len(np.unique(passages))) < len(rows):
+                print(f"{counted(number, 'different passage')} of {len(rows):,}: a larger batch repeats them")
     return TextPairSource(train, texts, prefixes), TextPairSource(evaluation, texts, prefixes)
 
 
@@ -72,8 +73,8 @@ def _headings(data: Headings, texts: "Texts") -> Sources:
         raise DataError(f"data.num_train_samples: the reference has {len(pairs)} pairs, not {wanted}; write fewer")
     chosen = np.linspace(0, wanted - 1, data.num_eval_samples).round().astype(int)
     rest = np.setdiff1d(np.arange(wanted), chosen)
-    train, evaluation = ([pairs[number] for number in numbers] for numbers in (rest, chosen))
-    return TextPairSource(train, texts), TextPairSource(evaluation, texts)
+    train, evaluation = (TextPairSource([pairs[number] for number in numbers], texts) for numbers in (rest, chosen))
+    return train, evaluation
 
 
 def prompts_of(config: Config) -> "TextPairSource":
@@ -154,8 +155,8 @@ class TextPairSource:
         return len(batch["ids"])
 
 
-def _checked(rows: Any, split: str) -> Any:
-    """The rows of a `datasets` data set, unless one of their texts is missing, empty or no text."""
+def _check(rows: Any, split: str) -> None:
+    """Raise DataError if a text of a `datasets` data set is missing, empty or no text."""
     from pyarrow import compute, types
 
     for column in rows.column_names:
@@ -164,7 +165,6 @@ def _checked(rows: Any, split: str) -> Any:
         row = compute.index(compute.fill_null(texts, ""), "").as_py() if is_text else 0
         if row >= 0:
             raise DataError(f"data: row {row} of {split!r} has no text in {column!r}; remove it, or write the text")
-    return rows
 
 
 def headings() -> list[dict[str, str]]:
