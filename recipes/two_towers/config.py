@@ -1,7 +1,7 @@
 """The config of this folder's recipes: pairs of images and texts, or of texts; two towers; the loss between them."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -47,7 +47,7 @@ class CaptionedImages(Mixable, EncodedImages, Texts):
     many there are, and either does not start or skips them. With "skip", an image that is damaged later is replaced by
     another sample, the same one in each run with this seed, with a warning."""
 
-    per_source_fields: ClassVar[tuple[str, ...]] = ("image_column", "caption_column", "on_invalid")
+    per_source_fields = ("image_column", "caption_column", "on_invalid")
 
     @model_validator(mode="after")
     def _captions_are_text(self) -> Self:
@@ -85,7 +85,7 @@ class TextPairs(Mixable, Texts):
     passage_prefix: str = ""
     """What every passage begins with, such as "passage: "."""
 
-    per_source_fields: ClassVar[tuple[str, ...]] = ("query_column", "passage_column")
+    per_source_fields = ("query_column", "passage_column")
 
 
 class Tower(Transformer):
@@ -164,12 +164,12 @@ class ZeroShot(Section):
 class Config(RecipeConfig):
     """Contrastive learning of two towers."""
 
-    data: Annotated[NamedDigits | CaptionedImages | Headings | TextPairs, Field(discriminator="source")]
+    data: Annotated[Images | Headings | TextPairs, Field(discriminator="source")]
     model: Annotated[ImageText | SharedText, Field(discriminator="architecture")]
     loss: Loss
     zero_shot: ZeroShot | None = None
 
-    free_on_resume: ClassVar[tuple[str, ...]] = ("zero_shot",)
+    free_on_resume = ("zero_shot",)
 
     @property
     def vectors_per_sample(self) -> int:

@@ -50,10 +50,13 @@ def main(config: Config, options: RunOptions) -> None:
         if isinstance(config.data, Images):
             inputs["pixel_values"] = normalize_pixels(batch["pixel_values"], config.data, run.dtype)
         encoded: dict[str, torch.Tensor] = model(**inputs)
-        first, second, *negatives = encoded.pop("features").unbind(dim=1)
-        encoded |= {"first": first, "second": second}
-        encoded |= {"negatives": torch.stack(negatives, dim=1)} if negatives else {}
-        return encoded | ({"ids": batch["ids"]} if config.loss.duplicates == "left_out" else {})
+        features = encoded.pop("features")
+        encoded |= {"first": features[:, 0], "second": features[:, 1]}
+        if config.vectors_per_sample > 2:
+            encoded["negatives"] = features[:, 2:]
+        if config.loss.duplicates == "left_out":
+            encoded["ids"] = batch["ids"]
+        return encoded
 
     def evaluate() -> None:
         """Measure how often the other one of a pair is among the nearest of all evaluation pairs, both ways, and how

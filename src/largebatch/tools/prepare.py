@@ -5,7 +5,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -111,10 +110,9 @@ def _prepare(
         counts = found[source] = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
         if options.check:
             print(f"{where}the checksums agree")
-        asked = config.data.model_dump(include=set(counts))
         for field, available in counts.items():
-            expected = f"; the recipe expects {asked[field]:,}" if field in asked else ""
-            print(f"{where}data.{field:<18} {available:>15,} samples found{expected}")
+            expected = getattr(config.data, field)
+            print(f"{where}data.{field:<18} {available:>15,} samples found; the recipe expects {expected:,}")
         for index in range(min(options.show, counts["num_train_samples"])):
             sample = opened["num_train_samples"].fetch(np.array([index]), 0)
             print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
@@ -143,8 +141,9 @@ def _without_numbers(config: RecipeConfig) -> RecipeConfig:
 def _open(config: RecipeConfig, preparation: Preparation) -> Sources:
     folder = folder_of(type(config))
     with task_code_errors(folder, blamed="data.py"):
-        open_sources: Callable[[RecipeConfig, Preparation], Sources] = import_from(folder, "data").sources
-    return open_sources(config, preparation)
+        open_sources = import_from(folder, "data").sources
+    opened: Sources = open_sources(config, preparation)
+    return opened
 
 
 def _check_numbers(config: RecipeConfig, preparation: Preparation) -> None:
@@ -161,8 +160,7 @@ def _shown(sample: Batch, tokenizer: str) -> str:
     Raises:
         UserError: The sample is not text of which tokens are predicted.
     """
-    shapes = [sample[name].shape for name in ("input_ids", "labels") if name in sample]
-    if len(shapes) < 2 or shapes[0] != shapes[1]:
+    if not sample.keys() >= {"input_ids", "labels"} or sample["labels"].ndim < 2:
         raise UserError("--show: the data is not text of which tokens are predicted; remove --show")
     inputs, labels = (sample[name][0].tolist() for name in ("input_ids", "labels"))
     positions = sample["position_ids"][0].tolist() if "position_ids" in sample else range(len(inputs))
