@@ -85,7 +85,7 @@ def random_view(image: Image.Image, size: int, views: Views, random: np.random.G
     """One view of a decoded image, uint8 of shape (3, size, size): a resized crop, which may be flipped, distorted
     in color and blurred."""
     pixels = crop_box(image, random_box(image, views.min_area, random), size)
-    view = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    view = Image.fromarray(pixels.transpose(1, 2, 0))
     if views.flip and random.random() < 0.5:
         view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if views.color_strength:
@@ -113,6 +113,6 @@ def distort_colors(image: Image.Image, strength: float, random: np.random.Genera
 def turn_hue(image: Image.Image, turn: float) -> Image.Image:
     """Rotate every hue on the color wheel by the fraction `turn` of a whole turn."""
     hue, saturation, value = image.convert("HSV").split()
-    moved = np.asarray(hue).astype(np.int64) + round(turn * 256)
-    turned = Image.fromarray((moved % 256).astype(np.uint8))
+    distance = round(turn * 256)
+    turned = hue.point(lambda each: (each + distance) % 256)
     return Image.merge("HSV", (turned, saturation, value)).convert("RGB")

@@ -26,7 +26,7 @@ def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) ->
     holds more logits than in an evaluation.
     """
     evaluation = run.config.evaluation
-    tokenizer = load_tokenizer(getattr(run.config.data, "tokenizer", "bytes"))
+    tokenizer = load_tokenizer(run.config.data.tokenizer)
     special = set(tokenizer.special_tokens)
     if isinstance(tokenizer, PretrainedTokenizer):
         special |= set(tokenizer.tokenizer.get_added_vocab().values())

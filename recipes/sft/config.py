@@ -35,6 +35,11 @@ class AdditionData(PairData):
     """
 
     source: Literal["addition"]
+    tokenizer: ClassVar[str] = "bytes"
+    prompt: ClassVar[str] = "{prompt}"
+    answer: ClassVar[str] = "{answer}"
+    format: ClassVar[Literal["plain"]] = "plain"
+    on_invalid: ClassVar[Literal["refuse"]] = "refuse"
 
 
 Role = Literal["system", "developer", "user", "assistant", "function_call", "tool"]
@@ -99,7 +104,7 @@ class HubPairs(Mixable, Tokenized, PairData):
     and conversations that are too long or damaged: a run prints how many there are, and either does not start or skips
     them."""
 
-    per_source_fields: ClassVar[tuple[str, ...]] = ("prompt", "answer", "format", "messages", "on_invalid")
+    per_source_fields = ("prompt", "answer", "format", "messages", "on_invalid")
 
     @field_validator("prompt", "answer")
     @classmethod

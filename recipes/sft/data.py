@@ -47,18 +47,17 @@ def sources(config: Config, preparation: Preparation) -> Sources:
 
 
 def _open(config: Config, preparation: Preparation, data: AdditionData | HubPairs, _seed: int) -> Sources:
-    tokenizer = load_tokenizer("bytes" if isinstance(data, AdditionData) else data.tokenizer)
+    tokenizer = load_tokenizer(data.tokenizer)
     encoder: PairEncoder | ChatEncoder
-    if isinstance(data, AdditionData):
-        encoder = PairEncoder("{prompt}", "{answer}", tokenizer)
-    elif data.format == "messages":
+    if data.format == "messages":
         encoder = ChatEncoder(data.messages, tokenizer, data.block_size)
     else:
         encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
     splits = addition() if isinstance(data, AdditionData) else open_splits(data, preparation, encoder.uses)
-    skip_invalid = isinstance(data, HubPairs) and data.on_invalid == "skip"
     train, evaluation = (
-        Pairs(tokenize(data, split, encoder, preparation), data.block_size, name, skip_invalid, encoder.noun)
+        Pairs(
+            tokenize(data, split, encoder, preparation), data.block_size, name, data.on_invalid == "skip", encoder.noun
+        )
         for split, name in zip(splits, ("training", "evaluation"), strict=True)
     )
     longest = int(max(train.lengths.max(), evaluation.lengths.max()))

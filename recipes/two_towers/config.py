@@ -1,9 +1,9 @@
 """The config of this folder's recipes: pairs of images and texts, or of texts; two towers; the loss between them."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import DigitsData, EncodedImages, HubOrLocal, Mixable, Tokenized
@@ -47,7 +47,16 @@ class CaptionedImages(Mixable, EncodedImages, Texts):
     many there are, and either does not start or skips them. With "skip", an image that is damaged later is replaced by
     another sample, the same one in each run with this seed, with a warning."""
 
-    per_source_fields: ClassVar[tuple[str, ...]] = ("image_column", "caption_column", "on_invalid")
+    per_source_fields = ("image_column", "caption_column", "on_invalid")
+
+    @model_validator(mode="after")
+    def _captions_are_text(self) -> Self:
+        if self.path == "webdataset" and any(each.endswith("json") for each in self.caption_column.split(";")):
+            raise ValueError(
+                f'caption_column "{self.caption_column}": a .json file would be read as a whole, with all else that it '
+                'says of the image, as its caption; write the ending of files that hold only that, such as "txt"'
+            )
+        return self
 
 
 Images = NamedDigits | CaptionedImages
@@ -76,7 +85,7 @@ class TextPairs(Mixable, Texts):
     passage_prefix: str = ""
     """What every passage begins with, such as "passage: "."""
 
-    per_source_fields: ClassVar[tuple[str, ...]] = ("query_column", "passage_column")
+    per_source_fields = ("query_column", "passage_column")
 
 
 class Tower(Transformer):
@@ -147,20 +156,20 @@ class ZeroShot(Section):
     """Texts with {} for the name, such as "a photo of a {}."."""
 
     @property
-    def prompts(self) -> list[list[str]]:
-        """The name of each class in every template."""
-        return [[template.replace("{}", name) for template in self.templates] for name in self.class_names]
+    def prompts(self) -> list[str]:
+        """The name of the first class in every template, that of the second, and so on."""
+        return [template.replace("{}", name) for name in self.class_names for template in self.templates]
 
 
 class Config(RecipeConfig):
     """Contrastive learning of two towers."""
 
-    data: Annotated[NamedDigits | CaptionedImages | Headings | TextPairs, Field(discriminator="source")]
+    data: Annotated[Images | Headings | TextPairs, Field(discriminator="source")]
     model: Annotated[ImageText | SharedText, Field(discriminator="architecture")]
     loss: Loss
     zero_shot: ZeroShot | None = None
 
-    free_on_resume: ClassVar[tuple[str, ...]] = ("zero_shot",)
+    free_on_resume = ("zero_shot",)
 
     @property
     def vectors_per_sample(self) -> int:
@@ -184,15 +193,11 @@ class Config(RecipeConfig):
     def _models_of_the_data(self) -> Iterator[str]:
         data = self.data
         model = self.model
-        if isinstance(data, Images) and isinstance(model, ImageText):
-            if data.image_size % model.patch_size:
-                size = f"data.image_size {data.image_size}"
-                yield f"model.patch_size: {model.patch_size} does not divide {size}; change one of them"
-        elif isinstance(data, Images) or isinstance(model, ImageText):
-            kind, others = (
-                ("images", '"clip" or "siglip"') if isinstance(data, Images) else ("pairs of texts", '"bert"')
-            )
-            yield f'model.architecture: "{model.architecture}" is not for {kind}; write {others}'
+        if isinstance(data, Images) != isinstance(model, ImageText):
+            yield 'model.architecture: "clip" and "siglip" are for images, "bert" for pairs of texts; change it or data'
+        elif isinstance(data, Images) and isinstance(model, ImageText) and data.image_size % model.patch_size:
+            size = f"data.image_size {data.image_size}"
+            yield f"model.patch_size: {model.patch_size} does not divide {size}; change one of them"
         if isinstance(model, SharedText) and self.loss.learned:
             yield "loss.learned: a BERT has no parameter for a temperature; write false"
         if isinstance(model, SharedText) and data.max_tokens > model.max_positions:

@@ -41,9 +41,8 @@ def sources(config: Config, preparation: Preparation) -> Sources:
     texts = Texts(config)
     data = config.data
     if isinstance(data, NamedDigits):
-        train, held_out = digits(data)
-        named = partial(DigitPairs, texts=texts, seed=config.seed)
-        return named(train.pixels, train.labels), named(held_out.pixels, held_out.labels)
+        train, held_out = (DigitPairs(each.pixels, each.labels, texts, config.seed) for each in digits(data))
+        return train, held_out
     if isinstance(data, Headings):
         return _headings(data, texts)
     return open_mixed(data, config.seed, partial(_open, texts, preparation))
@@ -56,12 +55,13 @@ def _open(texts: "Texts", preparation: Preparation, data: CaptionedImages | Text
     uses = {data.query_column: Use("query_column"), data.passage_column: Use("passage_column")}
     uses |= {column: Use("negative_columns") for column in data.negative_columns}
     prefixes = [data.query_prefix, *[data.passage_prefix] * (1 + len(data.negative_columns))]
-    splits = zip(open_splits(data, preparation, uses), (data.train_split, data.eval_split), strict=True)
-    train, evaluation = (_checked(rows.select_columns([*uses]), split) for rows, split in splits)
-    for rows in (train, evaluation) if preparation.allowed == "everything" else ():
-        passages = np.fromiter((text_id(text.as_py()) for text in rows.data.column(data.passage_column)), np.int64)
-        if (number := len(np.unique(passages))) < len(rows):
-            print(f"{counted(number, 'different passage')} of {len(rows):,}: a larger batch repeats them")
+    train, evaluation = (dataset.select_columns([*uses]) for dataset in open_splits(data, preparation, uses))
+    for rows, split in ((train, data.train_split), (evaluation, data.eval_split)):
+        _check(rows, split)
+        if preparation.allowed == "everything":
+            passages = np.fromiter((text_id(text.as_py()) for text in rows.data.column(data.passage_column)), np.int64)
+            if (number := len(np.unique(passages))) < len(rows):
+                print(f"{counted(number, 'different passage')} of {len(rows):,}: a larger batch repeats them")
     return TextPairSource(train, texts, prefixes), TextPairSource(evaluation, texts, prefixes)
 
 
@@ -73,8 +73,14 @@ def _headings(data: Headings, texts: "Texts") -> Sources:
         raise DataError(f"data.num_train_samples: the reference has {len(pairs)} pairs, not {wanted}; write fewer")
     chosen = np.linspace(0, wanted - 1, data.num_eval_samples).round().astype(int)
     rest = np.setdiff1d(np.arange(wanted), chosen)
-    train, evaluation = ([pairs[number] for number in numbers] for numbers in (rest, chosen))
-    return TextPairSource(train, texts), TextPairSource(evaluation, texts)
+    train, evaluation = (TextPairSource([pairs[number] for number in numbers], texts) for numbers in (rest, chosen))
+    return train, evaluation
+
+
+def prompts_of(config: Config) -> "TextPairSource":
+    """The name of each class in every template, a text a sample; there are none without zero-shot evaluation."""
+    prompts = config.zero_shot.prompts if config.zero_shot else []
+    return TextPairSource([{"prompt": prompt} for prompt in prompts], Texts(config), [""])
 
 
 class Texts:
@@ -149,17 +155,16 @@ class TextPairSource:
         return len(batch["ids"])
 
 
-def _checked(rows: Any, split: str) -> Any:
-    """The rows of a `datasets` data set, unless one of their texts is missing or empty."""
-    from pyarrow import compute
+def _check(rows: Any, split: str) -> None:
+    """Raise DataError if a text of a `datasets` data set is missing, empty or no text."""
+    from pyarrow import compute, types
 
     for column in rows.column_names:
         texts = rows.data.column(column)
-        is_empty = compute.fill_null(compute.equal(compute.utf8_length(texts), 0), True).to_numpy()
-        if is_empty.any():
-            row = is_empty.argmax()
+        is_text = types.is_string(texts.type) or types.is_large_string(texts.type)
+        row = compute.index(compute.fill_null(texts, ""), "").as_py() if is_text else 0
+        if row >= 0:
             raise DataError(f"data: row {row} of {split!r} has no text in {column!r}; remove it, or write the text")
-    return rows
 
 
 def headings() -> list[dict[str, str]]:

@@ -61,7 +61,9 @@ def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
             features.append(model.get_text_features(input_ids=input_ids.flatten(0, -2)).pooler_output)
         scale = Capped.apply(model.logit_scale, max_logit_scale).exp().squeeze()  # type: ignore[no-untyped-call]
         encoded = {"features": normalize(torch.stack(features, dim=1).to(scale.dtype), dim=-1), "scale": scale}
-        return encoded | ({"bias": model.logit_bias.squeeze()} if section.architecture == "siglip" else {})
+        if section.architecture == "siglip":
+            encoded["bias"] = model.logit_bias.squeeze()
+        return encoded
 
     model.forward = forward
     return model

@@ -24,7 +24,7 @@ from largebatch.optim import build_optimizer
 from largebatch.run import CoupledLoss, Run, RunOptions, Value, from_command_line
 
 from .config import Config, Images
-from .data import Texts, sources
+from .data import prompts_of, sources
 from .model import build_model
 
 LOSSES: dict[str, CoupledLoss] = {
@@ -42,7 +42,7 @@ def main(config: Config, options: RunOptions) -> None:
     model: nn.Module = run.build(build_model)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
-    prompts = Texts(config).encode(config.zero_shot.prompts)["input_ids"] if config.zero_shot else None
+    prompts = prompts_of(config)
 
     def encode(batch: Batch) -> dict[str, torch.Tensor]:
         """The vectors of each pair, of length 1, and what the loss needs besides."""
@@ -50,10 +50,13 @@ def main(config: Config, options: RunOptions) -> None:
         if isinstance(config.data, Images):
             inputs["pixel_values"] = normalize_pixels(batch["pixel_values"], config.data, run.dtype)
         encoded: dict[str, torch.Tensor] = model(**inputs)
-        first, second, *negatives = encoded.pop("features").unbind(dim=1)
-        encoded |= {"first": first, "second": second}
-        encoded |= {"negatives": torch.stack(negatives, dim=1)} if negatives else {}
-        return encoded | ({"ids": batch["ids"]} if config.loss.duplicates == "left_out" else {})
+        features = encoded.pop("features")
+        encoded |= {"first": features[:, 0], "second": features[:, 1]}
+        if config.vectors_per_sample > 2:
+            encoded["negatives"] = features[:, 2:]
+        if config.loss.duplicates == "left_out":
+            encoded["ids"] = batch["ids"]
+        return encoded
 
     def evaluate() -> None:
         """Measure how often the other one of a pair is among the nearest of all evaluation pairs, both ways, and how
@@ -65,12 +68,16 @@ def main(config: Config, options: RunOptions) -> None:
 
         everything: dict[str, torch.Tensor] = {}
 
+        def encode_prompts(batch: Batch) -> dict[str, torch.Tensor]:
+            return {"vectors": model(input_ids=batch["input_ids"])["features"].squeeze(1)}
+
         def encode_everything() -> None:
             everything.update(run.rows(eval_set, config.evaluation.samples_of(len(eval_set)), row))
-            if prompts is not None:
-                vectors = model(input_ids=prompts.to(run.backend.device))["features"].view(*prompts.shape[:2], -1)
+            if config.zero_shot:
+                vectors = run.rows(prompts, len(prompts), encode_prompts)["vectors"]
+                of_classes = vectors.view(len(config.zero_shot.class_names), -1, vectors.shape[1])
                 # The mean of each class's name over the templates.
-                everything["classes"] = normalize(vectors.mean(dim=1), dim=-1)
+                everything["classes"] = normalize(of_classes.mean(dim=1), dim=-1)
 
         def evaluate_batch(batch: Batch) -> dict[str, Value]:
             own = row(batch)
@@ -80,7 +87,7 @@ def main(config: Config, options: RunOptions) -> None:
                 # Another pair with the same text is as right.
                 is_right = (everything["ids"][nearest] == own["ids"].unsqueeze(1)).any(dim=2)
                 found |= {f"{name}@{rank}": is_right[:, :rank].any(dim=1).float() for rank in RANKS}
-            if prompts is not None:
+            if config.zero_shot:
                 best = (own["first"] @ everything["classes"].T).argmax(dim=1)
                 found["zero_shot_accuracy"] = (best == batch["labels"]).float()
             return found

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from largebatch.data.loading import check_size, load
+from largebatch.config.data import DigitsData
+from largebatch.data.loading import check_sizes, load
 from largebatch.errors import DataError
 
 
@@ -121,11 +122,17 @@ def test_loading_leaves_the_random_state_alone():
 
 
 @pytest.mark.parametrize("which", ["train", "eval"])
-def test_size_must_be_the_recipes(which):
-    check_size(Squares(100), 100, which)
-    message = f"data.num_{which}_samples: the recipe says 99, but the data has 100 samples; write 100, "
+def test_sizes_must_be_the_recipes(which):
+    data = DigitsData(source="digits")
+    sizes = {"train": data.num_train_samples, "eval": data.num_eval_samples}
+    check_sizes([*map(Squares, sizes.values()), Squares(3)], data)
+    expected = sizes[which]
+    message = (
+        f"data.num_{which}_samples: the recipe says {expected}, but the data has {expected + 1} samples; write "
+        f"{expected + 1}, "
+    )
     with pytest.raises(DataError, match=re.escape(message)):
-        check_size(Squares(100), 99, which)
+        check_sizes([*map(Squares, (sizes | {which: expected + 1}).values())], data)
 
 
 def test_a_signal_while_a_loader_process_starts_is_left_to_the_training(monkeypatch):

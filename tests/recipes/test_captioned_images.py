@@ -246,6 +246,23 @@ def test_a_column_of_captions_is_text(tmp_path):
         opened(section(f"{tmp_path}/data.parquet", "parquet", caption_column="text"))
 
 
+@pytest.mark.parametrize("ending", ["json", "txt;json", "meta.json"])
+def test_all_that_is_known_of_an_image_is_no_caption(ending, shards, tmp_path):
+    """img2dataset's .json beside each image holds its address, size and checksum, too; a table's column may be named
+    as it likes."""
+    told = r"caption_column \".*json\": a \.json file would be read as a whole, .*; write the ending of files"
+    with pytest.raises(ValueError, match=told):
+        section(shards, caption_column=ending)
+    tars = {"name": "tars", "weight": 1, **SIZES}
+    other = tars | {"name": "other", "caption_column": ending}
+    both = {name: 2 * size for name, size in SIZES.items()}
+    with pytest.raises(ValueError, match=rf"sources\[1\] \(other\): {told}"):
+        section(shards, sources=[tars, other], **both).sections()
+    table = pyarrow.table({"image": [sample(1)["jpg"]] * 2, ending: ["one", "two"]})
+    pyarrow.parquet.write_table(table, tmp_path / "data.parquet")
+    assert len(opened(section(f"{tmp_path}/data.parquet", "parquet", caption_column=ending))[0]) == 2
+
+
 def written_as_files(tmp_path):
     for number in range(12):
         (tmp_path / f"{number}.png").write_bytes(png(np.full((20, 20, 3), 20 * number, np.uint8)))

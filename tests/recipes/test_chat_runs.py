@@ -9,7 +9,7 @@ from test_chats import ASK, ROOM, SAY, chat_config, chat_sources
 from jobs import run_job, train
 from largebatch.__main__ import main
 from largebatch.storage.files import read_json_lines
-from paths import ADDITION, DIGITS
+from paths import ADDITION, CLIP_DIGITS, DIGITS, EMBED_PYDOC
 from small_data import rows_in
 
 
@@ -50,9 +50,10 @@ def test_samples_are_shown_as_the_model_reads_them(packing, tmp_path, capsys):
     assert capsys.readouterr().out.endswith(shown)
 
 
-def test_only_text_is_shown(capsys):
-    assert main(["prepare", str(DIGITS), "--show=1"]) == 2
-    assert "--show: the data is not text; remove --show" in capsys.readouterr().err
+@pytest.mark.parametrize("recipe", [DIGITS, CLIP_DIGITS, EMBED_PYDOC])
+def test_only_text_that_is_predicted_is_shown(recipe, capsys):
+    assert main(["prepare", str(recipe), "--show=1"]) == 2
+    assert "--show: the data is not text of which tokens are predicted; remove --show" in capsys.readouterr().err
 
 
 CODES = {"Anna": "417", "Bert": "902", "Cleo": "385"}

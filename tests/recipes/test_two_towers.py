@@ -3,15 +3,18 @@
 import json
 import runpy
 from functools import cache, partial
+from itertools import product
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from safetensors import safe_open
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
+from transformers import CLIPModel
 
 import tasks
-from jobs import run_job, train_in_job
+from jobs import run_job, train, train_in_job
 from largebatch.config import load_config
 from largebatch.config.commits import at_commits
 from largebatch.data.preparation import Preparation
@@ -49,6 +52,7 @@ SIGLIP = (
     '--loss={"name": "sigmoid", "temperature": 0.1, "learned": true, "bias": -10, "duplicates": "negatives"}',
 )
 FP64 = "--precision=fp64"
+OF_PYDOC = {"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64, "max_tokens": 32}
 
 
 def plain(recipe, words: tuple[str, ...], mean_loss) -> dict:
@@ -200,6 +204,47 @@ def test_weights_load_with_from_pretrained(words, kind, tmp_path):
         train_in_job(CLIP_DIGITS, tmp_path / "second", *words, f"--model.initial_weights={tmp_path / 'run/model'}")
 
 
+def rows_of_a_run(run_dir, *words: str) -> list[dict]:
+    """What `Run.rows` returns at each call, in numpy."""
+    from largebatch.run import Run
+
+    found = []
+    rows = Run.rows
+
+    def rows_and_note(run, *arguments):
+        result = rows(run, *arguments)
+        found.append({name: values.cpu().numpy() for name, values in result.items()})
+        return result
+
+    Run.rows = rows_and_note
+    train(CLIP_DIGITS, *words, run_dir=run_dir)
+    return found
+
+
+@pytest.mark.slow
+def test_names_of_classes_are_encoded_in_micro_batches(tmp_path):
+    """20 prompts are 6 micro-batches of 3, and 2; the reference encodes them in one pass of `transformers` itself."""
+    words = (*CLIP, "--batch.micro_batch_size=3")
+    found, same = run_job(rows_of_a_run, tmp_path / "run", *words, strategy="ddp")
+    images, names = found[-2:]
+    assert np.array_equal(names["vectors"], same[-1]["vectors"])
+    config = load_config(CLIP_DIGITS, words)
+    model = CLIPModel.from_pretrained(tmp_path / "run/model").eval()
+    prompts = [
+        template.replace("{}", name)
+        for name, template in product(config.zero_shot.class_names, config.zero_shot.templates)
+    ]
+    encoded = [list(prompt.encode()) for prompt in prompts]
+    tokens = torch.tensor([each + [0] * (config.data.max_tokens - len(each)) for each in encoded])
+    with torch.no_grad():
+        expected = normalize(model.get_text_features(input_ids=tokens).pooler_output, dim=-1)
+    assert names["vectors"] == pytest.approx(expected.numpy(), abs=1e-6)
+    classes = expected.view(10, 2, -1).mean(dim=1).numpy()
+    best = (images["first"] @ (classes / np.linalg.norm(classes, axis=1, keepdims=True)).T).argmax(axis=1)
+    (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
+    assert logged["zero_shot_accuracy"] == pytest.approx(np.mean(best == images["ids"][:, 0]))
+
+
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +281,18 @@ def test_an_empty_text_is_named(tmp_path, pairs):
         tasks.sources("two_towers")(load_config(EMBED_PYDOC, words))
 
 
+@pytest.mark.parametrize("values", [[1, 2], [None, None], [["a"], ["b"]], ["a", None]])
+def test_a_column_without_texts_is_named(values, tmp_path, pairs):
+    file = tmp_path / "pairs.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"query": values, "positive": ["a", "b"]}), file)
+    data = {"source": "texts", "path": "parquet", "data_files": {"train": str(file), "eval": str(file)}}
+    data |= {"num_train_samples": 2, "num_eval_samples": 2, "max_tokens": 24}
+    words = (*pairs[1:], f"--data={json.dumps(data)}", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
+    row = int(values == ["a", None])
+    with pytest.raises(DataError, match=f"row {row} of 'train' has no text in 'query'"):
+        tasks.sources("two_towers")(load_config(EMBED_PYDOC, words))
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +311,14 @@ def test_an_empty_text_is_named(tmp_path, pairs):
         (CLIP_DIGITS, ["--loss.temperature=0.001"], "loss.temperature: 0.001 is below min_temperature"),
         (CLIP_DIGITS, ['--zero_shot.templates=["{}", "a photo"]'], 'zero_shot.templates[1]: given "a photo"; '),
         (CLIP_DIGITS, ['--zero_shot.class_names=["zero"]'], "zero_shot.class_names: 1 names for 10 classes"),
+        (CLIP_DIGITS, ["--data=" + json.dumps(OF_PYDOC)], '"bert" for pairs of texts; change it or data'),
+        (
+            EMBED_PYDOC,
+            ['--data={"source": "digits", "max_tokens": 32}'],
+            '"bert" for pairs of texts; change it or data',
+        ),
+        (CLIP_DIGITS, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
+        (EMBED_PYDOC, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
         (EMBED_PYDOC, ["--data.max_tokens=4096"], "data.max_tokens: 4096 is more than model.max_positions"),
     ],

@@ -7,12 +7,17 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import tasks
 from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data import preparation, prepared
-from paths import ROOT
+from largebatch.data.loading import check_sizes
+from largebatch.errors import DataError
+from paths import CIFAR, CLIP_B32, EMBED_PYDOC, ROOT
+from pictures import png, write_parquet
 from played import run_bash
 
 pytestmark = pytest.mark.usefixtures("recipe")
@@ -42,11 +47,11 @@ def recipe(project, monkeypatch):
 
 
 def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
-    assert main(["prepare", "mine", "--workers=1"]) == 1
-    printed = capsys.readouterr().out
-    assert "data.num_train_samples" in printed
-    assert "17 samples found; the recipe expects 3,200" in printed
-    assert "the recipe expects more samples than there are" in printed
+    assert main(["prepare", "mine", "--workers=1"]) == 2
+    printed = capsys.readouterr()
+    assert "data.num_train_samples" in printed.out
+    assert "17 samples found; the recipe expects 3,200" in printed.out
+    assert printed.err.endswith(f"error: {refusal_of_a_run(recipe)}; or use --write\n")
     content = json.loads(recipe.read_text())
     assert main(["prepare", "mine", "--workers=1", "--write"]) == 0
     content["data"] |= {"num_train_samples": 17, "num_eval_samples": 17}
@@ -55,6 +60,64 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
     assert "the checksums agree\ndata" in capsys.readouterr().out
     assert main(["prepare", "mine"]) == 0
     assert "17 samples found; the recipe expects 17" in capsys.readouterr().out
+
+
+def refusal_of_a_run(recipe, *words):
+    """What a run says when it opens the recipe's data."""
+    config = load_config(recipe, words)
+    with pytest.raises(DataError) as caught:
+        check_sizes(tasks.sources(config.task)(config), config.data)
+    return str(caught.value)
+
+
+COLORS = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+OF_IMAGES = {"image_size": 32, "num_classes": 2, "train_augmentation": "none", **COLORS}
+
+
+@pytest.mark.parametrize(
+    ("shipped", "path", "files", "fields"),
+    [
+        (CIFAR, "imagefolder", "images/train/*/*", OF_IMAGES),
+        (CIFAR, "parquet", "images.parquet", OF_IMAGES),
+        (CLIP_B32, "csv", "images.csv", {"tokenizer": "bytes", "max_tokens": 8, "image_size": 32, **COLORS}),
+        (EMBED_PYDOC, "json", "pairs.jsonl", {"source": "texts", "max_tokens": 8}),
+    ],
+)
+@pytest.mark.parametrize("asked", [(3, 4), (4, 3), (5, 4)])
+def test_other_numbers_than_the_recipe_says_are_refused_as_by_a_run(shipped, path, files, fields, asked, capsys):
+    """In all data whose rows are used as they are: more rows are as wrong as fewer."""
+    rows = [{"image": f"images/train/{number % 2}/{number}.png", "caption": f"{number}"} for number in range(4)]
+    for row in rows:
+        file = Path(row["image"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(png(np.zeros((32, 32, 3), np.uint8)))
+    Path("images.csv").write_text("image,caption\n" + "".join(f"{','.join(row.values())}\n" for row in rows))
+    Path("pairs.jsonl").write_text("".join(f'{{"query": "{number}", "positive": "a"}}\n' for number in range(4)))
+    write_parquet(Path("images.parquet"), [png(np.zeros((32, 32, 3), np.uint8))] * 4, [0, 1] * 2)
+    data = {"source": "datasets", "path": path, "data_files": {"train": files, "eval": files}, **fields}
+    settings = {
+        "data": data | dict(zip(("num_train_samples", "num_eval_samples"), asked, strict=True)),
+        "batch": {"global_batch_size": 2, "micro_batch_size": 1},
+        "learning_rate.warmup": None,
+        "learning_rate.decay": {"name": "constant"},
+        "model.vocab_size": 256,
+        "model.end_of_text": 0,
+    }
+    if shipped == CIFAR:
+        settings = {name: value for name, value in settings.items() if not name.startswith("model")}
+    if shipped == EMBED_PYDOC:
+        settings.pop("model.end_of_text")
+    words = [f"--{name}={json.dumps(value)}" for name, value in settings.items()]
+    assert main(["prepare", str(shipped), "--workers=1", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.endswith(f"error: {refusal_of_a_run(shipped, *words)}; or use --write\n")
+    which, number = ("train", asked[0]) if asked[0] != 4 else ("eval", asked[1])
+    assert f"data.num_{which}_samples: the recipe says {number}, but the data has 4 samples" in printed.err
+    # Labels that are no classes of the recipe, too.
+    if shipped == CIFAR:
+        words = [*words, "--data.num_classes=1"]
+        assert main(["prepare", str(shipped), "--workers=1", *words]) == 2
+        assert f"error: {refusal_of_a_run(shipped, *words)}\n" in capsys.readouterr().err
 
 
 def test_tokens_are_carried_to_another_machine(project, monkeypatch, capsys):
@@ -78,7 +141,7 @@ def test_a_full_disk_leaves_the_recipe_as_it_was(recipe, capsys, monkeypatch):
     link = recipe.with_name("link.json")
     link.symlink_to(recipe)
     recipe.chmod(0o640)
-    assert main(["prepare", str(link), "--workers=1"]) == 1
+    assert main(["prepare", str(link), "--workers=1"]) == 2
     with monkeypatch.context() as context:
         context.setattr("largebatch.storage.files.write_file", full_disk)
         assert main(["prepare", str(link), "--write"]) == 74
@@ -102,9 +165,9 @@ def test_a_dry_run_says_what_is_missing_and_prepares_nothing(capsys):
     refused = "a job would refuse that; run `largebatch prepare recipes/causal_lm/mine.json` first; "
     assert refused in capsys.readouterr().out
     assert not Path("cache/largebatch").exists()
-    assert main(["prepare", "mine", "--data.block_size=4", "--workers=1"]) == 1
+    assert main(["prepare", "mine", "--data.block_size=4", "--workers=1"]) == 2
     capsys.readouterr()
-    assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 1
+    assert main(["prepare", "mine", "--dry-run", "--data.prepare=require"]) == 2
     assert "17 samples found; the recipe expects 3,200" in capsys.readouterr().out
 
 
@@ -165,7 +228,7 @@ def test_parts_count_from_zero_or_one(capsys, monkeypatch):
     for part in ("1/3", "2/3"):
         assert main(["prepare", "mine", "--workers=1", "--shard", part]) == 0
         assert "others are not finished yet" in capsys.readouterr().out
-    assert main(["prepare", "mine", "--workers=1", "--shard=0/3"]) == 1
+    assert main(["prepare", "mine", "--workers=1", "--shard=0/3"]) == 2
     assert "17 samples found" in capsys.readouterr().out
 
 

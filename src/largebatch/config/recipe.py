@@ -12,7 +12,7 @@ from largebatch.batch import Timeline
 from largebatch.batch.division import nearest_multiples
 from largebatch.config.data import Data, Mixable, TextData
 from largebatch.config.learning_rate import BatchGrowth, LearningRate, WarmupStableDecay
-from largebatch.config.models import Model
+from largebatch.config.models import Model, Transformer
 from largebatch.config.optimizers import OptimizerEntry, union_of_sections
 from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.optimizers.shipped import SHIPPED
@@ -172,6 +172,9 @@ class RecipeConfig(Section):
         # It may stay where a trial of the recipe has no trackers at all.
         if self.logging.trackers == ["tensorboard"]:
             yield from self.without_effect("logging.tracker_project", 'logging.trackers has no "wandb"')
+        if not isinstance(self.model, Transformer) or self.tokens_processed_per_sample is None:
+            why = "only transformers on samples of equal lengths have a formula for mfu"
+            yield from self.without_effect("logging.peak_tflops", why)
         for name in sorted(self.evaluation.sets.keys() - self.further_sets):
             yield f'evaluation.sets: train.py does not evaluate "{name}"; remove it, or add it to Config.further_sets'
         if faults.on_non_finite == "roll_back" and self.checkpoint.every is None:

@@ -4,13 +4,14 @@ import operator
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from largebatch.config.data import Data
 from largebatch.data.order import Indices
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError, reason_of
@@ -170,10 +171,13 @@ def _ignore_stop_signals(_: int) -> None:
     threading.Thread(target=wait_for_the_parent, daemon=True).start()
 
 
-def check_size(source: SampleSource, expected: int, which: Literal["train", "eval"]) -> None:
-    """Raise DataError if a data set does not have the size that the recipe, and so the plan, says."""
-    if len(source) != expected:
-        raise DataError(
-            f"data.num_{which}_samples: the recipe says {expected}, but the data has {len(source)} samples; write "
-            f'{len(source)}, or name other data, such as "SPLIT[:{expected}]" in recipes with a data.{which}_split'
-        )
+def check_sizes(sources: Sequence[SampleSource], data: Data) -> None:
+    """Raise DataError if the training or the evaluation set does not have the size that the recipe, and so the plan,
+    says; any further sets have any size."""
+    for which, source in zip(("train", "eval"), sources, strict=False):
+        expected = getattr(data, f"num_{which}_samples")
+        if len(source) != expected:
+            raise DataError(
+                f"data.num_{which}_samples: the recipe says {expected}, but the data has {len(source)} samples; write "
+                f'{len(source)}, or name other data, such as "SPLIT[:{expected}]" in recipes with a data.{which}_split'
+            )

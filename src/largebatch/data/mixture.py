@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from largebatch.config.data import Data
-from largebatch.data.loading import check_size
+from largebatch.data.loading import check_sizes
 from largebatch.data.order import Indices, derive_seed, epoch_order
 from largebatch.data.source import Batch, SampleSource, Sources
 from largebatch.data.text import IGNORE_INDEX
@@ -37,13 +37,11 @@ def open_mixed(data: Data, seed: int, open_one: Callable[[Any, int], Sources]) -
     opened: list[Sources] = []
     for name, section in sections.items():
         try:
-            train, evaluation = open_one(section, derive_seed(seed, "source", name))
-            check_size(train, section.num_train_samples, "train")
-            check_size(evaluation, section.num_eval_samples, "eval")
+            opened.append(open_one(section, derive_seed(seed, "source", name)))
+            check_sizes(opened[-1], section)
         except UserError as error:
             kind = StorageError if isinstance(error, StorageError) else DataError
             raise kind(f'source "{name}": {error}') from error
-        opened.append((train, evaluation))
     train, evaluation = (MixedSamples([*sections], sources, seed) for sources in zip(*opened, strict=True))
     return train, evaluation
 

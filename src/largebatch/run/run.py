@@ -20,7 +20,7 @@ from largebatch.backend.state import check_savable
 from largebatch.config import RecipeConfig
 from largebatch.config.commits import at_commits, find_commits
 from largebatch.config.models import LargeModel
-from largebatch.data.loading import check_size
+from largebatch.data.loading import check_sizes
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
 from largebatch.errors import StorageError, UserError, file_errors
@@ -156,8 +156,7 @@ class Run(Generic[Config]):
 
         def open_checked() -> tuple[SampleSource, ...]:
             opened = open_sources(self.config, preparation)
-            check_size(opened[0], self.plan.num_train_samples, "train")
-            check_size(opened[1], self.plan.num_eval_samples, "eval")
+            check_sizes(opened, self.config.data)
             return opened
 
         sources = self._starting.once_per_machine_first(open_checked)

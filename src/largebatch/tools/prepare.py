@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -15,12 +16,13 @@ from largebatch.config import RecipeConfig, load_config
 from largebatch.config.commits import at_commits, find_commits
 from largebatch.config.data import HubOrLocal, TokenizedText
 from largebatch.config.task_config import task_code_errors
+from largebatch.data.loading import check_sizes
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.data.prepared import OtherPartsMissing
-from largebatch.data.source import Batch, SampleSource
+from largebatch.data.source import Batch, Sources
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.errors import UserError, file_errors
+from largebatch.errors import DataError, UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
 from largebatch.tools.options import add_recipe, positive_int
@@ -104,7 +106,18 @@ def _prepare(
         for name, commit in commits.items():
             print(f"{where}{name} is read at commit {commit}; ID@COMMIT in the recipe stays there")
         config = at_commits(config, commits)
-        opened = _open(config, preparation)
+        opened = dict(zip(COUNTED, _open(_without_numbers(config), preparation), strict=False))
+        counts = found[source] = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
+        if options.check:
+            print(f"{where}the checksums agree")
+        for field, available in counts.items():
+            expected = getattr(config.data, field)
+            print(f"{where}data.{field:<18} {available:>15,} samples found; the recipe expects {expected:,}")
+        for index in range(min(options.show, counts["num_train_samples"])):
+            sample = opened["num_train_samples"].fetch(np.array([index]), 0)
+            print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
+        if not options.write:
+            _check_numbers(config, preparation)
     except NotPrepared as missing:
         print(f"{where}{missing}")
         return int(missing.job_would_refuse)
@@ -115,41 +128,40 @@ def _prepare(
         # Other sources can still be prepared.
         print(printable(f"error: {where}{error}"), file=sys.stderr)
         return error.exit_code
-    counts = found[source] = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
-    if options.check:
-        print(f"{where}the checksums agree")
-    asked = config.data.model_dump(include=set(counts))
-    for field, available in counts.items():
-        expected = f"; the recipe expects {asked[field]:,}" if field in asked else ""
-        print(f"{where}data.{field:<18} {available:>15,} samples found{expected}")
-    for index in range(min(options.show, counts["num_train_samples"])):
-        sample = opened["num_train_samples"].fetch(np.array([index]), 0)
-        print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
-    if not options.write and any(asked.get(field, 0) > available for field, available in counts.items()):
-        print(f"{where}the recipe expects more samples than there are; write smaller numbers, or use --write")
-        return 1
     return 0
 
 
-def _open(config: RecipeConfig, preparation: Preparation) -> dict[str, SampleSource]:
-    """Prepare, and return the training and evaluation samples by the config's field of their number."""
-    if isinstance(config.data, HubOrLocal | TokenizedText):
-        # Data with too few samples is still prepared.
-        config = config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
+def _without_numbers(config: RecipeConfig) -> RecipeConfig:
+    """A config whose data is prepared and counted even if there are other numbers of samples than the recipe says."""
+    if not isinstance(config.data, HubOrLocal | TokenizedText):
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
+
+
+def _open(config: RecipeConfig, preparation: Preparation) -> Sources:
     folder = folder_of(type(config))
     with task_code_errors(folder, blamed="data.py"):
         open_sources = import_from(folder, "data").sources
-    return dict(zip(COUNTED, open_sources(config, preparation), strict=False))
+    opened: Sources = open_sources(config, preparation)
+    return opened
+
+
+def _check_numbers(config: RecipeConfig, preparation: Preparation) -> None:
+    """Raise DataError, as a run would, for other numbers of samples than the recipe says."""
+    try:
+        check_sizes(_open(config, replace(preparation, allowed="nothing", verify_checksums=False)), config.data)
+    except DataError as error:
+        raise DataError(f"{error}; or use --write") from error
 
 
 def _shown(sample: Batch, tokenizer: str) -> str:
     """A sample's text, with [[ ]] around what is predicted.
 
     Raises:
-        UserError: The sample is not text.
+        UserError: The sample is not text of which tokens are predicted.
     """
-    if "input_ids" not in sample:
-        raise UserError("--show: the data is not text; remove --show")
+    if not sample.keys() >= {"input_ids", "labels"} or sample["labels"].ndim < 2:
+        raise UserError("--show: the data is not text of which tokens are predicted; remove --show")
     inputs, labels = (sample[name][0].tolist() for name in ("input_ids", "labels"))
     positions = sample["position_ids"][0].tolist() if "position_ids" in sample else range(len(inputs))
     # The token that is read next, unless it begins what a pack keeps apart.
