@@ -260,7 +260,7 @@ def test_commands_work(document, trained, repository, monkeypatch, capsys):
     if any("runs/gpt_pydoc" in command for command in shown):
         shutil.copytree(trained, repository / "runs/gpt_pydoc")
     for command in shown:
-        if changed := re.fullmatch(r"cd (\w+)", command):
+        if changed := re.fullmatch(r"cd ([\w./]+)", command):
             monkeypatch.chdir(changed[1])
             continue
         # An error that is shown is compared word by word in test_readme.

@@ -134,7 +134,7 @@ def test_durations_in_tokens_count_those_that_are_predicted():
     from largebatch.plan import resolve
 
     words = ('--train.duration={"tokens": 12160}', "--evaluation.every=null")
-    with pytest.raises(ConfigError, match="is 40 steps, longer than the whole run of 10"):
+    with pytest.raises(ConfigError, match="warmup takes 40 steps, and the whole run 10"):
         load_config(BERT, words)
     plan = resolve(load_config(BERT, (*words, "--learning_rate.warmup=null")), 2)
     assert (plan.total_steps, plan.loss_weight_per_sample) == (10, 19)

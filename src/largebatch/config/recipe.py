@@ -284,8 +284,8 @@ class RecipeConfig(Section):
         rate = self.learning_rate
         warmup = steps.get("learning_rate.warmup.duration", 0)
         if rate.warmup and warmup > total:
-            problem = f"{rate.warmup.duration.length} is {warmup} steps, longer than the whole run of {total}"
-            yield f"learning_rate.warmup.duration: {problem}; shorten it, or lengthen train.duration"
+            remedy = "shorten it, or lengthen train.duration; for a trial, set train.stop_after_steps instead"
+            yield f"learning_rate.warmup.duration: warmup takes {warmup} steps, and the whole run {total}; {remedy}"
             return
         milestones = [(path, step) for path, step in steps.items() if path.startswith("learning_rate.decay.at[")]
         for (_, previous), (path, step) in pairwise([("", warmup), *milestones]):

@@ -106,7 +106,8 @@ def _measured(folder: Path) -> CriticalBatch:
     if not is_amount(samples):
         raise UserError(
             f"--measured {folder}: no critical_batch.json or noise_scale of summary.json there has a positive number "
-            "of samples; give a folder where it has been decided, or --critical-batch"
+            "of samples; give a folder of `largebatch critical-batch` that decided, or of a run with "
+            "logging.noise_scale that measured, or --critical-batch"
         )
     if branched:
         return CriticalBatch(samples, (), f"{folder}, which saw no loss up to it")
