@@ -65,7 +65,7 @@ class DataFiles(Section):
         """The paths and globs by the names of their splits."""
         patterns = {"train": listed(self.train), "validation": listed(self.eval)}
         return {
-            split: [f"{escape(path)}/**/[!_]*" if Path(path).is_dir() else path for path in paths]
+            split: [f"{escape(str(Path(path)))}/**/[!_]*" if Path(path).is_dir() else path for path in paths]
             for split, paths in patterns.items()
         }
 
