@@ -53,7 +53,9 @@ class Moment(Section):
     @model_validator(mode="after")
     def _exactly_one_unit(self) -> Self:
         if len(self.model_dump(exclude_none=True)) != 1:
-            raise ValueError('give exactly one of epochs, steps, samples, tokens, for example {"epochs": 5}')
+            raise ValueError(
+                'give exactly one of epochs, steps, samples, tokens, as in {"epochs": 5}, on a command line, too'
+            )
         return self
 
     @property

@@ -50,13 +50,8 @@ def verify(options: argparse.Namespace) -> bool:
     preload_tasks([folder_of(type(config))])
     print(
         f"{options.config.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
-        f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process, which trains whole global batches: "
-        "--tiny-data, a smaller --batch.global_batch_size or fewer --steps take less\n"
-        f"relative differences may be at most {verification.tolerance:g}, {GRAD_NORM_FACTOR} times that for the "
-        "gradient norm, and 0 for the learning rate; where they are larger, runs whose weights are perturbed by one "
-        "rounding say how much rounding makes of itself, and ten times that is allowed\n"
-        f"taken as given: the loss is the mean over {plan.loss_unit}, which the source's `weight` counts; "
-        "what `run.log` gets is not compared"
+        f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process, which trains whole global batches\n"
+        "--tiny-data, a smaller --batch.global_batch_size or fewer --steps take less time"
     )
     if overrides:
         print("the recipe is changed by", shlex.join(overrides))
@@ -72,6 +67,12 @@ def verify(options: argparse.Namespace) -> bool:
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
     if cause := likely_cause(rows, verification):
         print(cause)
+    print(
+        f"\nAllowed are relative differences of {verification.tolerance:g}, {GRAD_NORM_FACTOR} times that for the "
+        "gradient norm, and 0 for the learning rate.\nWhere they are larger, runs whose weights are perturbed by one "
+        "rounding say how much rounding makes of itself, and\nten times that is allowed. Taken as given: the loss is "
+        f"the mean over {plan.loss_unit}, which the source's `weight`\ncounts; what `run.log` gets is not compared."
+    )
     return agreeing == len(compared)
 
 
