@@ -264,7 +264,7 @@ def test_preparing_names_classes_and_files_that_are_no_images(tmp_path, capsys):
         (tmp_path / split / name / f"{number}.HEIC").write_bytes(b"ftypheic")
     words = ["--data.data_files=null", f"--data.path={tmp_path}"]
     image_sources(hub_config("unused", *words), Preparation(allowed="everything"))
-    assert capsys.readouterr().out == "4 files that nothing reads: .heic\nclasses: 0 10, 1 2\n"
+    assert capsys.readouterr().out == "4 files that nothing reads: .heic\n2 classes of data.num_classes 3: 0 10, 1 2\n"
 
 
 def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):

@@ -105,7 +105,8 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
     classes = getattr(train.features.get(config.label_column), "names", [])
     if classes and preparation.allowed == "everything":
         shown = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:MAX_CLASSES_SHOWN]))
-        print(f"classes: {shown}{', …' if len(classes) > MAX_CLASSES_SHOWN else ''}")
+        more = ", …" if len(classes) > MAX_CLASSES_SHOWN else ""
+        print(f"{len(classes)} classes of data.num_classes {config.num_classes}: {shown}{more}")
     return _rows_of(train, config, config.train_split), _rows_of(evaluation, config, config.eval_split)
 
 
