@@ -11,7 +11,7 @@ import torch
 
 from largebatch.__main__ import main
 from largebatch.tools.audit import observe
-from largebatch.tools.local_jobs.jobs import run_job
+from largebatch.tools.local_jobs.jobs import JobTimedOut, run_job
 from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 from paths import ROOT
 
@@ -343,6 +343,19 @@ def test_a_process_that_does_not_return(line, audit):
     code, found = audit(changed(EXAMPLES["train"], ("    return model", ends)), "--timeout=5")
     assert code == 1
     assert found["wrong"][0].startswith(f"W = 2, A = 1: {BAD[line]}")
+
+
+def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
+    tried = []
+
+    def hangs(*arguments, **_):
+        tried.append(arguments)
+        raise JobTimedOut([(0, "no result within 5 s", "")])
+
+    monkeypatch.setattr("largebatch.tools.audit.outcome.run_job", hangs)
+    code, error = audit(EXAMPLES["train"])
+    assert (code, len(tried)) == (2, 1)
+    assert "no result within 5 s" in error
 
 
 @pytest.mark.parametrize(

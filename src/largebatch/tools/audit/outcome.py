@@ -13,7 +13,7 @@ from numpy.linalg import lstsq, norm
 
 from largebatch.errors import UserError
 from largebatch.tools.audit.observe import Observed, Vector, observe
-from largebatch.tools.local_jobs.jobs import JobFailed, run_job
+from largebatch.tools.local_jobs.jobs import JobFailed, JobTimedOut, run_job
 from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 from largebatch.words import counted, some
 
@@ -104,7 +104,7 @@ class Loop:
             said = re.sub(r"largebatch\.\S+: ", "", failure.in_one_line(self.file.parent))
             if re.search("cuda|nvidia|device_ids", said, re.IGNORECASE):
                 said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
-            raise UserError(f"{layout}: {said}") from None
+            raise UserError(f"{layout}: {said}") from failure
         if None in observed:
             raise UserError(f"{layout}: a process called exit(0) before the function had returned; return the model")
         return observed
@@ -232,7 +232,10 @@ def reference_of(loop: Loop) -> Reference:
     indices = range(loop.batch_size)
     try:
         whole = loop.one_step(indices)
-    except UserError:
+    except UserError as error:
+        # It would not end in fp32 either.
+        if isinstance(error.__cause__, JobTimedOut):
+            raise
         loop = replace(loop, precision="float32")
         whole = loop.one_step(indices)
     if not whole.gradient.any():
