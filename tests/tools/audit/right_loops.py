@@ -9,6 +9,7 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
@@ -270,3 +271,23 @@ def two_models(indices, size, accumulation):
                 optimizer.step()
                 optimizer.zero_grad()
     return models
+
+
+def optimizer_with_sharded_states(indices, size, accumulation):
+    model = DDP(_network())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    return _steps(model, optimizer, _loader(indices, size), accumulation)
+
+
+def sparse_embedding(indices, size, accumulation):
+    torch.manual_seed(1)
+    model = DDP(nn.Sequential(nn.Embedding(_CLASSES, 8, sparse=True), nn.Linear(8, _CLASSES)))
+    rows = torch.optim.SparseAdam(model.module[0].parameters())
+    others = torch.optim.Adam(model.module[1].parameters())
+    for number, (_, targets) in enumerate(_loader(indices, size), start=1):
+        (cross_entropy(model(targets), targets) / accumulation).backward()
+        if number % accumulation == 0:
+            for optimizer in (rows, others):
+                optimizer.step()
+                optimizer.zero_grad()
+    return model

@@ -11,7 +11,7 @@ import torch
 
 from largebatch.__main__ import main
 from largebatch.tools.audit import observe
-from largebatch.tools.local_jobs.jobs import run_job
+from largebatch.tools.local_jobs.jobs import JobTimedOut, run_job
 from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 from paths import ROOT
 
@@ -255,6 +255,48 @@ def test_dropout_and_bf16(audit):
     assert "compared without dropout" in found["remarks"]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        ("1", []),
+        ("accumulation", ["the gradient is A times"]),
+        # Too small to be seen.
+        ("1.005 ** (accumulation - 1)", []),
+    ],
+)
+def test_weights_of_low_precision(dtype, factor, said, audit):
+    code, found = audit(
+        changed(
+            EXAMPLES["train"],
+            ("nn.Linear(8, 6))", f"nn.Linear(8, 6)).to(torch.{dtype})"),
+            ("model(x), y)", f"model(x.to(torch.{dtype})), y) * {factor}"),
+        )
+    )
+    assert [line[:23] for line in found["wrong"]] == said, found
+    assert code == bool(said)
+    assert any(f"are torch.{dtype}: differences of less than" in line for line in found["remarks"])
+
+
+def test_layers_of_several_precisions(audit):
+    layers = "nn.Linear(6, 8).bfloat16(), Cast(torch.float32), nn.LayerNorm(8).float(), Cast(torch.bfloat16)"
+    mixed = changed(
+        EXAMPLES["train"],
+        ("nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)", f"{layers}, nn.Linear(8, 6).bfloat16()"),
+        ("model(x)", "model(x.bfloat16())"),
+        (
+            "def train(",
+            "class Cast(nn.Module):\n    def __init__(self, dtype):\n        super().__init__()\n"
+            "        self.dtype = dtype\n\n    def forward(self, x):\n        return x.to(self.dtype)\n\n\ndef train(",
+        ),
+    )
+    code, found = audit(mixed)
+    assert (code, found["wrong"]) == (0, [])
+    code, found = audit(changed(mixed, ("/ accumulation", "* dist.get_world_size() / accumulation")))
+    assert code == 1
+    assert found["wrong"][0].startswith("the gradient is W times")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [None, "fsdp"])
 def test_accelerate(config, audit):
@@ -301,6 +343,19 @@ def test_a_process_that_does_not_return(line, audit):
     code, found = audit(changed(EXAMPLES["train"], ("    return model", ends)), "--timeout=5")
     assert code == 1
     assert found["wrong"][0].startswith(f"W = 2, A = 1: {BAD[line]}")
+
+
+def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
+    tried = []
+
+    def hangs(*arguments, **_):
+        tried.append(arguments)
+        raise JobTimedOut([(0, "no result within 5 s", "")])
+
+    monkeypatch.setattr("largebatch.tools.audit.outcome.run_job", hangs)
+    code, error = audit(EXAMPLES["train"])
+    assert (code, len(tried)) == (2, 1)
+    assert "no result within 5 s" in error
 
 
 @pytest.mark.parametrize(

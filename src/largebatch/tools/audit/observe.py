@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.linalg import norm
 from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
@@ -38,6 +39,8 @@ class Observed:
     gradients: Sequence[Vector]  # of all parameters in each step, as the optimizers get them
     unclipped: Sequence[Vector]  # the same without clipping
     update: Vector  # of all parameters, by all steps
+    rounding: np.floating  # the norm of what rounding the new values may make of the update
+    dtypes: Collection[torch.dtype]  # of all parameters
     parts: Mapping[str, slice]  # the place of each parameter in a gradient
     unused: Sequence[str]  # trainable parameters without a gradient
     buffers: str  # a digest of all of them at the end
@@ -123,6 +126,8 @@ class _Watch:
             [vector(gradients) for _, gradients, _ in self.steps],
             [vector(unclipped) for _, _, unclipped in self.steps],
             vector(_whole(self.initial, self.value_of)) - vector(self.initial),
+            norm([torch.finfo(each.dtype).eps * norm(value) for each, value in self.initial.items()]),
+            {each.dtype for each in names},
             dict(zip(names.values(), map(slice, [0, *ends], ends), strict=True)),
             [name for each, name in names.items() if each.requires_grad and each not in used],
             fingerprint(*model.buffers()),

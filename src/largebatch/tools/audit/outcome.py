@@ -4,14 +4,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.linalg import lstsq, norm
 
 from largebatch.errors import UserError
 from largebatch.tools.audit.observe import Observed, Vector, observe
-from largebatch.tools.local_jobs.jobs import JobFailed, run_job
+from largebatch.tools.local_jobs.jobs import JobFailed, JobTimedOut, run_job
 from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 from largebatch.words import counted, some
 
@@ -19,8 +21,8 @@ from largebatch.words import counted, some
 NEGLIGIBLE = 1e-10
 # Samples can be told apart if the smallest singular value of their gradients is so large a part of the largest.
 INDEPENDENT = 1e-5
-# What rounding may make of a gradient, as a part of it, by torch's default dtype.
-TOLERANCES = {"float64": 1e-7, "float32": 1e-3}
+# What rounding may make of a gradient, as a part of it, by the dtype that has it, the least precise first.
+TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01, torch.float32: 1e-3, torch.float64: 1e-7}
 # What rounding may make of an update, as a part of it: Muon's iterations in bf16 differ by 2 % if they are sharded.
 UPDATE = 0.1
 # What rounding may make at most, as multiples of what it makes if the samples are in reverse order, as in bf16.
@@ -102,7 +104,7 @@ class Loop:
             said = re.sub(r"largebatch\.\S+: ", "", failure.in_one_line(self.file.parent))
             if re.search("cuda|nvidia|device_ids", said, re.IGNORECASE):
                 said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
-            raise UserError(f"{layout}: {said}") from None
+            raise UserError(f"{layout}: {said}") from failure
         if None in observed:
             raise UserError(f"{layout}: a process called exit(0) before the function had returned; return the model")
         return observed
@@ -145,6 +147,21 @@ class Reference:
     reverse: Observed  # the same with the samples in reverse order, which differs by rounding
     samples: np.ndarray  # the gradient of each in a column; without columns if a sample cannot be trained alone
 
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The least precise one that a parameter has, or that is enough for the gradient, as if it was cast."""
+        gradient = torch.from_numpy(self.whole.gradient)
+        return next(
+            each
+            for each in TOLERANCES
+            if each in self.whole.dtypes or torch.equal(gradient, gradient.to(each).double())
+        )
+
+    @property
+    def tolerance(self) -> float:
+        """What rounding may make of a gradient, as a part of it."""
+        return TOLERANCES[self.dtype]
+
     def outcome(self, layout: Layout, num_samples: int) -> Outcome:
         """Train on the samples in a layout, and compare."""
         by_rank = self.loop.call(layout, range(num_samples))
@@ -159,7 +176,8 @@ class Reference:
             expected = self.whole.gradient[part]
             if norm(expected) > self._rounding(part):
                 multiple = self._multiples(expected[:, None], found.gradient, part)
-                factors[name] = np.nan if multiple is None else float(multiple[0])
+                factor = np.nan if multiple is None else float(multiple[0])
+                factors[name] = 1 if abs(factor - 1) < max(SAME_FACTOR, self.tolerance) else factor
         kind, said = self._difference(found, factors)
         if step_that_differs(each.unclipped for each in by_rank):
             kind = "own" if step_that_differs(each.gradients for each in by_rank) else "clipped"
@@ -169,10 +187,11 @@ class Reference:
         """Its kind, and the same in words."""
         others = [name for name, factor in factors.items() if np.isnan(factor)]
         if not others:
-            if not np.allclose([*factors.values()], 1, rtol=SAME_FACTOR):
+            if any(factor != 1 for factor in factors.values()):
                 return "multiple", f"{span(factors.values())} times"
             update = self.whole.update
-            rounding = max(UPDATE * norm(update), MULTIPLES_OF_NOISE * norm(self.reverse.update - update))
+            noise = norm(self.reverse.update - update)
+            rounding = max(UPDATE * norm(update), MULTIPLES_OF_NOISE * noise, self.whole.rounding)
             if norm(found.update - update) <= rounding:
                 return "multiple", "the same"
             return "update", f"the same, but the update is {norm(found.update) / norm(update):.4g} times as large"
@@ -202,7 +221,7 @@ class Reference:
         """What rounding may make of a part of the gradient."""
         gradient = self.whole.gradient
         return max(
-            TOLERANCES[self.loop.precision] * norm(gradient[part]),
+            self.tolerance * norm(gradient[part]),
             MULTIPLES_OF_NOISE * norm(self.reverse.gradient[part] - gradient[part]),
             NEGLIGIBLE * norm(gradient),
         )
@@ -213,7 +232,10 @@ def reference_of(loop: Loop) -> Reference:
     indices = range(loop.batch_size)
     try:
         whole = loop.one_step(indices)
-    except UserError:
+    except UserError as error:
+        # It would not end in fp32 either.
+        if isinstance(error.__cause__, JobTimedOut):
+            raise
         loop = replace(loop, precision="float32")
         whole = loop.one_step(indices)
     if not whole.gradient.any():

@@ -12,11 +12,21 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from largebatch.errors import UserError
 from largebatch.tools.audit.causes import faults, faults_of_first_steps
 from largebatch.tools.audit.observe import CONTRACT
-from largebatch.tools.audit.outcome import ALONE, Layout, Loop, Outcome, Reference, reference_of, span
+from largebatch.tools.audit.outcome import (
+    ALONE,
+    TOLERANCES,
+    Layout,
+    Loop,
+    Outcome,
+    Reference,
+    reference_of,
+    span,
+)
 from largebatch.tools.local_jobs.jobs import preload_tasks
 from largebatch.words import bulleted, counted, some, wrapped
 
@@ -51,6 +61,11 @@ def audit(options: argparse.Namespace) -> bool:
         show(LINE.format(*rows[-1].values()))
     wrong += faults(outcomes)
     remarks = list(_remarks(outcomes.values()))
+    if reference.tolerance > TOLERANCES[torch.float32]:
+        remarks.append(
+            f"gradients, or weights, are {reference.dtype}: differences of less than {reference.tolerance:.0%} of a "
+            "parameter's gradient are not seen, and rounding may make more where samples' gradients cancel"
+        )
     try:
         steps = range(NUM_FIRST_STEPS * loop.batch_size)
         tried = (each for each in [ALONE, *outcomes] if 1 in (each.world_size, each.accumulation))
@@ -132,6 +147,6 @@ def _meaning(reference: Reference) -> str:
     if weights is None:
         return "a gradient in which samples change each other's, or cannot be told apart"
     for weight, name in ((1 / len(weights), "the mean"), (1, "the sum")):
-        if np.allclose(weights, weight, rtol=0.01):
+        if np.allclose(weights, weight, rtol=max(0.01, reference.tolerance)):
             return f"{name} over them"
     return f"a sum over them with weights of {span(weights)}, as by their targets"

@@ -82,6 +82,10 @@ class JobFailed(AssertionError):
         return f"rank {rank}: {said[:MAX_MESSAGE_CHARS]}" + (f" ({inside[-1]})" if inside else "")
 
 
+class JobTimedOut(JobFailed):
+    """No process failed, but not all ended in time."""
+
+
 def preload_tasks(folders: Iterable[Path], *modules: str) -> None:
     """Make the server import modules of tasks, and others, once; call this before the first job."""
     of_tasks = (str(folder.absolute() / module) for folder in folders for module in ("data", "model"))
@@ -173,7 +177,7 @@ def run_job(
     if failures:
         first = outcomes.get(next(iter(failures)))
         reports = [(rank, failure, texts[rank]) for rank, failure in failures.items()]
-        raise JobFailed(reports, first.exit_code if first else 1)
+        raise JobFailed(reports, first.exit_code) if first else JobTimedOut(reports)
     return [outcomes[rank].value for rank in range(world_size)]
 
 
