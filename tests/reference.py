@@ -141,7 +141,7 @@ def reference_addition(
     final = rate.decay.final_fraction
     duration = config.train.duration
     num_samples = config.data.num_train_samples
-    total = duration.steps or duration.epochs * (num_samples // size)
+    total = duration.steps or round(duration.epochs * (num_samples // size))
     batches = global_batches(num_samples, {0: size}, not config.batch.drop_last, total + 1)
     before = [each[3] for each in batches]
     peak = rate.base_lr * math.sqrt(size / rate.reference_batch_size)
