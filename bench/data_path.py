@@ -109,7 +109,7 @@ class Repeated:
 def simulated_blocks(rows: int) -> TokenBlocks:
     """A prepared set of so many blocks."""
     num_shards = rows * BLOCK // SHARD_TOKENS + 1
-    shard = Part(SHARD_TOKENS, 0, Repeated, list)  # type: ignore[arg-type]
+    shard = Part(SHARD_TOKENS, Repeated)  # type: ignore[arg-type]
     return TokenBlocks(TokenStream([shard] * num_shards), BLOCK, rows, "rows")
 
 

@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 
 from record import ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
 
-RECIPE = ROOT / "recipes/causal_lm/gpt_pydoc.json"
+RECIPE = ROOT / "recipes/sft/sft_addition.json"  # its samples have unequal weights, too
 DRAWS = 200
 MEASUREMENTS = 50
 COVERED = (180, 199)
@@ -135,7 +135,6 @@ def measured(kind: str, micro_batch: int, micro_batches: int, folder: Path) -> t
     steps = DRAWS * MEASUREMENTS
     drawn = np.random.default_rng(0).integers(0, len(inputs), size * steps)
     words = [
-        "--data.samples=documents",
         f"--data.num_train_samples={len(drawn)}",
         "--data.num_eval_samples=1",
         f"--batch.global_batch_size={size}",
@@ -151,7 +150,7 @@ def measured(kind: str, micro_batch: int, micro_batches: int, folder: Path) -> t
     ]
     run = Run(load_config(RECIPE, words), RunOptions(folder, resume="none", allow_change=()))
     source = Samples(inputs, targets, drawn)
-    train_set, _ = run.load(lambda _: (source, Samples(inputs, targets, drawn[:1])))
+    train_set, _ = run.load(lambda _config, _preparation: (source, Samples(inputs, targets, drawn[:1])))
     model, _ = run.prepare(model, build_optimizer(model, run.plan))
     for step in run.steps(train_set):
         for batch in step.micro_batches():

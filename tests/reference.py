@@ -94,6 +94,64 @@ def reference_pydoc(
     return train_plainly(config, model, optimizer, mean_loss, batches[:steps], rates)
 
 
+def reference_addition(
+    recipe: Path, overrides: tuple[str, ...], steps: int, own: dict[str, float] | None = None
+) -> dict:
+    """AdamW on the sums, each pair alone, its tokens made from its text here, the loss torch's mean over the answer
+    tokens of the whole global batch. `own` has, by a part of their names, parameters with a factor of the rate.
+    """
+    config, model, options = begin(recipe, overrides)
+    texts = tasks.module("sft", "data").addition()[0]
+    pairs = [(row["prompt"].encode(), row["answer"].encode() + b"\0") for row in texts]
+    samples = [[pair] for pair in pairs]
+    if config.data.packing:
+        samples = []
+        room = 0
+        for prompt, answer in pairs:
+            length = len(prompt) + len(answer) - 1
+            if length > room:
+                samples.append([])
+                room = config.data.block_size
+            samples[-1].append((prompt, answer))
+            room -= length
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name or config.model.lora is None)
+    groups = [
+        {
+            "params": [parameter],
+            "weight_decay": 0.0 if "norm" in name else options.weight_decay,
+            "factor": next((own[part] for part in own or {} if part in name), 1),
+        }
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
+
+    def mean_loss(indices):
+        losses = []
+        for prompt, answer in (pair for index in indices for pair in samples[index]):
+            tokens = torch.tensor([*prompt, *answer])
+            logits = model(input_ids=tokens[None, :-1]).logits[0]
+            losses.append(cross_entropy(logits[-len(answer) :], tokens[-len(answer) :], reduction="none"))
+        return torch.cat(losses).mean()
+
+    # Warmup over 6 steps from zero, then half a cosine; in samples.
+    size = config.batch.global_batch_size
+    rate = config.learning_rate
+    final = rate.decay.final_fraction
+    duration = config.train.duration
+    num_samples = config.data.num_train_samples
+    total = duration.steps or round(duration.epochs * (num_samples // size))
+    batches = global_batches(num_samples, {0: size}, not config.batch.drop_last, total + 1)
+    before = [each[3] for each in batches]
+    peak = rate.base_lr * math.sqrt(size / rate.reference_batch_size)
+    rates = [peak * each / before[6] for each in before[:6]]
+    for each in before[6:steps]:
+        progress = (each - before[6]) / (before[total] - before[6])
+        rates.append(peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))))
+    return train_plainly(config, model, optimizer, mean_loss, batches[:steps], rates)
+
+
 def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
     """AdamW on the digits, the whole global batch in one forward pass; warmup over 10 steps, then half a cosine."""
     from largebatch.data.images import digits, normalize_pixels

@@ -20,14 +20,13 @@ from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import read_object
 from paths import PYDOC
 
-# One layer, unequal samples, ragged batches, dropout, a batch that grows, accumulation, AdamW, clipping.
+# One layer, ragged batches, dropout, a batch that grows, accumulation, AdamW, clipping.
 TINY_GPT = (
     "--model.num_layers=1",
     "--model.hidden_size=16",
     "--model.num_heads=2",
     "--model.dropout=0.1",
     "--data.block_size=16",
-    "--data.samples=documents",
     "--data.num_train_samples=600",
     '--learning_rate.warmup.duration={"steps": 6}',
     "--data.num_eval_samples=32",

@@ -9,8 +9,8 @@ import pytest
 
 from jobs import run_job, train
 from largebatch.storage.files import read_json_lines
-from paths import BERT, DIGITS, LLAMA, PYDOC, VIT_DIGITS
-from reference import reference_bert, reference_digits, reference_pydoc, reference_vit_digits
+from paths import ADDITION, BERT, DIGITS, LLAMA, PYDOC, VIT_DIGITS
+from reference import reference_addition, reference_bert, reference_digits, reference_pydoc, reference_vit_digits
 from whole_state import whole_state
 
 STEPS = 12
@@ -21,8 +21,13 @@ WARMUP = '--learning_rate.warmup.duration={"steps": 40}'
 # Set in ranges after it is sharded, from nothing but the seed and the parameters' names.
 SMALL_LLAMA = (*SMALL_GPT, "--model.num_kv_heads=1", "--model.intermediate_size=47", WARMUP)
 SMALL_BERT = (*SMALL_GPT, WARMUP)
-DOCUMENTS = (*SMALL_GPT, "--data.samples=documents", "--data.num_eval_samples=40")
-# Of 106 documents ten are left at the end of an epoch: in micro-batches of 8 for three processes 8, 2 and none.
+SMALL_ADDITION = (
+    '--model.config={"model_type": "llama", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 32, '
+    '"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}',
+    "--data.num_eval_samples=40",
+    '--learning_rate.warmup.duration={"steps": 6}',
+)
+# Of 106 sums ten are left at the end of an epoch: in micro-batches of 8 for three processes 8, 2 and none.
 KEEP = ("--data.num_train_samples=106", "--batch.drop_last=false", '--train.duration={"steps": 200}')
 SIZES = (
     '[{"from": {"steps": 0}, "size": 16}, {"from": {"samples": 96}, "size": 32}, {"from": {"steps": 10}, "size": 96}]'
@@ -37,6 +42,8 @@ GROUPS = json.dumps(
     ]
 )
 IN_GROUPS = {".h.1.": 0.3, ".ln_": 3}
+LLAMA_GROUPS = GROUPS.replace(".h.", ".layers.").replace(".ln_*", "norm*")
+IN_LLAMA_GROUPS = {".layers.1.": 0.3, "norm": 3}
 # The overrides of each recipe and the arguments of its independent reference.
 RECIPES = {
     "sgd": (DIGITS, (), (reference_digits,)),
@@ -44,14 +51,20 @@ RECIPES = {
     "lars": (DIGITS, (LARS, "--learning_rate.base_lr=0.5"), (reference_digits,)),
     "lamb": (PYDOC, (*SMALL_GPT, LAMB, f"--optimizer.groups={GROUPS}"), (reference_pydoc, {0: 32}, IN_GROUPS)),
     "unequal samples": (
-        PYDOC,
-        (*DOCUMENTS, "--data.num_train_samples=2000", f"--optimizer.groups={GROUPS}"),
-        (reference_pydoc, {0: 32}, IN_GROUPS),
+        ADDITION,
+        (*SMALL_ADDITION, '--batch={"global_batch_size": 32, "micro_batch_size": 8}'),
+        (reference_addition,),
     ),
     "ragged batches": (
-        PYDOC,
-        (*DOCUMENTS, *KEEP, "--batch.global_batch_size=48", f"--optimizer.groups={GROUPS}"),
-        (reference_pydoc, {0: 48}, IN_GROUPS),
+        ADDITION,
+        (
+            *SMALL_ADDITION,
+            *KEEP,
+            "--batch.global_batch_size=48",
+            "--batch.micro_batch_size=8",
+            f"--optimizer.groups={LLAMA_GROUPS}",
+        ),
+        (reference_addition, IN_LLAMA_GROUPS),
     ),
     "growing batch": (
         PYDOC,

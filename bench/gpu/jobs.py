@@ -127,7 +127,7 @@ def generated_sources(config: Any, _preparation: object) -> tuple[Any, ...]:
     if config.data.tokens_per_sample is not None:
         block = config.data.block_size
         numbers = random.integers(0, config.model.vocab_size, max(sizes) * block + 1, dtype=np.uint16)
-        tokens = TokenStream.in_memory([numbers])
+        tokens = TokenStream.in_memory(numbers)
         return tuple(TokenBlocks(tokens, block, size, "samples") for size in sizes)
     side = config.data.image_size
     pixels = torch.from_numpy(random.integers(0, 256, (max(sizes), 3, side, side), dtype=np.uint8))

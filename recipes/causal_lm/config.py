@@ -73,11 +73,6 @@ class Config(RecipeConfig):
         return {"data": data, "model.vocab_size": 512}
 
     @check
-    def _documents_that_share_a_sample(self) -> Iterator[str]:
-        if self.data.samples == "documents":
-            yield from self.without_effect("data.attention", "each sample is a document of its own")
-
-    @check
     def _norms_in_fp64(self) -> Iterator[str]:
         if self.precision == "fp64" and isinstance(self.model, Llama):
             yield (

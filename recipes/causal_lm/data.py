@@ -15,10 +15,9 @@ from .config import Config
 def sources(config: Config, preparation: Preparation) -> Sources:
     """The training and evaluation samples.
 
-    Batches are {"input_ids": int64 (batch, tokens), "labels": int64 (batch, tokens)}. Labels are the inputs one token
-    later, or `IGNORE_INDEX` if there is nothing to predict. Blocks have block_size tokens; documents are padded to the
-    longest of their batch. If the documents of a block must not attend to each other, there are also "position_ids" of
-    the same shape, which begin at 0 in each document.
+    Batches are {"input_ids": int64 (batch, block_size), "labels": int64 (batch, block_size)}. Labels are the inputs one
+    token later. If the documents of a block must not attend to each other, there are also "position_ids" of the same
+    shape, which begin at 0 in each document.
 
     Raises:
         DataError: The data or its tokenizer cannot be loaded, or a split has fewer samples than the recipe says.

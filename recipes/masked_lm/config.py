@@ -14,7 +14,6 @@ from largebatch.config.sections import PositiveFloat, PositiveFraction, Size
 class MaskedText(TextData):
     """Text in blocks, in which some tokens are hidden from the model and predicted."""
 
-    samples: Literal["blocks"] = "blocks"
     mask_fraction: PositiveFraction = 0.15
     """Fraction of a block's tokens that are predicted, rounded to a whole number, the same in every block. Durations in
     tokens, the loss and `tokens_per_second` count only these."""

@@ -8,20 +8,20 @@ import tasks
 from largebatch.config import load_config
 from largebatch.plan import resolve
 from largebatch.run.feed import training_feed
-from paths import PYDOC
+from paths import ADDITION
 
 
 def test_weights_are_summed_while_the_step_before_is_computed():
     counts = []
-    words = ("--data.samples=documents", "--data.num_train_samples=2000", "--train.stop_after_steps=3")
-    config = load_config(PYDOC, words)
+    words = ('--batch={"global_batch_size": 32, "micro_batch_size": 8}', "--train.stop_after_steps=3")
+    config = load_config(ADDITION, words)
     backend = SimpleNamespace(
         plan=resolve(config, 2),
         rank=1,
         device=torch.device("cpu"),
         sum_over_processes=lambda count: counts.append(count) or (lambda: count),
     )
-    feed = training_feed(backend, tasks.sources("causal_lm")(config)[0], 0, 0, iter)
+    feed = training_feed(backend, tasks.sources("sft")(config)[0], 0, 0, iter)
     for number, step in enumerate(feed, 1):
         assert step.total_weight() > 0
         for _ in range(2):

@@ -26,24 +26,34 @@ from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import folder_name, read_manifest
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR, VIT_DIGITS
 from resuming import TINY_GPT, events
+from test_strategies import SMALL_ADDITION
 
 CPU = torch.device("cpu")
-# Unequal lengths, ragged batches, dropout, accumulation, two evaluations.
-STEPS = ("--model.num_layers=2", "--train.stop_after_steps=8", "--evaluation.max_samples=8")
+# Accumulation, two evaluations.
+STEPS = (
+    "--train.stop_after_steps=8",
+    '--evaluation={"every": {"steps": 5}, "max_samples": 8}',
+    "--logging.every=1",
+    "--logging.trackers=[]",
+)
+# Unequal lengths; and dropout.
+SUMS = (*SMALL_ADDITION, '--batch={"global_batch_size": 24, "micro_batch_size": 4}')
+GPT = (*TINY_GPT, "--model.num_layers=2", "--batch.drop_last=true")
 COMPILED = "--compute.compile=blocks"
 
 
-def train_here(run_dir: Path, *words: str, backend: str = "inductor") -> dict:
+def train_here(run_dir: Path, *words: str, recipe: Path = ADDITION, backend: str = "inductor") -> dict:
     """Train; the logged steps, the evaluations, the names of the weights and the number of compiled graphs."""
     from torch._dynamo.utils import counters
 
     torch.compile = partial(torch.compile, backend=backend)
-    train(PYDOC, *TINY_GPT, *STEPS, *words, run_dir=run_dir)
+    train(recipe, *(SUMS if recipe == ADDITION else GPT), *STEPS, *words, run_dir=run_dir)
     return written(run_dir) | {"graphs": counters["stats"]["unique_graphs"]}
 
 
 # Graphs as they are traced, for whose kernels nothing is compiled, which takes a minute; one test compiles them.
 trace_here = partial(train_here, backend="aot_eager")
+trace_gpt = partial(trace_here, recipe=PYDOC)
 
 
 def written(run_dir: Path) -> dict:
@@ -87,16 +97,17 @@ def test_the_same_training(eager, tmp_path):
 @pytest.mark.slow
 def test_blocks_whose_weights_are_gathered_in_bf16_share_their_graphs(tmp_path):
     """The names of weights are not compiled: training and evaluation have a graph each, besides that of the trial."""
-    words = ("--model.num_layers=3", "--train.stop_after_steps=2", "--data.samples=blocks", "--batch.drop_last=true")
-    words += (COMPILED, "--precision=bf16")
-    assert run_job(trace_here, tmp_path / "run", *words, strategy="fsdp")[0]["graphs"] == 3
+    words = ("--model.num_layers=3", "--train.stop_after_steps=2", COMPILED, "--precision=bf16")
+    assert run_job(trace_gpt, tmp_path / "run", *words, strategy="fsdp")[0]["graphs"] == 3
 
 
 @pytest.mark.slow
-def test_with_activation_checkpointing(eager, tmp_path):
+def test_with_activation_checkpointing(tmp_path):
+    """What dropout has drawn is drawn again."""
+    (expected,) = run_job(trace_gpt, tmp_path / "eager", strategy="single")
     words = (COMPILED, "--compute.activation_checkpointing=selective")
-    result = run_job(trace_here, tmp_path / "run", *words, strategy="fsdp")[0]
-    assert_same(result, eager[1])
+    result = run_job(trace_gpt, tmp_path / "run", *words, strategy="fsdp")[0]
+    assert_same(result, expected)
     assert result["graphs"] > 1
     assert events(tmp_path / "run", "not_compiled") == []
 
@@ -146,7 +157,7 @@ def train_where_one_fails(run_dir: Path, part: str) -> dict:
     Loop.update = noted_update
     forward, backward = (partial(compile_graph, of) for of in ("forward", "backward"))
     torch.compile = partial(torch.compile, backend=aot_autograd(fw_compiler=forward, bw_compiler=backward))
-    train(PYDOC, *TINY_GPT, *STEPS, COMPILED, run_dir=run_dir)
+    train(ADDITION, *SUMS, *STEPS, COMPILED, run_dir=run_dir)
     return written(run_dir) | {"calls": before_updates}
 
 
@@ -281,10 +292,10 @@ def test_where_models_are_compiled(words, world_size, devices, line):
 def test_blocks_that_are_computed_again_are_compiled(tmp_path):
     """In one graph of training, which all blocks share, and one of evaluation, besides that of the first trial; here,
     kernels are compiled, and a run that began eagerly goes on."""
-    words = ("--data.samples=blocks", "--batch.drop_last=true")
-    (expected,) = run_job(train_here, tmp_path / "eager", *words, strategy="single")
-    run_job(train_here, tmp_path / "run", *words, "--train.stop_after_steps=4", strategy="single")
-    (result,) = run_job(train_here, tmp_path / "run", *words, COMPILED, CHECKPOINTING, strategy="single")
+    train_gpt = partial(train_here, recipe=PYDOC)
+    (expected,) = run_job(train_gpt, tmp_path / "eager", strategy="single")
+    run_job(train_gpt, tmp_path / "run", "--train.stop_after_steps=4", strategy="single")
+    (result,) = run_job(train_gpt, tmp_path / "run", COMPILED, CHECKPOINTING, strategy="single")
     assert result["evaluations"].pop(0)["step"] == 4
     assert_same(result, expected)
     assert result["graphs"] == 3

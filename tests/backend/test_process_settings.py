@@ -8,7 +8,7 @@ import pytest
 
 from jobs import run_job, train_in_job
 from largebatch.backend import start as module
-from paths import DIGITS, PYDOC
+from paths import ADDITION, DIGITS, PYDOC
 
 
 def test_the_limit_on_open_files_is_raised():
@@ -21,7 +21,7 @@ def test_the_limit_on_open_files_is_raised():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def settings_of_a_run(folder, hang_seconds, deterministic, samples):
+def settings_of_a_run(folder, recipe, hang_seconds, deterministic):
     """The timeouts of the process groups, and the settings of the process."""
     import torch
     from torch import distributed
@@ -29,8 +29,8 @@ def settings_of_a_run(folder, hang_seconds, deterministic, samples):
     from largebatch.config import load_config
     from largebatch.run import Run, RunOptions
 
-    words = [f"--faults.hang_seconds={hang_seconds}", f"--compute.deterministic={deterministic}", *samples]
-    run = Run(load_config(PYDOC, words), RunOptions(folder))
+    words = [f"--faults.hang_seconds={hang_seconds}", f"--compute.deterministic={deterministic}"]
+    run = Run(load_config(recipe, words), RunOptions(folder))
     groups = [distributed.group.WORLD, run.backend._host_group]
     names = (
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
@@ -47,10 +47,6 @@ def settings_of_a_run(folder, hang_seconds, deterministic, samples):
     )
 
 
-# Samples of different lengths, for which cuDNN's attention may not be used.
-DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "hang_seconds", "deterministic", "timeout", "settings"),
@@ -60,12 +56,13 @@ DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
     ],
 )
 def test_settings(strategy, hang_seconds, deterministic, timeout, settings, tmp_path):
-    """Without a limit NCCL's own would be 10 minutes."""
-    samples = DOCUMENTS if deterministic == "true" else ()
+    """Without a limit NCCL's own would be 10 minutes. For sums, which have different lengths, cuDNN's attention may not
+    be used."""
+    recipe = ADDITION if deterministic == "true" else PYDOC
     for timeouts, environment, is_deterministic, uses_cudnn in run_job(
-        settings_of_a_run, tmp_path / "run", hang_seconds, deterministic, samples, strategy=strategy
+        settings_of_a_run, tmp_path / "run", recipe, hang_seconds, deterministic, strategy=strategy
     ):
-        assert uses_cudnn == (not samples)
+        assert uses_cudnn == (recipe == PYDOC)
         assert timeouts == [timeout, timedelta(days=2)]
         assert environment == settings
         assert is_deterministic == (deterministic == "true")

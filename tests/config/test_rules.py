@@ -8,7 +8,7 @@ import tasks
 from largebatch.config import as_json, load_config, validate
 from largebatch.config.sections import Duration, Section
 from largebatch.errors import ConfigError
-from paths import DIGITS, PYDOC, ROOT, VIT_DIGITS
+from paths import ADDITION, DIGITS, PYDOC, ROOT, VIT_DIGITS
 from problems import problem_of, problems_of
 
 CausalLMConfig = tasks.module("causal_lm", "config").Config
@@ -85,19 +85,10 @@ def test_fields_without_effect_that_may_stay():
     assert validate(raw, CausalLMConfig).logging == load_config(PYDOC).logging
 
 
-def test_documents_that_are_samples_are_apart_already():
-    words = ("--data.samples=documents", "--data.attention=document", '--train.duration={"steps": 9}')
-    problems = problems_of(*words, recipe=PYDOC.with_name("gpt2_124m.json"))
-    assert any(
-        "data.attention: has no effect, because each sample is a document of its own" in each for each in problems
-    )
-
-
 def test_answers_that_are_not_written():
-    recipe = ROOT / "recipes/sft/sft_addition.json"
     words = "--evaluation.max_answer_tokens=9"
-    assert "has no effect, because evaluation.answers is null; remove it" in problem_of(words, recipe=recipe)
-    assert load_config(recipe, [words, "--evaluation.answers=2"]).evaluation.max_answer_tokens == 9
+    assert "has no effect, because evaluation.answers is null; remove it" in problem_of(words, recipe=ADDITION)
+    assert load_config(ADDITION, [words, "--evaluation.answers=2"]).evaluation.max_answer_tokens == 9
 
 
 def test_tokens_per_parameter_need_tokens():
@@ -159,22 +150,21 @@ def test_batch_size_schedules(size, words):
     assert words in problem_of(f"--batch.global_batch_size={size}")
 
 
-def test_documents_have_no_fixed_number_of_tokens():
-    words = ["--data.samples=documents", "--data.num_train_samples=2000", "--train.duration", '{"tokens": 1000}']
-    assert "train.duration: is given in tokens, but the samples of this data have no fixed" in problem_of(*words)
+def test_answers_have_no_fixed_number_of_tokens():
+    problem = problem_of("--train.duration", '{"tokens": 1000}', recipe=ADDITION)
+    assert "train.duration: is given in tokens, but the samples of this data have no fixed" in problem
 
 
 class Swap(Section):
     every: list[Duration]
 
 
-class WithSwap(CausalLMConfig):
+class WithSwap(tasks.module("sft", "config").Config):
     swap: Swap
 
 
 def test_durations_of_the_tasks_own_sections_are_checked():
-    raw = json.loads(PYDOC.read_text())
-    raw["data"]["samples"] = "documents"
+    raw = json.loads(ADDITION.read_text())
     with pytest.raises(ConfigError) as caught:
         validate(raw | {"swap": {"every": [{"steps": 1}, {"tokens": 5}]}}, WithSwap)
     assert "swap.every[1]: is given in tokens" in "\n".join(caught.value.problems)

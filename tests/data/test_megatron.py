@@ -15,11 +15,9 @@ from small_data import load_with
 
 
 @pytest.mark.parametrize("kind", ["B", "h", "H", "i", "q"])
-def test_tokens_and_documents(tmp_path, kind):
+def test_tokens(tmp_path, kind):
     stream = open_megatron([write(tmp_path / "corpus", kind)], "data.train", 256)
     assert stream.read(0, len(stream)).tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255, 0]
-    documents = [stream.read_document(number, 100).tolist() for number in range(stream.num_documents)]
-    assert documents == [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14, 255, 0]]
 
 
 def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path):
@@ -29,8 +27,6 @@ def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path):
         DataError, match=r"the data has token 255, but data\.tokenizer has only 255; write the tokenizer"
     ):
         stream.read(0, 11)
-    with pytest.raises(DataError, match="token 255"):
-        stream.read_document(2, 100)
     negative = open_megatron([write(tmp_path / "negative", "b", [[1, -3]], [0, 1])], "data.train", 255)
     with pytest.raises(DataError, match="token -3"):
         negative.read(0, 2)
@@ -95,18 +91,23 @@ def test_a_recipe_reads_them(recipe, first, tmp_path):
     assert batch["labels"][predicted].tolist() == [first + int(place) for place in predicted[0].nonzero()]
 
 
-def test_documents_without_tokens_predict_nothing(tmp_path):
-    prefix = write(tmp_path / "corpus", sequences=[[5, 6, 0], [], [7, 8, 9, 0]], documents=[0, 1, 2, 3])
-    train, _ = sources_of(prefix, samples="documents", num_train_samples=3, num_eval_samples=1)
-    batch = train.fetch(np.array([0, 1, 2]), 0)
-    assert batch["input_ids"].tolist() == [[5, 6, 0], [0, 0, 0], [7, 8, 9]]
-    assert batch["labels"].tolist() == [[6, 0, -100], [-100, -100, -100], [8, 9, 0]]
-
-
-def test_documents_are_kept_apart_only_if_they_have_ends(tmp_path):
-    ended = write(tmp_path / "ended", sequences=[[5, 6, 7, 8, 0], [9, 10, 11, 0]], documents=[0, 1, 2])
-    train, _ = sources_of(ended, attention="document", block_size=4)
-    assert train.fetch(np.array([1]), 0)["position_ids"].tolist() == [[0, 0, 1, 2]]
-    other = write(tmp_path / "other", sequences=[[5, 6, 7, 8, 3], [9, 10, 11, 0]], documents=[0, 1, 2])
-    with pytest.raises(DataError, match=r"data\.attention: the first document of .* does not end with token 0"):
-        sources_of(other, attention="document", block_size=4)
+@pytest.mark.parametrize(
+    ("sequences", "documents", "has_end"),
+    [
+        ([[5, 6, 7, 8, 0], [9, 10, 11, 0]], [0, 1, 2], True),
+        ([[5, 6, 7, 8, 3], [9, 10, 11, 0]], [0, 1, 2], False),
+        # Of two sequences, each of which ends otherwise; one alone; and one without tokens.
+        ([[5, 6, 7], [8, 0], [9, 10, 11, 3]], [0, 2, 3], True),
+        ([[5, 6, 0], [7, 8], [9, 10, 11, 0]], [0, 2, 3], False),
+        ([[5, 6, 7, 8, 0, 9, 10, 11, 3]], [0, 1], False),
+        ([[], [5, 6, 7, 8, 0], [9, 10, 11, 0]], [0, 1, 2, 3], True),
+    ],
+)
+def test_documents_are_kept_apart_only_if_they_have_ends(sequences, documents, has_end, tmp_path):
+    prefix = write(tmp_path / "corpus", sequences=sequences, documents=documents)
+    if has_end:
+        train, _ = sources_of(prefix, attention="document", block_size=4)
+        assert train.fetch(np.array([1]), 0)["position_ids"].tolist() == [[0, 0, 1, 2]]
+    else:
+        with pytest.raises(DataError, match=r"data\.attention: the first document of .* does not end with token 0"):
+            sources_of(prefix, attention="document", block_size=4)

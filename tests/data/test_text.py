@@ -1,6 +1,7 @@
 """Text: one stream of tokens, cut into blocks, each token predicted once."""
 
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_pydoc_blocks_are_the_text_cut_in_order():
 
 
 def test_every_token_is_predicted_once():
-    stream = TokenStream.in_memory([np.arange(1001)])
+    stream = TokenStream.in_memory(np.arange(1001))
     blocks = TokenBlocks(stream, block_size=10, num_samples=100, field="n")
     labels = blocks.fetch(np.arange(100), 0)["labels"]
     assert labels.flatten().tolist() == list(range(1, 1001))
@@ -68,23 +69,12 @@ def test_positions_begin_anew_with_each_document_and_each_block(tmp_path):
 
 
 def test_stream_over_many_parts():
-    """Documents of all lengths, the empty one too, over borders of parts, one of which is empty."""
-    random = np.random.default_rng(0)
-    lengths = [random.integers(0, 9, size=size) for size in (7, 1, 12, 0, 40)]
-    starts = np.cumsum([0, *(part.sum() for part in lengths)])
-    stream = TokenStream(
-        [
-            Part(part.sum(), len(part), partial(np.arange, start, start + part.sum()), partial(np.cumsum, part))
-            for start, part in zip(starts[:-1], lengths, strict=True)
-        ]
-    )
-    assert (len(stream), stream.num_documents) == (starts[-1], 60)
-    for start in range(0, len(stream) - 13, 5):
+    """Over borders of parts, one of which is empty."""
+    starts = np.cumsum([0, 28, 4, 50, 0, 160])
+    stream = TokenStream([Part(stop - start, partial(np.arange, start, stop)) for start, stop in pairwise(starts)])
+    assert len(stream) == 242
+    for start in range(len(stream) - 13):
         assert stream.read(start, start + 13).tolist() == list(range(start, start + 13))
-    documents = np.split(np.arange(len(stream)), np.cumsum(np.concatenate(lengths))[:-1])
-    for number, document in enumerate(documents):
-        assert stream.read_document(number, 100).tolist() == document.tolist()
-        assert stream.read_document(number, 3).tolist() == document[:3].tolist()
 
 
 @pytest.fixture
@@ -127,39 +117,12 @@ def test_data_that_cannot_be_used(tmp_path, data, words):
     assert words in str(caught.value)
 
 
-def test_documents_are_samples_of_their_own(tmp_path):
-    """Each with its end, cut after 8 targets, padded to the longest of the batch; the padding is not predicted."""
-    data = {"samples": "documents", "num_train_samples": 5, "num_eval_samples": 5}
-    train, _ = text_sources(hub_config(tmp_path, **data))
-    batch = train.fetch(np.array([0, 2, 1]), 0)
-    assert [bytes(row) for row in batch["input_ids"].tolist()] == [b"alpha be", b"gamma\0\0\0", b"\0" * 8]
-    targets = [bytes(label for label in row if label != -100) for row in batch["labels"].tolist()]
-    assert targets == [b"lpha bet", b"amma\0", b""]
-    assert train.weight(batch) == 13
-    alone = train.fetch(np.array([1]), 0)
-    assert (alone["input_ids"].shape, train.weight(alone)) == ((1, 1), 0)
-
-
-def test_paragraphs_of_the_python_reference():
-    words = [
-        "--data.samples=documents",
-        "--data.num_train_samples=96",
-        "--data.num_eval_samples=5",
-        "--train.duration.epochs=20",
-    ]
-    train, evaluation = text_sources(load_config(PYDOC, words))
-    weights = [train.weight(train.fetch(np.array([index]), 0)) for index in range(96)]
-    assert min(weights) >= 1
-    assert max(weights) == 128
-    assert len(set(weights)) > 20
-    # The evaluation's are those that follow.
-    (more, _) = text_sources(load_config(PYDOC, [*words, "--data.num_train_samples=97"]))
-    assert torch.equal(evaluation.fetch(np.array([0]), None)["labels"], more.fetch(np.array([96]), 0)["labels"])
-
-
-def test_too_few_documents(tmp_path):
-    with pytest.raises(DataError, match=r"data\.num_train_samples: 6, but the data has 5 samples; write at most that"):
-        text_sources(hub_config(tmp_path, samples="documents", num_train_samples=6))
+def test_too_few_blocks(tmp_path):
+    """Of 236 bytes, with a separator after each document."""
+    with pytest.raises(
+        DataError, match=r"data\.num_train_samples: 99, but the data has 28 samples; write at most that"
+    ):
+        text_sources(hub_config(tmp_path, num_train_samples=99))
 
 
 @pytest.mark.parametrize("recipe", ["llama31_8b_c4", "gpt2_124m"])

@@ -1,7 +1,6 @@
 """Supervised fine-tuning under every strategy, against a plain PyTorch loop; adapters: trained, saved, resumed."""
 
 import json
-import math
 from functools import cache
 from pathlib import Path
 
@@ -16,24 +15,18 @@ from jobs import run_job
 from largebatch.__main__ import main
 from largebatch.config import load_config
 from paths import ADDITION
-from reference import global_batches, train_plainly
+from reference import reference_addition
 from resuming import Interruption, assert_bit_for_bit, stop_and_resume
-from test_strategies import STEPS, assert_same, recorded
+from test_strategies import SMALL_ADDITION, STEPS, assert_same, recorded
 
 pytestmark = pytest.mark.slow
 
 addition = tasks.module("sft", "data").addition
 load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
-TINY = (
-    '--model.config={"model_type": "llama", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 32, '
-    '"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}',
-    "--data.num_eval_samples=40",
-    '--learning_rate.warmup.duration={"steps": 6}',
-)
-SINGLE = (*TINY, '--batch={"global_batch_size": 32, "micro_batch_size": 8}')
+SINGLE = (*SMALL_ADDITION, '--batch={"global_batch_size": 32, "micro_batch_size": 8}')
 PACKED = (
-    *TINY,
+    *SMALL_ADDITION,
     "--data.packing=true",
     "--data.num_train_samples=1250",
     '--batch={"global_batch_size": 8, "micro_batch_size": 2}',
@@ -42,57 +35,9 @@ LORA = (*SINGLE, '--model.lora={"rank": 2, "alpha": 4.0}', "--optimizer.weight_d
 RECIPES = {"packs": PACKED, "lora": LORA}
 
 
-def reference_sft(overrides: tuple[str, ...]) -> dict:
-    """One process, nothing of the library but the model and the order of samples: each pair alone, its tokens made
-    from its text here, the loss torch's mean over the answer tokens of the whole global batch."""
-    config = load_config(ADDITION, overrides)
-    pairs = [(row["prompt"].encode(), row["answer"].encode() + b"\0") for row in addition()[0]]
-    samples = [[pair] for pair in pairs]
-    if config.data.packing:
-        samples = []
-        room = 0
-        for prompt, answer in pairs:
-            length = len(prompt) + len(answer) - 1
-            if length > room:
-                samples.append([])
-                room = config.data.block_size
-            samples[-1].append((prompt, answer))
-            room -= length
-    torch.manual_seed(config.seed)
-    model = tasks.build_model(ADDITION)(config)
-    options = config.optimizer
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name or config.model.lora is None)
-    groups = [
-        {"params": [parameter], "weight_decay": 0.0 if "norm" in name else options.weight_decay}
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
-
-    def mean_loss(indices):
-        losses = []
-        for prompt, answer in (pair for index in indices for pair in samples[index]):
-            tokens = torch.tensor([*prompt, *answer])
-            logits = model(input_ids=tokens[None, :-1]).logits[0]
-            losses.append(cross_entropy(logits[-len(answer) :], tokens[-len(answer) :], reduction="none"))
-        return torch.cat(losses).mean()
-
-    # Warmup over 6 steps from zero, then half a cosine.
-    size = config.batch.global_batch_size
-    rate = config.learning_rate
-    final = rate.decay.final_fraction
-    left = config.train.duration.epochs * (len(samples) // size) - 6
-    falling = [final + (1 - final) * 0.5 * (1 + math.cos(math.pi * step / left)) for step in range(STEPS - 6)]
-    peak = rate.base_lr * math.sqrt(size / rate.reference_batch_size)
-    rates = [peak * each for each in (*np.arange(6) / 6, *falling)]
-    batches = global_batches(len(samples), {0: size}, False, STEPS)
-    return train_plainly(config, model, optimizer, mean_loss, batches, rates)
-
-
 @cache
 def plain(name: str) -> dict:
-    (result,) = run_job(reference_sft, RECIPES[name], strategy="single")
+    (result,) = run_job(reference_addition, ADDITION, RECIPES[name], STEPS, strategy="single")
     return result
 
 

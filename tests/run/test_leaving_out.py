@@ -8,15 +8,19 @@ from test_not_finite import poison
 from jobs import failure_of, run_job, train
 from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
-from paths import DIGITS, PYDOC
-from resuming import TINY_GPT, assert_same_weights, events, exact_log
+from paths import DIGITS, MAPS, PYDOC
+from resuming import TINY_GPT, TINY_MAPS, assert_same_weights, events, exact_log
 
 pytestmark = pytest.mark.slow
 
 # Steps 2 to 5 fill the window.
 SPIKE = '--faults.spike={"window": 4}'
 WORDS = ("--train.stop_after_steps=10", '--checkpoint.every={"steps": 4}', '--evaluation.every={"steps": 7}')
-TINY_DIGITS = ("--logging.every=1", "--logging.trackers=[]", "--data.image_size=16")
+TINY = {
+    PYDOC: TINY_GPT,
+    MAPS: TINY_MAPS,
+    DIGITS: ("--logging.every=1", "--logging.trackers=[]", "--data.image_size=16"),
+}
 
 
 def train_poisoned(run_dir: Path, recipe: Path, words, bad_steps, bad_rank: int, where: str) -> None:
@@ -47,16 +51,16 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
 @pytest.mark.parametrize(
     ("policy", "recipe", "strategy", "where"),
     [
-        ("skip", PYDOC, "ddp", "gradient"),
+        ("skip", MAPS, "ddp", "gradient"),
         ("skip", DIGITS, "zero1", "loss"),
-        ("roll_back", PYDOC, "fsdp", "loss alone"),
+        ("roll_back", MAPS, "fsdp", "loss alone"),
         ("skip", PYDOC, "zero1", "spike"),
         ("skip", PYDOC, "fsdp", "spike"),
         ("roll_back", PYDOC, "zero3_offload", "spike"),
     ],
 )
 def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_path):
-    words = (*(TINY_GPT if recipe == PYDOC else TINY_DIGITS), *WORDS, f"--faults.on_non_finite={policy}")
+    words = (*TINY[recipe], *WORDS, f"--faults.on_non_finite={policy}")
     words += (SPIKE,) if where == "spike" else ()
     # "roll_back" goes back to the checkpoint after step 4.
     left_out = {6} if policy == "skip" else {5, 6}

@@ -10,6 +10,7 @@ import torch
 from scipy.stats import ttest_1samp
 from torch.nn.functional import cross_entropy
 
+import tasks
 from jobs import train_in_job
 from largebatch.batch.noise_scale import measure, noise_scale
 from largebatch.config import load_config
@@ -19,9 +20,8 @@ from largebatch.plan import explain, resolve
 from largebatch.run.record.noise_scale import NoiseScale
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.layout import read_object
-from paths import DIGITS, PYDOC, SIMCLR
+from paths import ADDITION, DIGITS, SIMCLR
 from reference import begin, global_batches
-from tasks import SMALL
 
 EVERY_STEP = '--logging.noise_scale={"every": 1}'
 
@@ -98,12 +98,12 @@ def test_there_is_no_scale_without_a_gradient_or_noise():
 
 # --- the gradients ----------------------------------------------------------------------------------------------------
 
-# Documents of unequal lengths, tied weights, a ragged batch as the third. The weights stay.
+# Answers of unequal lengths, tied weights, a ragged batch as the third. The weights stay.
 FIXED = (
-    *SMALL,
-    "--model.num_layers=2",
-    "--data.block_size=128",
-    "--data.samples=documents",
+    '--model.config={"model_type": "llama", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 32, '
+    '"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": true}',
+    # In its order, micro-batches of each step have different numbers of target tokens.
+    "--seed=9",
     "--data.num_train_samples=57",
     "--data.num_eval_samples=8",
     "--batch.drop_last=false",
@@ -120,10 +120,8 @@ FIXED = (
 @pytest.fixture(scope="module")
 def expected():
     """The measurements by definition: products of the gradients of different micro-batches of a plain model."""
-    from largebatch.data.text import pydoc_samples
-
-    config, model, _ = begin(PYDOC, (*FIXED, EVERY_STEP))
-    train_set, _ = pydoc_samples(config.data)
+    config, model, _ = begin(ADDITION, (*FIXED, EVERY_STEP))
+    train_set, _ = tasks.sources("sft")(config)
     counted = list(model.parameters())
     lines = []
     for step, (epoch, start, size, _) in enumerate(global_batches(57, {0: 24}, keep_last=True, steps=3), 1):
@@ -157,7 +155,7 @@ def test_every_strategy_measures_the_gradients_of_micro_batches(strategy, world_
     # One is resumed.
     for last in (2, 3) if strategy == "zero3" else (3,):
         stop = f"--train.stop_after_steps={last}"
-        train_in_job(PYDOC, tmp_path / "run", *FIXED, EVERY_STEP, *words, stop, **settings)
+        train_in_job(ADDITION, tmp_path / "run", *FIXED, EVERY_STEP, *words, stop, **settings)
     for line, truth in zip(read_json_lines(tmp_path / "run/noise_scale.jsonl"), expected, strict=True):
         assert line == pytest.approx(truth, rel=1e-4)
     summary = read_object(tmp_path / "run/summary.json")["noise_scale"]
@@ -182,7 +180,7 @@ def test_what_couples_samples_is_refused(recipe, why):
 
 def test_the_plan_says_whether_it_is_measured():
     def said(*words):
-        plan = resolve(load_config(PYDOC, [*FIXED, *words]), 1)
+        plan = resolve(load_config(ADDITION, [*FIXED, *words]), 1)
         shown = [line.strip() for line in explain(plan, "run").splitlines() if "noise scale" in line]
         return shown, NoiseScale(SimpleNamespace(plan=plan), [], print).summary(), measured_after(plan)
 
@@ -200,7 +198,7 @@ def test_the_plan_says_whether_it_is_measured():
 
 
 def test_damaged_lines_and_batches_with_all_weight_in_one_part_are_left_out():
-    plan = resolve(load_config(PYDOC, [*FIXED, EVERY_STEP]), 1)
+    plan = resolve(load_config(ADDITION, [*FIXED, EVERY_STEP]), 1)
     backend = SimpleNamespace(plan=plan, world_size=1, all_gather=lambda values: values[None])
     good = {"step": 1, "global_batch_size": 4, "squared_gradient": 1.0, "trace": 8.0}
     bad = [{"step": 2}, good | {"trace": "8"}, good | {"squared_gradient": math.nan}, good | {"trace": 10**400}]

@@ -9,10 +9,11 @@ from jobs import run_job, train, write_zero_config
 from largebatch.run.checkpoint.export import export
 from largebatch.storage.layout import folder_name
 from largebatch.storage.run_folder import RunFolder
-from paths import DIGITS, PYDOC
+from paths import DIGITS, MAPS, PYDOC
 from resuming import (
     CHAIN_BATCH,
     TINY_GPT,
+    TINY_MAPS,
     Interruption,
     assert_bit_for_bit,
     assert_close_weights,
@@ -79,8 +80,7 @@ def test_stopped_twice_and_resumed_bit_for_bit(recipe, strategy, world_size, tmp
     ]
 
 
-CHAIN = (*TINY_GPT, *CHAIN_BATCH, FASTER_BLOCK, "--optimizer.eps=1e-3")
-LAMB_CHAIN = (*CHAIN, "--optimizer.name=lamb")
+LAMB_CHAIN = (*TINY_GPT, *CHAIN_BATCH, FASTER_BLOCK, "--optimizer.eps=1e-3", "--optimizer.name=lamb")
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +124,11 @@ def test_updates_wait_for_the_copy(tmp_path):
 # --- other strategies and numbers of processes --------------------------------------------------------------------
 
 
-def follow_chain(run_dir, words, chain):
+def follow_chain(run_dir, words, chain, recipe=PYDOC):
     """Four steps on each."""
     for number, (strategy, world_size) in enumerate(chain, 1):
         last = f"--train.stop_after_steps={4 * number}"
-        assert run_interrupted(run_dir, (*words, last), None, strategy, world_size) is None
+        assert run_interrupted(run_dir, (*words, last), None, strategy, world_size, recipe) is None
 
 
 def assert_same_course(run_dir, reference, tolerance):
@@ -144,9 +144,11 @@ def test_a_chain_of_strategies_and_world_sizes(alone, tmp_path):
 
 
 def test_a_chain_in_fp64(tmp_path):
-    words = (*CHAIN, "--precision=fp64")
-    follow_chain(tmp_path / "run", words, [("fsdp", 3), ("ddp", 2)])
-    assert run_interrupted(tmp_path / "whole", (*words, "--train.stop_after_steps=8"), strategy="single") is None
+    """Samples of unequal weight, and a ragged batch as the fifth."""
+    words = (*TINY_MAPS, *CHAIN_BATCH, "--batch.micro_batch_size=8", "--precision=fp64")
+    follow_chain(tmp_path / "run", words, [("fsdp", 3), ("ddp", 2)], MAPS)
+    words += ("--train.stop_after_steps=8",)
+    assert run_interrupted(tmp_path / "whole", words, strategy="single", recipe=MAPS) is None
     assert_same_course(tmp_path / "run", tmp_path / "whole", 1e-12)
 
 

@@ -189,6 +189,14 @@ def test_how_features_are_judged_may_change():
     assert list(differences(before, changed)) == ["loss.temperature"]
 
 
+@pytest.mark.parametrize(("kind", "found"), [("blocks", []), ("documents", ["data.samples"])])
+def test_runs_from_when_samples_were_blocks_or_documents(kind, found):
+    config = load_config(PYDOC)
+    before = as_json(config)
+    before["data"]["samples"] = kind
+    assert list(differences(before, config)) == found
+
+
 def test_an_earlier_stop_is_refused(run_dir):
     report = resume(run_dir, "--train.stop_after_steps=3")
     assert "the checkpoint is of step 4, but the run would end after step 3 (of 12)" in report

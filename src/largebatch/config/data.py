@@ -307,26 +307,22 @@ class HubImages(EncodedImages):
 
 
 class TextData(Data):
-    """Text, cut into samples of tokens."""
+    """Text: documents are joined and cut into blocks, which are the samples, and each token is predicted once."""
 
-    samples: Literal["blocks", "documents"] = "blocks"
-    """How text becomes samples. "blocks": documents are joined and cut into blocks of `block_size` tokens, and each
-    token is predicted once. "documents": each document is a sample, truncated to `block_size` tokens; the padding
-    after shorter ones is not predicted, so samples have different numbers of target tokens."""
     block_size: Size
-    """Tokens per sample; for "documents", the maximum."""
+    """Tokens per sample."""
 
     @property
     def loss_unit(self) -> str:
         return "tokens"
 
     @property
-    def tokens_per_sample(self) -> int | None:
-        return self.block_size if self.samples == "blocks" else None
+    def tokens_per_sample(self) -> int:
+        return self.block_size
 
 
 class PydocData(TextData):
-    """The language reference that ships with every Python (`pydoc_data.topics`), as bytes; paragraphs are documents.
+    """The language reference that ships with every Python (`pydoc_data.topics`), as bytes.
 
     The text differs between Python versions, so exactly the first num_train_samples + num_eval_samples samples are
     used; the last of them are the evaluation samples.

@@ -33,6 +33,9 @@ def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, 
     per_micro_batch = model.uses_batch_norm and not model.synchronizes_batch_norm
     if not (per_micro_batch or model.uses_dropout):
         free.add("batch.micro_batch_size")
+    # Text was blocks or documents, and is always blocks now.
+    if theirs.get("data.samples") == "blocks":
+        free.add("data.samples")
     return {
         name: (theirs.get(name), mine.get(name))
         for name in sorted(theirs.keys() | mine.keys())

@@ -129,8 +129,7 @@ class RecipeConfig(Section):
     @property
     def tokens_processed_per_sample(self) -> int | None:
         """Tokens that a transformer processes per training sample, for `mfu`; None if there are none or it varies."""
-        data = self.data
-        return data.block_size if isinstance(data, TextData) and data.tokens_per_sample is not None else None
+        return self.data.block_size if isinstance(self.data, TextData) else None
 
     def tiny_data(self) -> dict[str, Any] | None:
         """Overrides by dotted path that replace large data with small data of the same kind, for `verify --tiny-data`.

@@ -7,15 +7,15 @@ the number of sequences. Megatron-LM, `megatron/core/datasets/indexed_dataset.py
 """
 
 import struct
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import partial
 from glob import glob
 from pathlib import Path
 
 import numpy as np
 
 from largebatch.data.hub import check_once
-from largebatch.data.token_stream import Array, Part, TokenStream, mapped
+from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.errors import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -23,19 +23,28 @@ HEADER = struct.Struct("<9sQBQQ")
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
-def open_megatron(prefixes: Sequence[str], field: str, vocab_size: int) -> TokenStream:
+def open_megatron(prefixes: Sequence[str], field: str, vocab_size: int, end_of_text: int | None = None) -> TokenStream:
     """The tokens of all documents of PREFIX.bin, in their stored order, for one prefix after the other.
 
     Args:
         prefixes: Paths and globs of pairs of files, without .bin or .idx; what matches a glob is sorted.
         field: The config's field for them, for errors.
         vocab_size: Number of tokens of the tokenizer that the files were made with.
+        end_of_text: The token that ends documents, if they are to be kept apart.
 
     Raises:
-        DataError: A file is missing, is of another format, or does not fit the other.
+        DataError: A file is missing, is of another format, or does not fit the other, or the first document has
+            another end.
     """
     found = check_once([path for prefix in prefixes for path in _found(prefix)], field)
-    return TokenStream([_read(path, field) for path in found], vocab_size)
+    parts, ends = zip(*(_read(path, field) for path in found), strict=True)
+    stream = TokenStream(parts, vocab_size)
+    if end_of_text is not None and ends[0] and stream.read(0, ends[0])[-1] != end_of_text:
+        raise DataError(
+            f"data.attention: the first document of {prefixes[0]} does not end with token {end_of_text}; make the "
+            'files with --append-eod, or write "block"'
+        )
+    return stream
 
 
 def _found(prefix: str) -> list[Path]:
@@ -44,7 +53,8 @@ def _found(prefix: str) -> list[Path]:
     return [Path(name.removesuffix(".idx")) for name in found] or [Path(prefix).expanduser()]
 
 
-def _read(prefix: Path, field: str) -> Part:
+def _read(prefix: Path, field: str) -> tuple[Part, int]:
+    """The tokens, and the number of them in the first document."""
     index, tokens = (Path(f"{prefix}.{ending}") for ending in ("idx", "bin"))
     for file in (index, tokens):
         if not file.is_file():
@@ -59,31 +69,18 @@ def _read(prefix: Path, field: str) -> Part:
     itemsize = np.dtype(TYPES[code]).itemsize
     num_bytes = tokens.stat().st_size
     at = HEADER.size + 4 * num_sequences
-    pointers = partial(mapped, index, "<i8", at, num_sequences)
-    documents = partial(mapped, index, "<i8", at + 8 * num_sequences, num_boundaries)
     try:
         sizes = mapped(index, "<i4", HEADER.size, num_sequences)
         # As one array: 8 bytes for each sequence, until they are compared.
         begins = np.cumsum(np.append(0, sizes), dtype=np.int64) * itemsize
-        follow = num_bytes > 0 and sizes.min() >= 0 and np.array_equal(begins, np.append(pointers(), num_bytes))
+        pointers = mapped(index, "<i8", at, num_sequences)
+        follow = num_bytes > 0 and sizes.min() >= 0 and np.array_equal(begins, np.append(pointers, num_bytes))
         # Documents are in order, from the first sequence to the end.
-        firsts = documents()
+        firsts = mapped(index, "<i8", at + 8 * num_sequences, num_boundaries)
         in_order = bool((np.diff(firsts) >= 0).all()) and (firsts[0], firsts[-1]) == (0, num_sequences)
     # The file is too short, the index names no sequence, or more than there can be.
     except (ValueError, IndexError, OverflowError):
         follow = in_order = False
     if not (follow and in_order):
         raise DataError(f"{field}: {index} and {tokens} do not fit each other, or are damaged or empty; copy both")
-    num_tokens = num_bytes // itemsize
-    return Part(
-        num_tokens,
-        num_boundaries - 1,
-        partial(mapped, tokens, TYPES[code]),
-        partial(_ends, pointers, documents, itemsize, num_tokens),
-    )
-
-
-@lru_cache(maxsize=64)  # 8 bytes for each document of a file
-def _ends(pointers: Callable[[], Array], documents: Callable[[], Array], itemsize: int, num_tokens: int) -> Array:
-    """The tokens at which documents end, from the bytes at which sequences begin and documents' first sequences."""
-    return np.append(pointers() // itemsize, num_tokens)[documents()[1:]]
+    return Part(num_bytes // itemsize, partial(mapped, tokens, TYPES[code])), int(begins[firsts[1]]) // itemsize

@@ -4,8 +4,7 @@ Each split of a data set has a folder, whose name depends on everything that its
 into ranges, and each range becomes a *shard*:
 
     00007.tokens    the tokens of the documents, each with its end-of-text token: uint16 or, beyond 2^16, int32
-    00007.ends      where each document ends among them: int64
-    00007.json      which rows these are, counts, sizes and checksums; written when both files are on disk
+    00007.json      which rows these are, counts, size and checksum; written when the tokens are on disk
     manifest.json   the source of the data, and the counts and checksums of all shards; written last
 
 A shard is made again unless its JSON says that it has these rows, so interrupted work resumes.
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 from huggingface_hub.constants import HF_HOME
-from numpy.typing import NDArray
 
 from largebatch.config.data import HubText, names_in
 from largebatch.data.forked import run_forked
@@ -125,18 +123,16 @@ class PreparedSplit:
         """
         parts = []
         for number, shard in enumerate(self.shards):
-            tokens, ends = (self._file(number, ending) for ending in ("tokens", "ends"))
-            for path in (tokens, ends):
-                record = shard["files"][path.suffix[1:]]
-                is_whole = path.is_file() and path.stat().st_size == record["size"]
-                if not is_whole or (self._preparation.verify_checksums and asdict(read_record(path)) != record):
-                    raise DataError(f"{path} is damaged; remove its folder, and prepare the data again")
-            opened = partial(mapped, tokens, self._dtype.str), partial(mapped, ends, "<i8")
-            parts.append(Part(shard["tokens"], shard["documents"], *opened))
+            path = self._file(number, "tokens")
+            record = shard["files"]["tokens"]
+            is_whole = path.is_file() and path.stat().st_size == record["size"]
+            if not is_whole or (self._preparation.verify_checksums and asdict(read_record(path)) != record):
+                raise DataError(f"{path} is damaged; remove its folder, and prepare the data again")
+            parts.append(Part(shard["tokens"], partial(mapped, path, self._dtype.str)))
         return TokenStream(parts, self._tokenizer.vocab_size)
 
     def _file(self, number: int, ending: str) -> Path:
-        """A file of a shard: its "tokens", "ends" or "json"."""
+        """A file of a shard: its "tokens" or "json"."""
         return self.folder / f"{number:05d}.{ending}"
 
     def make(self, text: "datasets.Dataset") -> int:
@@ -182,25 +178,18 @@ class PreparedSplit:
         if self._record(number).get("rows") == rows:
             # Another job has made it meanwhile.
             return
-        lengths: list[NDArray[np.int64]] = []
         with write_errors(self.folder):
-            tokens = replace_file(self._file(number, "tokens"), self._encode(text, rows, lengths))
-            places = np.cumsum(np.concatenate(lengths))
-            ends = replace_file(self._file(number, "ends"), [places.data])
-            counts = {"rows": rows, "documents": len(places), "tokens": int(places[-1])}
-            files = {"tokens": asdict(tokens), "ends": asdict(ends)}
-            replace_json_file(self._file(number, "json"), counts | {"files": files})
+            file = replace_file(self._file(number, "tokens"), self._encode(text, rows))
+            tokens = file.size // self._dtype.itemsize
+            counts = {"rows": rows, "documents": rows[1] - rows[0], "tokens": tokens}
+            replace_json_file(self._file(number, "json"), counts | {"files": {"tokens": asdict(file)}})
         if self._preparation.allowed == "everything":
-            print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {counts['tokens']:,} tokens", flush=True)
+            print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {tokens:,} tokens", flush=True)
 
-    def _encode(
-        self, text: "datasets.Dataset", rows: list[int], lengths: list[NDArray[np.int64]]
-    ) -> Iterator[memoryview]:
-        """The tokens of some documents at a time, whose lengths are added to `lengths`."""
+    def _encode(self, text: "datasets.Dataset", rows: list[int]) -> Iterator[memoryview]:
+        """The tokens of some documents at a time."""
         for documents in _some_documents(text, *rows):
-            encoded = self._tokenizer.encode(documents)
-            lengths.append(np.array([len(tokens) for tokens in encoded], np.int64))
-            yield np.fromiter(chain.from_iterable(encoded), self._dtype).data
+            yield np.fromiter(chain.from_iterable(self._tokenizer.encode(documents)), self._dtype).data
 
 
 def _some_documents(text: "datasets.Dataset", start: int, stop: int) -> Iterator[list[str | None]]:

@@ -25,12 +25,10 @@ def mapped(file: Path, dtype: str, offset: int = 0, length: int | None = None) -
 
 
 class Part(NamedTuple):
-    """Some documents, which are opened when they are read."""
+    """Some tokens, which are opened when they are read."""
 
     num_tokens: int
-    num_documents: int
     tokens: Callable[[], Array]  # of shape (tokens,)
-    ends: Callable[[], Array]  # the places among them where the documents end, in order, of shape (documents,)
 
 
 class TokenStream:
@@ -45,22 +43,14 @@ class TokenStream:
         self._parts = parts
         self._vocab_size = vocab_size
         self._starts = np.cumsum([0, *(part.num_tokens for part in parts)])
-        self._first_documents = np.cumsum([0, *(part.num_documents for part in parts)])
 
     @classmethod
-    def in_memory(cls, documents: Sequence[Sequence[int]]) -> "TokenStream":
+    def in_memory(cls, tokens: Array) -> "TokenStream":
         """A stream of one part."""
-        tokens = np.concatenate([np.zeros(0, np.uint8), *documents])
-        ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
-        return cls([Part(len(tokens), len(documents), lambda: tokens, lambda: ends)])
+        return cls([Part(len(tokens), lambda: tokens)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
-
-    @property
-    def num_documents(self) -> int:
-        """Number of documents."""
-        return int(self._first_documents[-1])
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Tokens `start` to `stop`; DataError if one is not in the vocabulary."""
@@ -71,19 +61,8 @@ class TokenStream:
             pieces.append(self._parts[part].tokens()[start - first : stop - first])
             start += len(pieces[-1])
             part += 1
-        return self._checked(np.concatenate(pieces, dtype=np.int64))
-
-    def read_document(self, number: int, max_tokens: int) -> NDArray[np.int64]:
-        """The first tokens of a document, at most so many; DataError as `read`."""
-        which = int(np.searchsorted(self._first_documents, number, side="right")) - 1
-        part = self._parts[which]
-        place = number - int(self._first_documents[which])
-        ends = part.ends()
-        start = int(ends[place - 1]) if place else 0
-        return self._checked(part.tokens()[start : min(int(ends[place]), start + max_tokens)].astype(np.int64))
-
-    def _checked(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        if self._vocab_size is not None and len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
+        tokens = np.concatenate(pieces, dtype=np.int64)
+        if self._vocab_size is not None and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
             raise DataError(
                 f"the data has token {max(tokens, key=abs)}, but data.tokenizer has only {self._vocab_size}; write the "
                 "tokenizer that the data was made with, or make the data again if it is damaged"

@@ -49,7 +49,7 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
         if every is None or timeline.steps_in(every.length) >= plan.stop_after_steps:
             lost = "; a run that is killed starts over" if name == "checkpoint" else ""
             yield f"no {name} before the end{lost}: write a shorter {name}.every"
-    if isinstance(config.data, TextData) and config.data.tokens_per_sample in (None, config.data.block_size):
+    if isinstance(config.data, TextData) and config.data.tokens_per_sample == config.data.block_size:
         samples = plan.total_samples
         passes = max(plan.mixture.epochs(samples)) if plan.mixture else samples / plan.num_train_samples
         if passes > MAX_PASSES:

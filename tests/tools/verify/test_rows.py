@@ -9,22 +9,21 @@ import pytest
 from largebatch.tools.verify import verification
 from largebatch.tools.verify.differences import Trained, limits
 from largebatch.tools.verify.verification import Combination, Verification
-from paths import DIGITS, PYDOC
+from paths import DIGITS, MAPS, PYDOC
+from resuming import TINY_MAPS
 from tasks import TINY
 from verifying import SGD, recipe_with, rows_of, verification_of
-
-DOCUMENTS = ("--data.samples=documents", "--data.num_train_samples=2000")
 
 
 @pytest.mark.slow
 def test_fp64_differs_by_its_own_rounding_only():
-    """Documents of unequal length, ragged batches and clipping, 10 steps: 1e-12 shows mathematics, not luck.
+    """Samples of unequal weight, ragged batches and clipping, 10 steps: 1e-12 shows mathematics, not luck.
 
     A row says that DeepSpeed has none.
     """
-    words = (*TINY, *SGD, *DOCUMENTS, "--data.num_train_samples=130", "--batch.drop_last=false", "--precision=fp64")
-    words += ("--optimizer.clip_norm=0.5", "--data.num_eval_samples=40", '--train.duration={"steps": 40}')
-    reference, row, failed = rows_of(PYDOC, words, Combination("ddp", 3, 4), Combination("zero2", 2, 4), steps=10)
+    words = (*TINY_MAPS, *SGD, "--data.num_train_samples=130", "--batch.micro_batch_size=4", "--precision=fp64")
+    words += ("--optimizer.clip_norm=0.5", '--train.duration={"steps": 40}')
+    reference, row, failed = rows_of(MAPS, words, Combination("ddp", 3, 4), Combination("zero2", 2, 4), steps=10)
     assert reference.verdict == "reference"
     assert row.verdict == "agrees", row
     assert 0 < max(row.differences.values()) <= 1e-12
