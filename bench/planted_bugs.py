@@ -63,6 +63,7 @@ SOMETIMES = """class Sometimes(nn.Module):
 NOT_KEPT = "training depends on something that checkpoints do not have, such as an average in train.py"
 BY_MICRO_BATCH = "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch"
 BY_PROCESS = "several processes differ where one does not, from the first loss on: data or noise depends on the process"
+OF_SAMPLES = "`fetch` in data.py returns another "
 IN_GRADIENTS = "the first loss agrees on several processes, but not its gradient"
 BY_DIVISION = "something is kept from one micro-batch to the next (a running average"
 BY_COUNT = "where a process has another number of micro-batches in a step, the first loss differs"
@@ -181,7 +182,7 @@ OF_TASKS = (
     ),
     Planted(
         "augmentation draws from NumPy's own generator",
-        BY_PROCESS,
+        OF_SAMPLES,
         [
             ("data.py", 'derive_seed(self.config.seed, "mirror", epoch, index) % 2', "np.random.random() < 0.5"),
             (
@@ -191,6 +192,18 @@ OF_TASKS = (
             ),
         ],
         words=("--strategies=ddp,fsdp", "--world-sizes=2", "--no-resume"),
+    ),
+    Planted(
+        "samples are drawn by their places in a micro-batch",
+        OF_SAMPLES,
+        [("data.py", "int(index), epoch) for index in indices", "place, epoch) for place, _ in enumerate(indices)")],
+        words=ONE_AND_TWO,
+    ),
+    Planted(
+        "a weight counts padding",
+        "`weight` in data.py counts ",
+        [("data.py", 'return batch["weights"]', 'return 400 + batch["weights"].long().sum()')],
+        words=ONE_AND_TWO,
     ),
     Planted(
         "a mask of dropout from a generator of its own",

@@ -46,7 +46,7 @@ class _MicroBatches(Dataset[Loaded | DataError]):
             batch = {name: _whole(self.source, name, tensor) for name, tensor in fetched.items()}
             if get_worker_info() is not None:
                 _share(batch)
-            return Loaded(batch, _sum_of_weights(self.source, batch))
+            return Loaded(batch, sum_of_weights(self.source, batch))
         except DataError as error:
             return error
 
@@ -60,7 +60,8 @@ def _whole(source: SampleSource, name: str, tensor: torch.Tensor) -> torch.Tenso
     return tensor.contiguous()
 
 
-def _sum_of_weights(source: SampleSource, batch: Batch) -> float:
+def sum_of_weights(source: SampleSource, batch: Batch) -> float:
+    """What the samples of a micro-batch weigh; DataError if they cannot be summed exactly."""
     weight = source.weight(batch)
     called = f"{type(source).__name__}.weight(batch)"
     if isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.dim():

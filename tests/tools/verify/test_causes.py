@@ -16,6 +16,10 @@ ALL_OF_IT = {"loss", "grad_norm", "update", "parameters", "evaluation", "first_l
 WEIGHTS = {"update", "parameters", "evaluation"}
 
 
+def verification_of(config, fault=None):
+    return SimpleNamespace(config=config, fault_of_samples=lambda: fault)
+
+
 def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     config = SimpleNamespace(precision="fp32", batch=SimpleNamespace(micro_batch_size=8))
     strategies = ("ddp", "fsdp", "zero1")
@@ -25,7 +29,7 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
         differing = {"verdict": "differs", "problem": problem, "beyond": frozenset(beyond)}
         rows = [Row(each, **differing) if differs(each) else Row(each, "agrees") for each in combinations]
         reference = Row(Combination("single", 1, 8), "reference")
-        return likely_cause([reference, *rows, *more], SimpleNamespace(config=config))
+        return likely_cause([reference, *rows, *more], verification_of(config))
 
     assert "the loss is a mean over the micro-batch" in cause(lambda each: each.micro_batch_size == 4)
     # On one process, ZeRO steps all parameters as one, and FSDP whole ones.
@@ -48,8 +52,9 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     for none in (lambda _: True, lambda _: False, lambda each: each.strategy == "ddp"):
         assert cause(none) is None
     assert cause(lambda each: each.world_size == 2, verification.UNSEEDED) is None
-    # What has failed has a sentence of its own, and what is left may have any cause.
-    assert cause(lambda each: each.micro_batch_size == 4, more=[Row(Combination("ddp", 4, 8), "failed")]) is None
+    # What has failed has a sentence of its own.
+    failed = Row(Combination("ddp", 4, 8), "failed")
+    assert "over the micro-batch" in cause(lambda each: each.micro_batch_size == 4, more=[failed])
     # What cannot be told apart is all named.
     combinations = [Combination("zero1", 2, 4)]
     assert all(part in cause(lambda _: True) for part in ("over the micro-batch", "the process"))
@@ -76,7 +81,7 @@ def test_what_differs_first_is_told(beyond, symptom, said):
         # What follows from the first difference does not hide it.
         Row(Combination("ddp", 3, 8), "differs", beyond=frozenset({*beyond, "evaluation"})),
     ]
-    assert said in likely_cause(rows, SimpleNamespace(config=config))
+    assert said in likely_cause(rows, verification_of(config))
 
 
 @pytest.mark.slow

@@ -81,11 +81,13 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
         ),
         "several processes": (
             "loss and gradient of the first step agree on several processes, but not its update: the optimizer, or "
-            "train.py, changes weights by something that depends on the process"
+            "train.py, changes weights by something that depends on the process (running statistics: by a forward pass "
+            "of its own, or an evaluation in training mode)"
         ),
         "otherwise": (
             "loss and gradient of the first step agree, but not its update: the optimizer, or train.py, changes "
-            "weights by something that depends on the process or the micro-batch"
+            "weights by something that depends on the process or the micro-batch (running statistics: by a forward "
+            "pass of its own, or an evaluation in training mode)"
         ),
     },
     "later": {
@@ -135,9 +137,10 @@ def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
         row for row in rows if row.verdict in ("reference", "agrees", "differs") and not row.combination.resumes
     ]
     differing = [row for row in compared if row.verdict == "differs"]
-    # What has failed says why, and the rest may not tell one cause from another.
-    if not differing or any(row.problem == UNSEEDED or row.verdict == "failed" for row in rows):
+    if not differing or any(row.problem == UNSEEDED for row in rows):
         return None
+    if fault := verification.fault_of_samples():
+        return fault
     config = verification.config
     if config.precision == "bf16" and verification.agrees_in_fp32(differing[0].combination):
         return ONLY_IN_BF16

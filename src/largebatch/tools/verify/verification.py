@@ -9,6 +9,7 @@ import re
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from largebatch.tools.verify.differences import (
     of_updates,
     read_run,
 )
+from largebatch.tools.verify.samples import fault_of_samples
 
 MAX_EVALUATED_SAMPLES = 50
 
@@ -131,6 +133,17 @@ class Verification:
         config: RecipeConfig = load_config(self.recipe, overrides, task=folder_of(type(self.config)))
         finer = dataclasses.replace(self, config=config, overrides=overrides)
         return [row.verdict for row in finer.rows([combination])] == ["reference", "agrees"]
+
+    def fault_of_samples(self) -> str | None:
+        """What is wrong with the source itself, seen without a training; None if nothing is."""
+        task = folder_of(type(self.config))
+        arguments = (self.recipe.resolve(), self.overrides, task)
+        with suppress(JobFailed):
+            faults: list[str | None] = run_job(
+                fault_of_samples, *arguments, world_size=1, environment={}, timeout=TIMEOUT
+            )
+            return faults[0]
+        return None
 
     def _reference_for(self, combination: Combination) -> Combination:
         """One process. It must have the same micro-batches only if they are part of the loss."""
