@@ -59,8 +59,9 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """The current folder is a copy of the repository's recipes, scripts and configs."""
+    """The current folder is a copy of the repository's recipes, scripts and configs; its parent is the test's own."""
+    copy = tmp_path / "repository"
     for folder in ("recipes", "slurm", "ds_configs"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        shutil.copytree(ROOT / folder, copy / folder)
+    monkeypatch.chdir(copy)
+    return copy

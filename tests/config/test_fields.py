@@ -38,7 +38,7 @@ def test_all_problems_in_one_error_and_then_those_between_sections(tmp_path):
     raw["batch"]["global_batch_size"] = 15
     bad.write_text(json.dumps(raw))
     contradictions = "\n".join(problems_of(recipe=bad))
-    assert "learning_rate.warmup.duration: 40 epochs is " in contradictions
+    assert "learning_rate.warmup.duration: warmup takes " in contradictions
     assert "batch.global_batch_size: 15 is not a multiple of" in contradictions
 
 
