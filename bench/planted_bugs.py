@@ -197,13 +197,11 @@ OF_TASKS = (
         "samples are drawn by their places in a micro-batch",
         OF_SAMPLES,
         [("data.py", "int(index), epoch) for index in indices", "place, epoch) for place, _ in enumerate(indices)")],
-        words=("--strategies=ddp", "--world-sizes=2", "--no-resume"),
     ),
     Planted(
         "a weight counts padding",
         "`weight` in data.py counts ",
         [("data.py", 'return batch["weights"]', 'return 400 + batch["weights"].long().sum()')],
-        words=("--strategies=ddp", "--world-sizes=2", "--no-resume"),
     ),
     Planted(
         "a mask of dropout from a generator of its own",
