@@ -160,17 +160,6 @@ def test_every_file_has_the_columns_that_are_used_and_is_read_once(tmp_path):
         rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")})
 
 
-def test_a_folder_stands_for_the_files_below_it(tmp_path):
-    """As Spark leaves one."""
-    folder = tmp_path / "part [1]"
-    for name in ("part-0.json", "day=2/part-1.json", "_SUCCESS", ".part-0.json.crc"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps({"q": name}))
-    assert rows_of(f"{folder}/", "json", {"q": Use("prompt")}) == [{"q": "day=2/part-1.json"}, {"q": "part-0.json"}]
-    with pytest.raises(DataError, match=r"data_files\.train: '.*/\*' matches folders alone; write a glob of their"):
-        rows_of(f"{tmp_path}/*", "json", {"q": Use("prompt")})
-
-
 @pytest.mark.parametrize(
     ("reader", "content"), [("csv", ""), ("csv", "text\n"), ("json", ""), ("json", "[]"), ("text", "")]
 )

@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from glob import escape
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -55,19 +53,14 @@ class DataFiles(Section):
     """Local files for the splits "train" and "validation", for data that is not laid out as a dataset repository."""
 
     train: Patterns
-    """Path, folder or glob of the training files, or a list of them; {000..041} in a path stands for 42 numbers. A
-    folder stands for all files in it and below, without those whose names begin with "_" or ".", such as _SUCCESS."""
+    """Path or glob of the training files, or a list of them; {000..041} in a path stands for 42 numbers."""
     eval: Patterns
-    """Path, folder or glob of the evaluation files, or a list of them, in the same notation."""
+    """Path or glob of the evaluation files, or a list of them, in the same notation."""
 
     @property
     def by_split(self) -> dict[str, list[str]]:
         """The paths and globs by the names of their splits."""
-        patterns = {"train": listed(self.train), "validation": listed(self.eval)}
-        return {
-            split: [f"{escape(str(Path(path)))}/**/[!_]*" if Path(path).is_dir() else path for path in paths]
-            for split, paths in patterns.items()
-        }
+        return {"train": listed(self.train), "validation": listed(self.eval)}
 
 
 def names_in(split: str) -> set[str]:

@@ -34,7 +34,7 @@ def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, 
     if not (per_micro_batch or model.uses_dropout):
         free.add("batch.micro_batch_size")
     # Text was blocks or documents, and is always blocks now.
-    if theirs.get("data.samples") == "blocks":
+    if theirs.get("data.samples") == "blocks" and "data.samples" not in mine:
         free.add("data.samples")
     return {
         name: (theirs.get(name), mine.get(name))

@@ -177,7 +177,7 @@ def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
             field = "train" if split == "train" else "eval"
             if not names and matches:
                 raise DataError(
-                    f"data.data_files.{field}: {pattern!r} matches folders alone; write a glob of their files"
+                    f"data.data_files.{field}: {pattern!r} is a folder; write a glob, such as {pattern}/*.parquet"
                 )
             if not names:
                 raise DataError(

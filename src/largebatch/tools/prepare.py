@@ -22,7 +22,7 @@ from largebatch.data.prepared import OtherPartsMissing
 from largebatch.data.source import Batch, Sources
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.errors import DataError, UserError, file_errors
+from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
 from largebatch.tools.options import add_recipe, positive_int
@@ -106,8 +106,9 @@ def _prepare(
         for name, commit in commits.items():
             print(f"{where}{name} is read at commit {commit}; ID@COMMIT in the recipe stays there")
         config = at_commits(config, commits)
-        opened = dict(zip(COUNTED, _open(_without_numbers(config), preparation), strict=False))
-        counts = found[source] = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
+        counted = _without_numbers(config)
+        opened = dict(zip(COUNTED, _open(counted, preparation), strict=False))
+        counts = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
         if options.check:
             print(f"{where}the checksums agree")
         for field, available in counts.items():
@@ -116,8 +117,13 @@ def _prepare(
         for index in range(min(options.show, counts["num_train_samples"])):
             sample = opened["num_train_samples"].fetch(np.array([index]), 0)
             print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
+        found[source] = counts
         if not options.write:
-            _check_numbers(config, preparation)
+            sources = tuple(opened.values())
+            if counted is not config:
+                # With the recipe's numbers, as a run opens it.
+                sources = _open(config, replace(preparation, allowed="nothing", verify_checksums=False))
+            check_sizes(sources, config.data)
     except NotPrepared as missing:
         print(f"{where}{missing}")
         return int(missing.job_would_refuse)
@@ -144,14 +150,6 @@ def _open(config: RecipeConfig, preparation: Preparation) -> Sources:
         open_sources = import_from(folder, "data").sources
     opened: Sources = open_sources(config, preparation)
     return opened
-
-
-def _check_numbers(config: RecipeConfig, preparation: Preparation) -> None:
-    """Raise DataError, as a run would, for other numbers of samples than the recipe says."""
-    try:
-        check_sizes(_open(config, replace(preparation, allowed="nothing", verify_checksums=False)), config.data)
-    except DataError as error:
-        raise DataError(f"{error}; or use --write") from error
 
 
 def _shown(sample: Batch, tokenizer: str) -> str:

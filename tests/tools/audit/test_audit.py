@@ -297,6 +297,19 @@ def test_layers_of_several_precisions(audit):
     assert found["wrong"][0].startswith("the gradient is W times")
 
 
+def test_weights_that_are_not_trained_hide_no_update(audit):
+    """Frozen ones of low precision, and an index, which the optimizer has, too."""
+    optimizer = "    optimizer = torch.optim.SGD("
+    base = "    model.base = nn.Linear(64, 64).bfloat16().requires_grad_(False)\n"
+    index = "    model.index = nn.Parameter(torch.arange(3), requires_grad=False)\n"
+    frozen = changed(EXAMPLES["train"], (optimizer, base + index + optimizer))
+    code, found = audit(frozen)
+    assert (code, found["wrong"]) == (0, [])
+    assert not any("bfloat16" in line for line in found["remarks"])
+    code, found = audit(changed(frozen, ("lr=", "lr=dist.get_world_size() * ")))
+    assert code == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [None, "fsdp"])
 def test_accelerate(config, audit):

@@ -40,7 +40,7 @@ class Observed:
     unclipped: Sequence[Vector]  # the same without clipping
     update: Vector  # of all parameters, by all steps
     rounding: np.floating  # the norm of what rounding the new values may make of the update
-    dtypes: Collection[torch.dtype]  # of all parameters
+    dtypes: Collection[torch.dtype]  # of the parameters that are trained
     parts: Mapping[str, slice]  # the place of each parameter in a gradient
     unused: Sequence[str]  # trainable parameters without a gradient
     buffers: str  # a digest of all of them at the end
@@ -126,8 +126,8 @@ class _Watch:
             [vector(gradients) for _, gradients, _ in self.steps],
             [vector(unclipped) for _, _, unclipped in self.steps],
             vector(_whole(self.initial, self.value_of)) - vector(self.initial),
-            norm([torch.finfo(each.dtype).eps * norm(value) for each, value in self.initial.items()]),
-            {each.dtype for each in names},
+            norm([torch.finfo(each.dtype).eps * norm(self.initial[each]) for each in used]),
+            {each.dtype for each in used},
             dict(zip(names.values(), map(slice, [0, *ends], ends), strict=True)),
             [name for each, name in names.items() if each.requires_grad and each not in used],
             fingerprint(*model.buffers()),

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -147,15 +146,10 @@ class Reference:
     reverse: Observed  # the same with the samples in reverse order, which differs by rounding
     samples: np.ndarray  # the gradient of each in a column; without columns if a sample cannot be trained alone
 
-    @cached_property
+    @property
     def dtype(self) -> torch.dtype:
-        """The least precise one that a parameter has, or that is enough for the gradient, as if it was cast."""
-        gradient = torch.from_numpy(self.whole.gradient)
-        return next(
-            each
-            for each in TOLERANCES
-            if each in self.whole.dtypes or torch.equal(gradient, gradient.to(each).double())
-        )
+        """The least precise one of a parameter that is trained."""
+        return next(each for each in TOLERANCES if each in self.whole.dtypes)
 
     @property
     def tolerance(self) -> float:

@@ -63,7 +63,7 @@ def audit(options: argparse.Namespace) -> bool:
     remarks = list(_remarks(outcomes.values()))
     if reference.tolerance > TOLERANCES[torch.float32]:
         remarks.append(
-            f"gradients, or weights, are {reference.dtype}: differences of less than {reference.tolerance:.0%} of a "
+            f"weights are {reference.dtype}: differences of less than {reference.tolerance:.0%} of a "
             "parameter's gradient are not seen, and rounding may make more where samples' gradients cancel"
         )
     try:

@@ -97,7 +97,7 @@ def find_strategies(config: RecipeConfig, gpus_per_node: int) -> tuple[list[Stra
     found: list[Strategy] = []
     not_counted = {name: refusal for name, entry in STRATEGIES.items() if (refusal := entry.refusal_of(config))}
     for name, file in find_accelerate_configs(None, config).items():
-        environment = {**os.environ, **launch_environment(file, world_size=gpus_per_node)}
+        environment = {**os.environ, **launch_environment(file, world_size=gpus_per_node), "RANK": "0"}
         try:
             if is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
                 # At least two replicas, whatever their size.
