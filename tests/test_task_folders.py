@@ -108,7 +108,8 @@ def started(place, *words, **more):
         ("linked/train.py", "spawn"),
         ("-m train", "spawn"),
         ("-m linked.train", "spawn"),
-        ("-m cProfile -o profile linked/train.py", "fork"),
+        # Since Python 3.12 it gives a script a specification, from which `__package__` differs.
+        ("-W ignore:__package__:DeprecationWarning -m cProfile -o profile linked/train.py", "fork"),
     ],
 )
 def test_the_same_classes_however_it_is_started(start, method, folder, tmp_path):

@@ -222,7 +222,8 @@ def test_damage_is_no_end_and_no_label(shards):
         longer.truncate(2**25)
     refused(r"it goes on after its end at byte [\d,]+: it is damaged, or joined of several")
     planted(file, 2, 124, size_field(-512))
-    refused("the header of 'n0/000.png' is damaged, of a sparse file, or of one cut off")
+    # Newer versions of `tarfile` end there.
+    refused("(the header of 'n0/000.png' is damaged|it has neither a header nor the mark of its end)")
     planted(file, 2, 124, size_field(2**62))
     refused("the header of 'n0/000.png' is damaged, of a sparse file, or of one cut off")
     with tarfile.open(file, "w") as tar:
