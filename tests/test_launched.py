@@ -135,7 +135,7 @@ def test_bad_config_through_the_launcher(tmp_path):
     assert "note:" not in behind
     assert "exitcode  : 2" in result.stderr
     assert 'train.py", line' not in result.stderr
-    assert "largebatch/" not in result.stderr
+    assert "src/largebatch/" not in result.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -176,5 +176,5 @@ def test_a_start_that_fails_moves_nothing(tmp_path):
     run_dir = tmp_path / "run"
     created(run_dir)
     with pytest.raises(JobFailed, match="write at most that"):
-        train_in_job(PYDOC, run_dir, *SMALL, "--data.num_train_samples=30000")
+        train_in_job(PYDOC, run_dir, *SMALL, "--data.num_train_samples=1000000")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

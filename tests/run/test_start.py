@@ -118,7 +118,8 @@ def test_an_allowed_change_is_made_and_written_down(run_dir):
         "step 4 came after 192 samples and comes after 96 now: 96 samples are repeated",
     ]
     assert Path(started["recipe"]).name == "gpt_pydoc.json"
-    assert started["versions"]["torch"] == torch.__version__
+    # A wheel's metadata may leave out what it was built for, as in 2.13.0+cu130.
+    assert torch.__version__.startswith(started["versions"]["torch"])
 
 
 def test_a_task_of_another_name_is_another_recipe(run_dir, tmp_path):

@@ -22,7 +22,7 @@ def test_dry_run(capsys):
         f"gpt_pydoc under ddp, nodes x CPU processes per node = {nodes} x 1: causal_lm on {nodes} processes"
         for nodes in (2, 3, 4)
     ]
-    assert re.search(r"data\.num_train_samples +3,\d\d\d samples found; the recipe expects 3,200\n", printed)
+    assert re.search(r"data\.num_train_samples +[\d,]+ samples found; the recipe expects 3,200\n", printed)
     assert f"\nsbatch --parsable --nodes=2-4 --cpus-per-task=1 --export=ALL {SMOKE}" in printed
     assert not Path("runs").exists()
 
