@@ -54,6 +54,13 @@ def test_the_learning_rate_must_be_equal():
     assert beyond(EQUAL | {"lr": 1e-16}, limits(1e-6)) == {"lr"}
 
 
+def test_bf16_turns_more_of_the_first_update():
+    """Of one element in 1,600 the sign: twice the root of that."""
+    assert beyond(EQUAL | {"update": 0.04}, limits(1e-6)) == {"update"}
+    assert not beyond(EQUAL | {"update": 0.04}, limits(1e-6, precision="bf16"))
+    assert beyond(EQUAL | {"update": 0.06}, limits(1e-6, precision="bf16")) == {"update"}
+
+
 def test_rounding_is_granted_to_what_it_was_measured_of():
     """Ten times the loss's own to the loss, the weights' own to weights; to the first step only where models sum."""
     rounding = EQUAL | {"loss": 1e-5, "grad_norm": 1e-4, "update": 1e-2, "parameters": 1e-3}

@@ -17,9 +17,10 @@ from largebatch.storage.run_folder import RunFolder
 ROUNDING_FACTOR = 10
 # The norm of a gradient is closer to a difference of large numbers than the other measures.
 GRAD_NORM_FACTOR = 10
-# The usual difference of the first update, relative to it. Adam's first update is the sign of each gradient, which
-# rounding flips where a gradient is nearly zero: of one element in 40,000, if the norms of two updates differ by this.
-UPDATE = 0.01
+# The usual difference of the first update, relative to it, by precision. Adam's first update is the sign of each
+# gradient, which rounding flips where a gradient is nearly zero: of one element in 40,000, if updates differ by 1 %. In
+# bf16 each micro-batch's part of a gradient is rounded by up to 0.4 %: of one element in 1,600.
+UPDATE = {"fp64": 0.01, "fp32": 0.01, "bf16": 0.05}
 # Smaller updates, relative to the weights, are lost in the rounding of fp32, which may be 0.6 % of this.
 VISIBLE = 1e-5
 
@@ -76,7 +77,12 @@ MEASURES = (
 )
 
 
-def limits(tolerance: float, rounding: Differences | None = None, sums_within_the_model: bool = False) -> Differences:
+def limits(
+    tolerance: float,
+    rounding: Differences | None = None,
+    sums_within_the_model: bool = False,
+    precision: str = "fp32",
+) -> Differences:
     """The limits of each difference; learning rates must be equal.
 
     Args:
@@ -85,10 +91,11 @@ def limits(tolerance: float, rounding: Differences | None = None, sums_within_th
             the first step, unless the model itself sums over processes.
         sums_within_the_model: Whether it does so, as synchronized BatchNorm does: then activations are rounded
             differently, and the layers after them enlarge that.
+        precision: The recipe's, which decides the limit of the first update.
     """
     granted = dict.fromkeys(MEASURES, tolerance)
     granted |= dict.fromkeys(("grad_norm", "first_grad_norm"), GRAD_NORM_FACTOR * tolerance)
-    granted["update"] = UPDATE
+    granted["update"] = UPDATE[precision]
     for name, made in (rounding or {}).items():
         if sums_within_the_model or not name.startswith("first_"):
             granted[name] = max(granted[name], ROUNDING_FACTOR * made)
@@ -140,12 +147,12 @@ def _of_lines(
     return largest_ratio
 
 
-def largest(trained: Trained, expected: Trained, noise: Set[str]) -> str:
-    """Which weights, besides noise, differ most: already in their first update, if that shows it."""
+def largest(trained: Trained, expected: Trained, noise: Set[str], usual: float) -> str:
+    """Which weights, besides noise, differ most: already in their first update, if it differs by more than usual."""
     updates = of_updates(trained, expected)
     weights = _of_tensors(trained.weights, expected.weights)
     update = max(updates.keys() - noise, key=updates.__getitem__, default=None)
-    if update is not None and updates[update] > UPDATE:
+    if update is not None and updates[update] > usual:
         return f"the first update differs most in {update}, by {updates[update]:.1e} of its norm"
     return f"the weights that differ most are {max(weights.keys() - noise, key=weights.__getitem__)}"
 

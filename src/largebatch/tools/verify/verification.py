@@ -180,7 +180,8 @@ class Verification:
         """Set the differences, verdict and problem of a combination."""
         row.verdict = "agrees"
         row.differences = compare(trained, expected)
-        if not beyond(row.differences, limits(self.tolerance)):
+        usual = limits(self.tolerance, precision=self.config.precision)
+        if not beyond(row.differences, usual):
             return
         # Differences larger than usual may still be rounding, which some recipes enlarge with every step.
         reference = self._reference_for(row.combination)
@@ -193,10 +194,11 @@ class Verification:
             return
         made, noise = rounding
         row.differences = compare(trained, expected, noise)
-        row.beyond = beyond(row.differences, limits(self.tolerance, made, self.config.model.synchronizes_batch_norm))
+        sums = self.config.model.synchronizes_batch_norm
+        row.beyond = beyond(row.differences, limits(self.tolerance, made, sums, self.config.precision))
         if row.beyond:
             row.verdict = "differs"
-            row.problem = largest(trained, expected, noise)
+            row.problem = largest(trained, expected, noise, usual["update"])
             if row.beyond == {"evaluation"}:
                 row.problem = "the weights agree; only the evaluation differs"
             if row.combination.resumes:
