@@ -207,13 +207,6 @@ class Backend(Processes, ABC):
         self.statistics.begin_micro_step(micro_step, accumulation)
         self.mark_micro_step(is_last=micro_step == accumulation - 1)
 
-    @contextmanager
-    def forward_only(self) -> Iterator[None]:
-        """Run forward passes that are repeated later in the step with the same numbers: without gradients, and without
-        moving BatchNorm's running statistics."""
-        with torch.no_grad(), self.statistics.kept():
-            yield
-
     @abstractmethod
     def mark_micro_step(self, is_last: bool) -> None:
         """Tell the engine whether the next forward and backward pass is the last of an optimizer step."""

@@ -46,13 +46,18 @@ class Layers:
     @classmethod
     def whole(cls, tensors: Sequence[torch.Tensor]) -> "Layers":
         """Tensors of this process alone, each of which is a whole layer."""
-        named = {str(number): local_part(tensor) for number, tensor in enumerate(tensors)}
-        shapes = {name: tuple(local.shape) for name, local in named.items()}
-        held = [LayerRange(name, number, 0, local.numel()) for number, (name, local) in enumerate(named.items())]
-        parts = {tensors[each.tensor]: [LayerPart(each.name, 0, 0, each.length)] for each in held}
+        parts = {}
+        shapes = {}
+        held = {}
+        for number, tensor in enumerate(tensors):
+            name = str(number)
+            local = local_part(tensor)
+            parts[tensor] = [LayerPart(name, 0, 0, local.numel())]
+            shapes[name] = tuple(local.shape)
+            held[name] = LayerRange(name, number, 0, local.numel())
         alone = LayerProcesses(
             rank=0,
-            ranges=[{each.name: each for each in held}],
+            ranges=[held],
             sum=lambda vector: vector,
             exchange=lambda sent, _, empty: [torch.cat([empty, *sent[0]])],
         )

@@ -67,7 +67,8 @@ class RunPlan:
     stop_after_steps: int  # last step of this run: `total_steps`, or fewer if the recipe asks to stop early
     schedule: Schedule
     scaled_batch_size: int | None  # the first size, if the rate stays scaled to it; None scales to the current one
-    optimizer_options: dict[str, Any]  # momentum, betas and the like, as torch names them, for this batch size
+    # Momentum, betas and the like, as torch names them, for this batch size; a list in JSON is read as a tuple.
+    optimizer_options: dict[str, tuple[Any, ...] | Any]
 
     # What the optimizer's section says of parameters by patterns of their names, for each of its fields.
     name_patterns: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -210,11 +211,7 @@ class RunPlan:
         Raises:
             ValueError: The JSON is not a plan, or is from a different version.
         """
-        plan = TypeAdapter(cls).validate_json(text)
-        # JSON has lists in place of tuples.
-        options = plan.optimizer_options
-        options.update({name: tuple(value) for name, value in options.items() if isinstance(value, list)})
-        return plan
+        return TypeAdapter(cls).validate_json(text)
 
 
 def resolve(

@@ -107,7 +107,10 @@ class Evaluator:
         for which no samples are left gets the empty range (0, 0) and the batch of the first sample.
         """
         backend = self.backend
-        shares = list(_shares(num_samples, backend.plan.micro_batch_size, backend.rank, backend.world_size))
+        size = backend.plan.micro_batch_size
+        first = backend.rank * size
+        starts = range(first, num_samples + first, backend.world_size * size)
+        shares = [(start, min(start + size, num_samples)) if start < num_samples else (0, 0) for start in starts]
         requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
         batches = load(source, requests, self.num_workers, backend.device)
         for (start, stop), (batch, _) in zip(shares, batches, strict=True):
@@ -147,9 +150,3 @@ def mean_over_samples(
     if not means:
         raise DataError("there is nothing to evaluate: the source has no samples, or weights of 0", everywhere=True)
     return dict(sorted(means.items()))
-
-
-def _shares(num_samples: int, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[int, int]]:
-    first = rank * batch_size
-    for start in range(first, num_samples + first, world_size * batch_size):
-        yield (start, min(start + batch_size, num_samples)) if start < num_samples else (0, 0)

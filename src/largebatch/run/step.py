@@ -161,9 +161,12 @@ class Step:
         self._loss_sum = self._coupled.loss_sum
 
     def _encode_all(self, micro_steps: Iterable[MicroStep], encode: Encode) -> list[Encoded]:
-        """Each micro-batch as the second pass will encode it, without gradients."""
+        """Each micro-batch as the second pass will encode it, without gradients.
+
+        BatchNorm's running statistics move in the second pass only.
+        """
         encoded = []
-        with self._backend.forward_only():
+        with torch.no_grad(), self._backend.statistics.kept():
             for micro_step in micro_steps:
                 self._heartbeat()
                 self._backend.seed(micro_step.seed)
