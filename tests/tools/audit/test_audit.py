@@ -380,7 +380,7 @@ def test_trainer(audit):
 BAD = {
     "raise ValueError('a bad sample')": "rank 1: ValueError: a bad sample",
     "exit(3)": "rank 1: exit code 3",
-    "import time; time.sleep(100)": "rank 1: no result within 5 s",
+    "import time; time.sleep(100)": "rank 1: no result within 5 s; give it a longer --timeout",
 }
 
 

@@ -108,8 +108,12 @@ class Loop:
             said = re.sub(r"largebatch\.\S+: ", "", failure.in_one_line(self.file.parent))
             if re.search("cuda|nvidia|device_ids", said, re.IGNORECASE):
                 said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
-            kind = TimedOut if isinstance(failure, JobTimedOut) else UserError
-            raise kind(f"{layout}: {said}") from failure
+            if isinstance(failure, JobTimedOut):
+                raise TimedOut(
+                    f"{layout}: {said}; give it a longer --timeout if it is slow; if it hangs, processes wait for each "
+                    "other: all must make the same calls"
+                ) from failure
+            raise UserError(f"{layout}: {said}") from failure
         if None in observed:
             raise UserError(f"{layout}: a process called exit(0) before the function had returned; return the model")
         return observed

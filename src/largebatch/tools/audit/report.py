@@ -139,7 +139,10 @@ def _remarks(outcomes: Collection[Outcome]) -> Iterator[str]:
         return
     first, *others = max((each.by_rank for each in outcomes), key=len)
     if any(each.buffers != first.buffers for each in others):
-        yield "buffers, such as BatchNorm's averages, differ between processes at the end; one process's own is saved"
+        yield (
+            "buffers, such as BatchNorm's averages, differ between processes at the end: one process's own is saved, "
+            "and whatever training computes from them differs, too"
+        )
     if first.dropout:
         yield "compared without dropout"
         if first.dropout in (each.dropout for each in others):
