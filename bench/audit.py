@@ -36,10 +36,12 @@ def ask(subject: dict[str, str]) -> dict[str, Any]:
     if "strategy" in subject:
         words.append(f"--accelerate=recipes/accelerate_configs/{subject['strategy']}.yaml")
     output = io.StringIO()
-    with contextlib.chdir(ROOT), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+    errors = io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         largebatch(["audit", str(LOOPS / subject["loop"]), "--json", *words])
     said = output.getvalue()
-    return json.loads(said) if said.startswith("{") else {"wrong": [said], "remarks": []}
+    # Its first line is about progress.
+    return json.loads(said) if said else {"wrong": [errors.getvalue().partition("\n")[2]], "remarks": []}
 
 
 def row_of(subject: dict[str, str], said: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from largebatch.__main__ import main
 from largebatch.tools.audit import observe
+from largebatch.tools.audit.report import LINE
 from largebatch.tools.local_jobs.jobs import JobTimedOut, run_job
 from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 from paths import ROOT
@@ -59,7 +60,7 @@ OTHERS = {
     ),
     "the same samples": (
         [("DistributedSampler(data, shuffle=False)", "DistributedSampler(data, rank=0, shuffle=False)")],
-        "W = 2, A = 1; W = 2, A = 2: without samples 1, 3 of 4; all processes train on the same part",
+        "W = 2, A = 1; W = 2, A = 2: without samples 1, 3 of 4; processes train on the same samples",
     ),
     "clipped by itself": (
         [
@@ -92,7 +93,21 @@ OTHERS = {
             ("LinearLR(optimizer", "LinearLR(torch.optim.SGD(model.parameters())"),
             ("    groups[1]['lr']", "    optimizer.param_groups[1]['lr']"),
         ],
-        "it is multiplied by the number of processes",
+        "it is W times that of one process",
+    ),
+    "the rate times all that divides the batch": (
+        [("lr=0.1", "lr=0.1 * dist.get_world_size() * accumulation")],
+        r"the same, but the update is 2 times as large in W = 1, A = 2; .*: it is W·A times that of one process",
+    ),
+    "a random part in each process": (
+        [
+            (
+                "DistributedSampler(data, shuffle=False)",
+                "torch.randperm(len(data), generator=torch.Generator().manual_seed(dist.get_rank()))"
+                "[: len(data) // dist.get_world_size()].tolist()",
+            )
+        ],
+        "without samples .* draw no order in each process",
     ),
     "tied weights counted twice": (
         [
@@ -297,6 +312,25 @@ def test_layers_of_several_precisions(audit):
     assert found["wrong"][0].startswith("the gradient is W times")
 
 
+@pytest.mark.parametrize(("factor", "said"), [("1", []), ("accumulation", ["the gradient is A times"])])
+def test_complex_weights_alone(factor, said, audit):
+    code, found = audit(
+        changed(
+            EXAMPLES["train"],
+            ("DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))", "complex_layer()"),
+            ("model(x), y)", f"model(x.cfloat()).abs(), y) * {factor}"),
+            (
+                "def train(",
+                "def complex_layer():\n    torch.manual_seed(1)\n"
+                "    return DistributedDataParallel(nn.Linear(6, 6, dtype=torch.cfloat))\n\n\ndef train(",
+            ),
+        )
+    )
+    assert [line[:23] for line in found["wrong"]] == said, found
+    assert code == bool(said)
+    assert found["summary"].endswith("the mean over them")
+
+
 def test_weights_that_are_not_trained_hide_no_update(audit):
     """Frozen ones of low precision, and an index, which the optimizer has, too."""
     optimizer = "    optimizer = torch.optim.SGD("
@@ -346,7 +380,7 @@ def test_trainer(audit):
 BAD = {
     "raise ValueError('a bad sample')": "rank 1: ValueError: a bad sample",
     "exit(3)": "rank 1: exit code 3",
-    "import time; time.sleep(100)": "rank 1: no result within 5 s",
+    "import time; time.sleep(100)": "rank 1: no result within 5 s; give it a longer --timeout",
 }
 
 
@@ -397,3 +431,12 @@ def test_options_that_do_not_fit(audit, tmp_path, capsys):
     assert "a multiple of 4, and two layouts" in capsys.readouterr().err
     assert main(["audit", str(tmp_path / "absent.py")]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+def test_progress_is_shown_beside_json(tmp_path, capsys):
+    (tmp_path / "loop.py").write_text(EXAMPLES["train"])
+    main(["audit", str(tmp_path / "loop.py"), "--json", "--batch=2", "--world-sizes=1", "--accumulations=1,2"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["wrong"] == []
+    assert err.startswith("training 2 samples in one process, together and each alone, then in 1 layout\n")
+    assert LINE.format(1, 2, 1, "the same") in err

@@ -48,8 +48,8 @@ OF_KINDS = {
     ),
     "clipped": "gradients are clipped before they are averaged, each process's by its own norm: average first",
     "lost": (
-        "all processes train on the same part of the samples (give the loader a DistributedSampler), or the gradient "
-        "of some is not averaged in"
+        "processes train on the same samples instead of on a part each (give the loader a DistributedSampler, and draw "
+        "no order in each process), or the gradient of some is not averaged in"
     ),
     "unequal": (
         "it is a mean over each {0}'s targets, then over {0}es, so targets count for more where there are few: divide "
@@ -59,10 +59,13 @@ OF_KINDS = {
     "coupled": (
         "the loss depends on which samples share a {0}: BatchNorm's statistics are its own (SyncBatchNorm takes them "
         "over processes), and so are negatives (gather features with their gradient); or a term that has no samples, "
-        "such as a regularizer, is added for each {0}; or random numbers or data differ between {0}es"
+        "such as a regularizer, is added for each {0}; or a buffer that changes in each forward pass is used by the "
+        "next one; or random numbers or data differ between {0}es"
     ),
 }
-LOST_MICRO_BATCHES = "only some micro-batches count: call zero_grad after a step, not in each micro-batch"
+LOST_MICRO_BATCHES = (
+    "only some micro-batches count: call zero_grad after a step, and clip before it, not in each micro-batch"
+)
 
 
 def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
@@ -76,7 +79,9 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
         if kind in OF_KINDS:
             part = "micro-batch" if layouts[0].world_size == 1 else "process"
             cause = LOST_MICRO_BATCHES if (kind, part) == ("lost", "micro-batch") else OF_KINDS[kind].format(part)
-            yield f"{'; '.join(map(str, layouts))}: {outcomes[layouts[0]].said}; {cause}"
+            said, *others = dict.fromkeys(outcomes[layout].said for layout in layouts)
+            where = f" in {layouts[0]}" if others else ""
+            yield f"{'; '.join(map(str, layouts))}: {said}{where}; {cause}"
     multiples = {layout: outcomes[layout].factors for layout in by_kind["multiple"]}
     # What multiplies the gradients of all parameters, or of some.
     together: dict[str, dict[str, Mapping[Layout, float]]] = defaultdict(dict)
@@ -141,10 +146,11 @@ def _rates_by_cause(expected: Sequence[float], layout: Layout) -> Mapping[str, S
     return {
         "the schedule moves once per process instead of once per step": expected[:: layout.world_size],
         "the schedule moves once per micro-batch instead of once per step": expected[:: layout.accumulation],
-        "it is multiplied by the number of processes for the same effective batch, whose gradient is a mean already; "
-        "scale it by the effective batch (Goyal et al. 2017, section 2.1)": [
-            layout.world_size * rate for rate in expected
-        ],
+        **{
+            f"it is {name} times that of one process for the same effective batch, whose gradient is a mean already; "
+            "scale it by the effective batch (Goyal et al. 2017, section 2.1)": [factor * rate for rate in expected]
+            for name, factor in layout.factors.items()
+        },
         # Whatever they are.
         "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps": [],
     }

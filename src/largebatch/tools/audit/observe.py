@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from largebatch.storage.tensors import fingerprint
 from largebatch.task_folders import import_from
 
 Vector = np.ndarray
-"""The elements of a parameter, or of all parameters of a model one after another, in fp64."""
+"""The elements of a parameter, or of all parameters of a model one after another, in fp64; complex ones as two."""
 Vectors = dict[Tensor, Vector]
 """Gradients or values by parameter, each whole."""
 
@@ -40,7 +41,7 @@ class Observed:
     unclipped: Sequence[Vector]  # the same without clipping
     update: Vector  # of all parameters, by all steps
     rounding: np.floating  # the norm of what rounding the new values may make of the update
-    dtypes: Collection[torch.dtype]  # of the parameters that are trained
+    dtypes: Collection[torch.dtype]  # of the parameters that are trained; those of the parts of complex ones
     parts: Mapping[str, slice]  # the place of each parameter in a gradient
     unused: Sequence[str]  # trainable parameters without a gradient
     buffers: str  # a digest of all of them at the end
@@ -87,9 +88,8 @@ class _Watch:
     """Notes everything that optimizers get in this process from now on."""
 
     def __init__(self) -> None:
-        # The rates, gradients and unclipped gradients of each.
-        self.steps: list[tuple[list[float], Vectors, Vectors]] = []
-        self.stepped: list[Optimizer] = []  # in the latest step
+        # The rates of each one's optimizers, its gradients and its unclipped gradients.
+        self.steps: list[tuple[dict[Any, list[float]], Vectors, Vectors]] = []
         self.clipped: Vectors = {}  # gradients before they were clipped
         self.initial: Vectors = {}  # parameters before their first step
         self.dropout = ""
@@ -115,19 +115,20 @@ class _Watch:
                 "model is wrapped, and return the wrapped model"
             )
         # ZeRO-3 leaves none of a parameter's elements in place.
-        zeros = {each: np.zeros(getattr(each, "ds_numel", each.numel())) for each in names}
+        sizes = {each: getattr(each, "ds_numel", each.numel()) for each in names}
+        zeros = {each: np.zeros(size * (1 + each.is_complex())) for each, size in sizes.items()}
         ends = np.cumsum([each.size for each in zeros.values()])
 
         def vector(found: Vectors) -> Vector:
             return np.concatenate(list((zeros | found).values()))
 
         return Observed(
-            list(zip(*(rates for rates, _, _ in self.steps), strict=False)),
+            list(zip(*(chain.from_iterable(rates.values()) for rates, _, _ in self.steps), strict=False)),
             [vector(gradients) for _, gradients, _ in self.steps],
             [vector(unclipped) for _, _, unclipped in self.steps],
             vector(_whole(self.initial, self.value_of)) - vector(self.initial),
             norm([torch.finfo(each.dtype).eps * norm(self.initial[each]) for each in used]),
-            {each.dtype for each in used},
+            {each.dtype.to_real() for each in used},
             dict(zip(names.values(), map(slice, [0, *ends], ends), strict=True)),
             [name for each, name in names.items() if each.requires_grad and each not in used],
             fingerprint(*model.buffers()),
@@ -171,14 +172,12 @@ class _Watch:
 
     def _note(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
         # Several optimizers of a model, one after another, make one step.
-        if not self.steps or optimizer in self.stepped:
-            self.steps.append(([], {}, {}))
-            self.stepped.clear()
-        self.stepped.append(optimizer)
+        if not self.steps or optimizer in self.steps[-1][0]:
+            self.steps.append(({}, {}, {}))
         self.initial = _whole(parameters, self.value_of) | self.initial
         found = _whole(parameters, self.gradient_of)
         rates, gradients, unclipped = self.steps[-1]
-        rates += [float(group["lr"]) for group in optimizer.param_groups]
+        rates[optimizer] = [float(group["lr"]) for group in optimizer.param_groups]
         gradients |= found
         # What was clipped for the step's first optimizer may be what the next one gets.
         unclipped |= found | unclipped | self.clipped
@@ -198,6 +197,7 @@ def _whole(parameters: Iterable[Tensor], of: OfParameter) -> Vectors:
         if tensor is not None:
             if hasattr(tensor, "full_tensor"):
                 tensor = tensor.full_tensor()
+            precise = tensor.to(torch.promote_types(tensor.dtype, torch.float64))
             # Gradients of embeddings may be sparse.
-            found[each] = tensor.double().to_dense().numpy().flatten()
+            found[each] = precise.to_dense().numpy(force=True).flatten().view(np.float64)
     return found

@@ -68,6 +68,10 @@ class Layout:
 ALONE = Layout(1, 1)
 
 
+class TimedOut(UserError):
+    """A training did not end in time, so that another try would not either."""
+
+
 @dataclass(frozen=True)
 class Loop:
     """A user's function that trains a model for one epoch on given samples."""
@@ -83,7 +87,8 @@ class Loop:
         """Train on samples in a layout; what each process noted, by rank.
 
         Raises:
-            UserError: A process failed, ended or did not return in time; the message says how.
+            UserError: A process failed or ended; the message says how.
+            TimedOut: A process did not return in time.
         """
         environment = rehearsal_environment(self.accelerate_config, layout.world_size) | {"ACCELERATE_USE_CPU": "true"}
         try:
@@ -103,6 +108,11 @@ class Loop:
             said = re.sub(r"largebatch\.\S+: ", "", failure.in_one_line(self.file.parent))
             if re.search("cuda|nvidia|device_ids", said, re.IGNORECASE):
                 said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
+            if isinstance(failure, JobTimedOut):
+                raise TimedOut(
+                    f"{layout}: {said}; give it a longer --timeout if it is slow; if it hangs, processes wait for each "
+                    "other: all must make the same calls"
+                ) from failure
             raise UserError(f"{layout}: {said}") from failure
         if None in observed:
             raise UserError(f"{layout}: a process called exit(0) before the function had returned; return the model")
@@ -226,10 +236,9 @@ def reference_of(loop: Loop) -> Reference:
     indices = range(loop.batch_size)
     try:
         whole = loop.one_step(indices)
-    except UserError as error:
-        # It would not end in fp32 either.
-        if isinstance(error.__cause__, JobTimedOut):
-            raise
+    except TimedOut:
+        raise
+    except UserError:
         loop = replace(loop, precision="float32")
         whole = loop.one_step(indices)
     if not whole.gradient.any():

@@ -1,11 +1,11 @@
 """The layouts that a loop is tried in, and what is said of them."""
 
 import argparse
-import io
 import json
 import math
 import os
 import re
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -39,9 +39,14 @@ def audit(options: argparse.Namespace) -> bool:
     # Where sums come out in one order.
     os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     loop, layouts = _given(options)
+    progress = partial(print, flush=True, file=sys.stderr)
+    show = progress if options.json else partial(print, flush=True)
+    progress(
+        f"training {counted(loop.batch_size, 'sample')} in one process, together and each alone, then in "
+        f"{counted(len(layouts), 'layout')}"
+    )
     reference = reference_of(loop)
     loop = reference.loop
-    show = partial(print, flush=True, file=io.StringIO() if options.json else None)
     show(
         f"{loop.file.name}: {counted(loop.batch_size, 'sample')} a step in {loop.precision} on the CPU, each layout "
         "against one backward pass of one process\n\n"
@@ -68,10 +73,12 @@ def audit(options: argparse.Namespace) -> bool:
         )
     try:
         steps = range(NUM_FIRST_STEPS * loop.batch_size)
-        tried = (each for each in [ALONE, *outcomes] if 1 in (each.world_size, each.accumulation))
+        tried = [each for each in [ALONE, *outcomes] if 1 in (each.world_size, each.accumulation)]
+        progress(f"training the first {NUM_FIRST_STEPS} steps in {counted(len(tried), 'layout')}")
         # Parameter groups often have one rate.
         wrong += dict.fromkeys(faults_of_first_steps({each: loop.call(each, steps) for each in tried}))
         if not wrong:
+            progress(f"training what may be left at the end of an epoch in {counted(len(outcomes), 'layout')}")
             remarks += _short_batch(reference, outcomes)
     except UserError as error:
         remarks.append(f"not compared: {error}")
@@ -132,7 +139,10 @@ def _remarks(outcomes: Collection[Outcome]) -> Iterator[str]:
         return
     first, *others = max((each.by_rank for each in outcomes), key=len)
     if any(each.buffers != first.buffers for each in others):
-        yield "buffers, such as BatchNorm's averages, differ between processes at the end; one process's own is saved"
+        yield (
+            "buffers, such as BatchNorm's averages, differ between processes at the end: one process's own is saved, "
+            "and whatever training computes from them differs, too"
+        )
     if first.dropout:
         yield "compared without dropout"
         if first.dropout in (each.dropout for each in others):
@@ -149,4 +159,4 @@ def _meaning(reference: Reference) -> str:
     for weight, name in ((1 / len(weights), "the mean"), (1, "the sum")):
         if np.allclose(weights, weight, rtol=max(0.01, reference.tolerance)):
             return f"{name} over them"
-    return f"a sum over them with weights of {span(weights)}, as by their targets"
+    return f"a sum over them with weights of {span(weights)}, as by their targets or by clipping"
