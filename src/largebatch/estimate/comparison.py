@@ -145,11 +145,9 @@ def _most_products(plan: RunPlan, model: ModelShape, owners: int) -> int:
     """
     assert plan.optimizer_entry is not None
     total = 0
-    for layers in model.exchanged:
-        group = layers[0].group
-        assert group is not None
+    for group in sorted(model.exchanged_groups):
         options = {**plan.optimizer_options, **model.group_options[group]}
-        shapes = {each.name: each.shape for each in layers}
+        shapes = {each.name: each.shape for each in model.groups[group]}
         loads = [0] * owners
         for name, owner in layer_owners(shapes, owners).items():
             loads[owner] += plan.optimizer_entry.products(options, shapes[name])
