@@ -9,7 +9,7 @@ from largebatch.errors import ConfigError
 from largebatch.estimate.memory import coupling_phase, model_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, Strategy
 from largebatch.estimate.step_time import Hardware, step_time
-from largebatch.estimate.traffic import traffic_of_a_step
+from largebatch.estimate.traffic import TrafficCase, traffic_of_a_step
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.layer_owners import layer_owners
 from largebatch.plan.strategies import SHARDS, find_strategy
@@ -109,7 +109,7 @@ def _cost(
         states = replace(states, phases=[*states.phases, coupling])
     recomputes = plan.compute.activation_checkpointing != "none"
     features = plan.coupled_numbers * model.element_bytes
-    traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes, features)
+    traffic = traffic_of_a_step(TrafficCase(model, strategy, plan.world_size, micro_batches, recomputes, features))
     if flops and plan.coupled_features and not plan.encodes_once(micro_batches):
         flops = (2 * flops[0], flops[1])
     kept = workload.activations or 0
