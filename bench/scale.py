@@ -20,7 +20,7 @@ from functools import cache
 
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy
 from largebatch.estimate.step_time import Fabric, step_seconds
-from largebatch.estimate.traffic import Collective, traffic_of_a_step
+from largebatch.estimate.traffic import Collective, TrafficCase, traffic_of_a_step
 
 H100 = Fabric(8, node_bandwidth=450e9, net_bandwidth=50e9)
 """DGX H100's data sheet: NVLink 900 GB/s both ways, 400 Gb/s of network for each GPU. torchtitan's and WhiteFiber's
@@ -95,7 +95,7 @@ def by_strategy(
 
     @cache
     def sent(gpus: int) -> Sequence[Collective]:
-        found = traffic_of_a_step(model, strategy, gpus, micro_batches)
+        found = traffic_of_a_step(TrafficCase(model, strategy, gpus, micro_batches))
         # The plan knows no gathers in 1 byte.
         halved = gather_bytes == 1
         return [replace(each, size=each.size // 2) if halved and each.operation == "gather" else each for each in found]

@@ -11,7 +11,7 @@ import torch
 from collectives import Recorder
 from jobs import run_job, write_zero_config
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
-from largebatch.estimate.traffic import traffic_of_a_step
+from largebatch.estimate.traffic import TrafficCase, traffic_of_a_step
 from paths import LLAMA, PYDOC
 
 pytestmark = pytest.mark.slow
@@ -119,9 +119,8 @@ def test_a_step_sends_what_the_theory_says(case, tmp_path):
     for rank, (shape, started) in enumerate(steps_by_rank(case, tmp_path)):
         num_parameters = len(shape.parameters)
         for step in COUNTED:
-            counted = traffic_of_a_step(
-                shape, strategy, case.world_size, ACCUMULATION[step], recomputes=RECOMPUTE in case.words
-            )
+            recomputes = RECOMPUTE in case.words
+            counted = traffic_of_a_step(TrafficCase(shape, strategy, case.world_size, ACCUMULATION[step], recomputes))
             small = [each for each in started[step] if each.elements <= num_parameters]
             large = [each for each in started[step] if each.elements > num_parameters]
             assert Counter(each.short for each in small) == Counter(small_collectives(case, num_parameters)), step

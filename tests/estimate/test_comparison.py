@@ -11,7 +11,7 @@ from largebatch.estimate.memory import MAX_FRACTION_OF_GPU, when_reduced
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
 from largebatch.estimate.step_time import Fabric, Hardware
 from largebatch.estimate.table import table
-from largebatch.estimate.traffic import traffic_of_a_step
+from largebatch.estimate.traffic import TrafficCase, traffic_of_a_step
 from largebatch.plan import resolve
 from largebatch.system.hardware import GIB
 from paths import CLIP_B32, PYDOC
@@ -46,17 +46,17 @@ def test_traffic_is_the_zero_papers_where_nothing_stays_gathered():
     zero = ZeroSettings(3, stage3_param_persistence_threshold=0, stage3_max_reuse_distance=0)
     bare = replace(MODEL, gathered_units=frozenset())
     for strategy, multiple in [(Strategy("ddp"), 2), (Strategy("fsdp"), 3), (Strategy("zero3", zero), 3)]:
-        traffic = traffic_of_a_step(bare, strategy, 4, 1)
+        traffic = traffic_of_a_step(TrafficCase(bare, strategy, 4, 1))
         assert volume(traffic) == multiple * 3 * GIB
         assert sum(each.sent for each in traffic) == multiple * 3 * GIB * 3 // 4
-        assert not traffic_of_a_step(bare, strategy, 1, 1)
+        assert not traffic_of_a_step(TrafficCase(bare, strategy, 1, 1))
 
 
 def test_zero3_gathers_a_large_model_in_each_pass_at_most():
     """2^28 x 3 weights: 2 passes are more than the 1e9 elements that DeepSpeed looks ahead."""
-    traffic = traffic_of_a_step(MODEL, STRATEGIES[-1], 4, 1)
+    traffic = traffic_of_a_step(TrafficCase(MODEL, STRATEGIES[-1], 4, 1))
     assert volume(traffic) == 3 * 3 * GIB
-    recomputed = traffic_of_a_step(MODEL, STRATEGIES[-1], 4, 1, recomputes=True)
+    recomputed = traffic_of_a_step(TrafficCase(MODEL, STRATEGIES[-1], 4, 1, recomputes=True))
     assert volume(recomputed) == 4 * 3 * GIB
 
 

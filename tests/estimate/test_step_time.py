@@ -18,7 +18,7 @@ from largebatch.estimate.step_time import (
     step_time,
     tree,
 )
-from largebatch.estimate.traffic import Collective, Group, traffic_of_a_step
+from largebatch.estimate.traffic import Collective, Group, TrafficCase, traffic_of_a_step
 
 FABRIC = Fabric(8, node_bandwidth=100, net_bandwidth=5, call_latency=1, node_latency=2, net_latency=10)
 # A second is a byte that every GPU sends.
@@ -70,7 +70,7 @@ def test_an_all_reduce_is_the_faster_one():
 def test_the_seconds_of_all_bytes(strategy, micro_batches):
     """Where a second is a byte in any direction, a step takes as many as its processes send, however they group."""
     for gpus in (8, 64):
-        traffic = traffic_of_a_step(MODEL, strategy, gpus, micro_batches)
+        traffic = traffic_of_a_step(TrafficCase(MODEL, strategy, gpus, micro_batches))
         found = step_seconds(traffic, NOTHING, micro_batches, BYTES, 0.5)
         assert found == pytest.approx(sum(each.sent for each in traffic)), strategy
 

@@ -18,7 +18,7 @@ from largebatch.estimate.comparison import Workload, compare_strategies
 from largebatch.estimate.memory import model_states
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
 from largebatch.estimate.step_time import Fabric, Hardware, collective_seconds
-from largebatch.estimate.traffic import traffic_of_a_step
+from largebatch.estimate.traffic import TrafficCase, traffic_of_a_step
 from largebatch.optim import planned_groups
 from largebatch.optim.muon import Muon, orthogonalized
 from largebatch.optim.whole_layers import LayerProcesses, LayerRange, WholeLayers
@@ -313,7 +313,8 @@ MATRICES = 16 * 32 + 64 * 32  # elements
 
 def exchange_of(strategy: Strategy, world_size: int):
     """The one exchange of a step."""
-    (found,) = (each for each in traffic_of_a_step(MODEL, strategy, world_size, 1) if each.operation == "exchange")
+    counted = traffic_of_a_step(TrafficCase(MODEL, strategy, world_size, 1))
+    (found,) = (each for each in counted if each.operation == "exchange")
     return found
 
 

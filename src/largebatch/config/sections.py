@@ -160,9 +160,9 @@ class Batch(Section):
 
     @model_validator(mode="after")
     def _list_starts_at_zero(self) -> Self:
-        if isinstance(self.global_batch_size, list) and self.global_batch_size[0].from_.length.amount != 0:
-            given = self.global_batch_size[0].from_.length
-            raise ValueError(f'global_batch_size[0].from: {given}, but training starts at 0; write {{"steps": 0}}')
+        start, _ = self.phases[0]
+        if start.amount != 0:
+            raise ValueError(f'global_batch_size[0].from: {start}, but training starts at 0; write {{"steps": 0}}')
         return self
 
     @property

@@ -145,8 +145,8 @@ class TrainingOrder:
         order = epoch_order(self.timeline.num_train_samples, self.seed, epoch)
         indices = order(np.concatenate([each.indices for each in micro_batches]))
         ends = np.cumsum([len(each.indices) for each in micro_batches])
-        for each, end in zip(micro_batches, ends.tolist(), strict=True):
-            yield each._replace(indices=indices[end - len(each.indices) : end])
+        for each, shuffled in zip(micro_batches, np.split(indices, ends[:-1]), strict=True):
+            yield each._replace(indices=shuffled)
 
     def _mixed(self, mixture: Mixture, step: int, batch: GlobalBatch, places: Indices) -> Indices:
         """The indices, as `data.mixture` reads them, at places in a global batch of a mixture."""

@@ -189,12 +189,8 @@ def _parsed(text: bytes, line: int) -> Any:
 class _Float(float):
     """A number, and how it is written."""
 
-    literal: str
-
-    def __new__(cls, literal: str) -> "_Float":
-        number = super().__new__(cls, literal)
-        number.literal = literal
-        return number
+    def __init__(self, literal: str):
+        self.literal = literal
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> Row:

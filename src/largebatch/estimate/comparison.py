@@ -9,7 +9,7 @@ from largebatch.errors import ConfigError
 from largebatch.estimate.memory import coupling_phase, model_states, when_reduced
 from largebatch.estimate.model_shape import ModelShape, Strategy
 from largebatch.estimate.step_time import Hardware, step_time
-from largebatch.estimate.traffic import traffic_of_a_step
+from largebatch.estimate.traffic import TrafficCase, traffic_of_a_step
 from largebatch.plan.contract import RunPlan, resolve
 from largebatch.plan.layer_owners import layer_owners
 from largebatch.plan.strategies import SHARDS, find_strategy
@@ -109,14 +109,16 @@ def _cost(
         states = replace(states, phases=[*states.phases, coupling])
     recomputes = plan.compute.activation_checkpointing != "none"
     features = plan.coupled_numbers * model.element_bytes
-    traffic = traffic_of_a_step(model, strategy, plan.world_size, micro_batches, recomputes, features)
+    traffic = traffic_of_a_step(TrafficCase(model, strategy, plan.world_size, micro_batches, recomputes, features))
     if flops and plan.coupled_features and not plan.encodes_once(micro_batches):
         flops = (2 * flops[0], flops[1])
-    activations = max(0, (workload.activations or 0) - (0 if recomputes else states.not_cast))
+    kept = workload.activations or 0
+    activations = max(0, kept - (0 if recomputes else states.not_cast))
     total, transient = states.peak(activations)
     kinds = ("weights", "masters", "gradients", "optimizer", "buffers")
     between = hardware and sum(each.sent_between_nodes(hardware.fabric.gpus_per_node) for each in traffic)
-    cost: Json = {
+    products = _most_products(plan, model, strategy.shards_of(plan.world_size))
+    return {
         "shard_group_size": 1 if entry.shards == "nothing" else strategy.shards_of(plan.world_size),
         "gradients_reduced": reduced,
         "model_state_bytes": {kind: getattr(states, kind) for kind in kinds} | {"total": states.held},
@@ -125,13 +127,9 @@ def _cost(
         "fits": total <= gpu_memory - kept_back(gpu_memory),
         "sent_bytes_per_step": sum(each.sent for each in traffic),
         "sent_between_nodes_bytes_per_step": between,
-        "update_flops": _most_products(plan, model, strategy.shards_of(plan.world_size)),
+        "update_flops": products,
+        "step_seconds": hardware and flops and step_time(traffic, flops, micro_batches, hardware, kept, products),
     }
-    seconds = None
-    if hardware and flops:
-        kept = workload.activations or 0
-        seconds = step_time(traffic, flops, micro_batches, hardware, kept, cost["update_flops"])
-    return cost | {"step_seconds": seconds}
 
 
 def _most_products(plan: RunPlan, model: ModelShape, owners: int) -> int:
@@ -147,11 +145,9 @@ def _most_products(plan: RunPlan, model: ModelShape, owners: int) -> int:
     """
     assert plan.optimizer_entry is not None
     total = 0
-    for layers in model.exchanged:
-        group = layers[0].group
-        assert group is not None
+    for group in sorted(model.exchanged_groups):
         options = {**plan.optimizer_options, **model.group_options[group]}
-        shapes = {each.name: each.shape for each in layers}
+        shapes = {each.name: each.shape for each in model.groups[group]}
         loads = [0] * owners
         for name, owner in layer_owners(shapes, owners).items():
             loads[owner] += plan.optimizer_entry.products(options, shapes[name])

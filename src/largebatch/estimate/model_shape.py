@@ -71,13 +71,13 @@ class ModelShape:
     @property
     def groups(self) -> list[list[ParameterShape]]:
         """The trained parameters of each of the optimizer's groups."""
-        numbers = sorted({parameter.group for parameter in self.trained if parameter.group is not None})
-        return [[parameter for parameter in self.trained if parameter.group == number] for number in numbers]
+        numbers = range(len(self.group_options))
+        return [[parameter for parameter in self.parameters if parameter.group == number] for number in numbers]
 
     @property
     def exchanged(self) -> list[list[ParameterShape]]:
         """The groups whose layers the optimizer puts together on one process each."""
-        return [group for group in self.groups if group[0].group in self.exchanged_groups]
+        return [self.groups[number] for number in sorted(self.exchanged_groups)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True)

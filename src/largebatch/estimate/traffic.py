@@ -102,39 +102,30 @@ class TrafficCase:
     strategy: Strategy  # how the processes share the model
     world_size: int
     micro_batches: int  # micro-batches per process in the step
-    recomputes: bool  # whether blocks are computed again in the backward pass (activation checkpointing)
+    recomputes: bool = False  # whether blocks are computed again in the backward pass (activation checkpointing)
+    features_bytes: int = 0  # of the global batch, if the loss couples it
 
 
 Collectives = tuple[Collective, ...]
 DDP_BUCKET_BYTES = 25 * 2**20  # gradients that DDP all-reduces at a time: torch's `bucket_cap_mb`
 
 
-def traffic_of_a_step(
-    model: ModelShape,
-    strategy: Strategy,
-    world_size: int,
-    micro_batches: int,
-    recomputes: bool = False,
-    features_bytes: int = 0,
-) -> Collectives:
-    """Return the collectives of an optimizer step.
-
-    `features_bytes` are those of the global batch that a loss couples; `TrafficCase` describes the other arguments.
-    """
-    if world_size == 1:
+def traffic_of_a_step(case: TrafficCase) -> Collectives:
+    """Return the collectives of an optimizer step."""
+    if case.world_size == 1:
         return ()
-    count: Callable[[TrafficCase], Collectives] = resolve_name(f"{__name__}:{find_strategy(strategy.name).formulas}")
-    case = TrafficCase(model, strategy, world_size, micro_batches, recomputes)
-    found = count(case) + exchanged(case) + coupled(features_bytes, world_size)
+    formulas = find_strategy(case.strategy.name).formulas
+    count: Callable[[TrafficCase], Collectives] = resolve_name(f"{__name__}:{formulas}")
+    found = count(case) + exchanged(case) + coupled(case)
     return tuple(each for each in found if each.group.size > 1 and each.size)
 
 
-def coupled(features_bytes: int, world_size: int) -> Collectives:
+def coupled(case: TrafficCase) -> Collectives:
     """The features of a global batch, for a loss that couples it, and their gradient."""
-    everyone = Group(world_size)
+    everyone = Group(case.world_size)
     return (
-        Collective("gather", features_bytes, 1, "forward", everyone),
-        Collective("reduce-scatter", features_bytes, 1, "backward", everyone),
+        Collective("gather", case.features_bytes, 1, "forward", everyone),
+        Collective("reduce-scatter", case.features_bytes, 1, "backward", everyone),
     )
 
 

@@ -50,18 +50,15 @@ def has_inputs_first(module: nn.Module) -> bool:
     return type(module).__module__ == "transformers.pytorch_utils"
 
 
-def is_cast_by_autocast(module: nn.Module) -> bool:
-    """Whether autocast casts the module's weight to its own precision before every use."""
-    return isinstance(module, nn.Linear | _ConvNd) or has_inputs_first(module)
-
-
 def cast_weights(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     """The layers whose weight autocast casts and no other module shares, each with this weight."""
     users = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
-    for module in filter(is_cast_by_autocast, model.modules()):
+    for module in model.modules():
+        # Autocast casts it to its own precision before every use.
+        is_cast = isinstance(module, nn.Linear | _ConvNd) or has_inputs_first(module)
         # None for a layer that computes its weight, for example by weight normalization: the parameters are not cast.
         weight = module._parameters.get("weight")
-        if weight is not None and users[weight] == 1:
+        if is_cast and weight is not None and users[weight] == 1:
             yield module, weight
 
 

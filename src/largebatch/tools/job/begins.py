@@ -16,7 +16,7 @@ def run(options: argparse.Namespace) -> int:
     """Print `go`, and note the checkpoint at which this start of the job LARGEBATCH_JOB_ID begins; or `leave CODE
     MESSAGE`, if the allowed number of starts has ended without a newer checkpoint.
     """
-    starts = JobStarts(options.run_dir, options.start, options.max_restarts)
+    starts = JobStarts(options)
     if reason := starts.reason_to_give_up():
         print(f"leave {FAILED} error: {reason}")
     else:

@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
     """Print `requeue MESSAGE` if the job LARGEBATCH_JOB_ID should be started again after this start, or `leave CODE
     MESSAGE` if it has finished, or would fail again. Record the ending in the folder of the start.
     """
-    starts = JobStarts(options.run_dir, options.start, options.max_restarts)
+    starts = JobStarts(options)
     found = next_start(starts.evidence(options.exit_code, options.asked_to_stop))
     starts.end(found)
     if found.code is None:

@@ -40,21 +40,19 @@ class JobStarts:
     """The starts of the job that LARGEBATCH_JOB_ID names, up to one of them; UserError if it names none.
 
     Args:
-        run_dir: The folder of the run.
-        start: How often the scheduler had restarted the job before.
-        max_restarts: How many restarts are allowed at the same checkpoint.
+        options: Those of `add_start`.
     """
 
-    def __init__(self, run_dir: Path, start: int, max_restarts: int):
+    def __init__(self, options: argparse.Namespace):
         job = os.environ.get("LARGEBATCH_JOB_ID")
         if not job:
             raise UserError("LARGEBATCH_JOB_ID is not set: this command is for a job's batch script, which sets it")
-        self.run = RunFolder(run_dir)
+        self.run = RunFolder(options.run_dir)
         self.job = job
-        self.start = start
-        self.max_restarts = max_restarts
+        self.start: int = options.start
+        self.max_restarts: int = options.max_restarts
         self.job_dir = self.run.jobs_dir / job
-        self.logs = self.job_dir / f"start_{start}"
+        self.logs = self.job_dir / f"start_{self.start}"
         """The folder of this start."""
         self.checkpoint_step = self.run.checkpoint_step()
         """The step of the latest complete checkpoint; 0 if there is none."""

@@ -45,12 +45,8 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
     planned = config.batch.sizes
     if isinstance(config.batch.global_batch_size, LinearRamp):
         planned = sorted({*planned[:: -(-len(planned) // MAX_SIZES)], planned[-1]})
-    all_sizes: list[dict[str, Any]] = [{"from": {"steps": 0}, "size": size} for size in planned]
-    sizes = all_sizes[1:]
-    length = max(steps, 4, *(len(each) + 2 for each in (milestones, sizes)))
+    length = max(steps, 4, len(milestones) + 2, len(planned) + 1)
     quarter = length // 4
-    for size, at in zip(sizes, _moments(sizes, 0, length), strict=True):
-        size["from"] = at
     changes: dict[str, Any] = {"train.duration": {"steps": length}}
     if rate.warmup:
         changes["learning_rate.warmup.duration"] = {"steps": quarter}
@@ -58,8 +54,10 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
         changes["learning_rate.decay.decay"] = {"steps": quarter}
     if milestones:
         changes["learning_rate.decay.at"] = _moments(milestones, quarter, length)
-    if sizes:
-        changes["batch.global_batch_size"] = all_sizes
+    if len(planned) > 1:
+        moments = [{"steps": 0}, *_moments(planned[1:], 0, length)]
+        sizes = [{"from": at, "size": size} for at, size in zip(moments, planned, strict=True)]
+        changes["batch.global_batch_size"] = sizes
     return override_words(changes)
 
 
