@@ -1,28 +1,21 @@
 """Tokens that are prepared once: equal to what a plain loop makes, whoever prepares them and however often it fails."""
 
-import contextlib
 import errno
-import gc
 import json
 import os
-import signal
 import time
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
-from multiprocessing.context import ForkProcess
-from multiprocessing.util import register_after_fork
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
-from torch.multiprocessing import ProcessRaisedException
 from transformers import CTRLTokenizer
 
 from largebatch.data import prepared
-from largebatch.data.forked import run_forked
 from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
 from largebatch.data.token_stream import MAX_MAPS, Part, TokenStream, mapped
@@ -30,7 +23,7 @@ from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
 from largebatch.errors import DataError, StorageError
 from largebatch.storage import files
 from paths import PYDOC
-from processes import children_of, is_running, state_of
+from processes import children_of, is_running
 from small_data import load_with, rows_in
 
 ASKED_FOR = Preparation("largebatch prepare x", allowed="everything", num_workers=1)
@@ -267,16 +260,10 @@ def test_a_parquet_file_whose_first_row_group_is_empty(section, tmp_path):
 
 
 class Slow(ByteTokenizer):
-    """Takes a while for each batch, and may end the process that encodes a certain document."""
-
-    def __init__(self, seconds=0.0, fatal=None):
-        self.seconds = seconds
-        self.fatal = fatal
+    """Takes a while for each batch."""
 
     def encode(self, documents):
-        time.sleep(self.seconds)
-        if self.fatal in documents:
-            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
         return super().encode(documents)
 
 
@@ -288,7 +275,7 @@ def test_a_killed_preparation_goes_on_and_leaves_no_process(section):
     random = np.random.default_rng(0)
     finished = {}
     for _ in range(3):
-        process = get_context("fork").Process(target=prepare, args=(data, how, Slow(0.05)))
+        process = get_context("fork").Process(target=prepare, args=(data, how, Slow()))
         process.start()
         while not (children := children_of(process.pid)):
             assert process.is_alive()
@@ -305,79 +292,6 @@ def test_a_killed_preparation_goes_on_and_leaves_no_process(section):
         assert len(finished) <= at_the_kill + 3
     train, evaluation = prepare(data, how)
     assert (bytes_of(train), bytes_of(evaluation)) == (plain("train"), plain("eval"))
-
-
-def test_what_the_parent_has_left_is_not_destroyed_in_a_process():
-    """Some libraries' objects abort if they are, because their threads are not there; any allocation may do it."""
-    parent = os.getpid()
-
-    class Left:
-        def __init__(self):
-            self.itself = self
-
-        def __del__(self):
-            if os.getpid() != parent:
-                os.abort()
-
-    gc.disable()
-    try:
-        left = Left()
-        # Before a process of `multiprocessing` comes to its work.
-        register_after_fork(collect := partial(lambda *_: gc.collect()), collect)
-        del left
-        run_forked(1, collect, [0])
-    finally:
-        gc.enable()
-        # What is left would abort the processes of later tests.
-        gc.collect()
-
-
-def test_a_process_that_gets_no_time_ends_with_its_parent_too():
-    def stop(_):
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    parent = get_context("fork").Process(target=run_forked, args=(1, stop, [0]))
-    parent.start()
-    while not (children := children_of(parent.pid)):
-        assert parent.is_alive()
-    process = children[0]
-    while state_of(process) != "T":
-        time.sleep(0.01)
-    parent.kill()
-    parent.join()
-    deadline = time.monotonic() + 10
-    try:
-        while is_running(process):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_is_told(section):
-    tokenizer = Slow(fatal=documents_of("train")[70])
-    data = data_of(section)
-    with pytest.raises(DataError, match=r"ended with exit code -9, perhaps for lack of memory; write fewer --workers"):
-        prepare(data, BY_TWO, tokenizer)
-    train, _ = prepare(data)
-    assert bytes_of(train) == plain("train")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.0, 0.05])
-def test_an_error_in_a_process_is_told(section, seconds, monkeypatch):
-    """Also where all processes have ended before they are looked at."""
-    start = ForkProcess.start
-    monkeypatch.setattr(ForkProcess, "start", lambda process: (start(process), time.sleep(seconds)))
-
-    class Broken(ByteTokenizer):
-        def encode(self, documents):
-            raise ZeroDivisionError(f"no token for {documents[0]}")
-
-    with pytest.raises(ProcessRaisedException, match="ZeroDivisionError: no token for "):
-        prepare(data_of(section), BY_TWO, Broken())
 
 
 def test_documents_in_memory_are_bounded_however_their_lengths_vary(section):
