@@ -6,7 +6,7 @@ from contextlib import suppress
 from itertools import product
 from typing import Any, get_args
 
-from largebatch.data.hub import Use, Uses
+from largebatch.data.columns import Use, Uses
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
 from largebatch.errors import DataError
 

@@ -16,8 +16,9 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
+from largebatch.data.columns import Use, Uses
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.hub import Use, Uses, open_splits
+from largebatch.data.hub import open_splits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
 from largebatch.data.preparation import Preparation

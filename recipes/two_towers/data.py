@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from largebatch.data.hub import Use, open_splits
+from largebatch.data.columns import Use
+from largebatch.data.hub import open_splits
 from largebatch.data.images import TensorImages, digits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Indices, derive_seed

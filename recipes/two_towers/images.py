@@ -17,8 +17,9 @@ import xxhash
 from datasets.fingerprint import Hasher
 from PIL import Image
 
+from largebatch.data.columns import Use
 from largebatch.data.crops import Crop, Pixels, center_crop, crop_box, random_box
-from largebatch.data.hub import Use, open_splits
+from largebatch.data.hub import open_splits
 from largebatch.data.images import Rows, decode, encoded_images
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation, keep, kept_path

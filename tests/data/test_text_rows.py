@@ -11,7 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from largebatch.config.data import HubText
-from largebatch.data.hub import Use, open_splits
+from largebatch.data.columns import Use
+from largebatch.data.hub import open_splits
 from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError
 

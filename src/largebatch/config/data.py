@@ -53,13 +53,13 @@ class DataFiles(Section):
     """Local files for the splits "train" and "validation", for data that is not laid out as a dataset repository."""
 
     train: Patterns
-    """Path or glob of the training files, or a list of them; {000..041} in a path stands for 42 numbers."""
+    """File, folder or glob of the training files, or a list of them; {000..041} in a path stands for 42 numbers."""
     eval: Patterns
-    """Path or glob of the evaluation files, or a list of them, in the same notation."""
+    """File, folder or glob of the evaluation files, or a list of them, in the same notation."""
 
     @property
     def by_split(self) -> dict[str, list[str]]:
-        """The paths and globs by the names of their splits."""
+        """The paths, folders and globs by the names of their splits."""
         return {"train": listed(self.train), "validation": listed(self.eval)}
 
 

@@ -5,9 +5,8 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterable
-from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
 import fsspec
@@ -15,7 +14,9 @@ from fsspec.utils import infer_compression
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
+from largebatch.data.columns import DOWNLOAD, Uses, column
 from largebatch.data.forked import forked_by_datasets
+from largebatch.data.local_files import found_files
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
@@ -23,23 +24,12 @@ from largebatch.words import counted
 
 if TYPE_CHECKING:
     import datasets
+    from datasets.data_files import DataFilesList
 
 CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
-DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 ROWS_AT_ONCE = 1000  # of a Parquet file, in memory
-
-
-class Use(NamedTuple):
-    """What a column is used for."""
-
-    field: str  # of `data`, for messages
-    kind: Literal["text", "any", "optional"] = "text"  # lists and objects are no text; some rows have optional ones
-
-
-Uses = dict[str, Use]
-"""The columns that are used, by their names."""
 
 
 def open_splits(
@@ -59,9 +49,11 @@ def open_splits(
     import datasets
     from datasets.exceptions import DatasetGenerationError
 
+    from largebatch.data.text_rows import with_exact_text
+
     if config.data_files is not None:
-        found_files(config)
-        arguments: dict[str, Any] = {"path": config.path, "data_files": config.data_files.by_split}
+        files = {split: _listed(files) for split, files in found_files(config).items()}
+        arguments: dict[str, Any] = {"path": config.path, "data_files": files}
     else:
         place = find(config.path, "data.path", "a data set")
         arguments = {"path": place.name, "name": config.config_name, "revision": place.revision}
@@ -76,9 +68,6 @@ def open_splits(
             # By default it is the number of rows of a file's first row group, which may be empty.
             builder.config.batch_size = ROWS_AT_ONCE
         if uses is not None:
-            # It imports `datasets`.
-            from largebatch.data.text_rows import with_exact_text
-
             builder = with_exact_text(builder, uses)
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
@@ -165,38 +154,11 @@ def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> N
         )
 
 
-def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
-    """The files of `data_files` by their splits, sorted within each glob; DataError if one matches none."""
-    assert config.data_files is not None
-    found: dict[str, list[Path]] = {}
-    for split, patterns in config.data_files.by_split.items():
-        for pattern in patterns:
-            # "images/**" matches folders, too.
-            matches = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
-            names = [name for name in matches if not Path(name).is_dir()]
-            field = "train" if split == "train" else "eval"
-            if not names and matches:
-                raise DataError(
-                    f"data.data_files.{field}: {pattern!r} is a folder; write a glob, such as {pattern}/*.parquet"
-                )
-            if not names:
-                raise DataError(
-                    f"data.data_files.{field}: no file matches {pattern!r} (relative to {Path.cwd()}); write the path "
-                    "or glob of the files"
-                )
-            if special := [name for name in names if not Path(name).is_file()]:
-                raise DataError(f"data.data_files.{field}: {special[0]} is not a file; write the paths of files")
-            found.setdefault(split, []).extend(map(Path, names))
-        check_once(found[split], f"data.data_files.{field}")
-    return found
+def _listed(files: list[Path]) -> "DataFilesList":
+    """Files as `datasets` lists them, with what tells it that one has changed."""
+    from datasets.data_files import DataFilesList
 
-
-def check_once(files: list[Path], field: str) -> list[Path]:
-    """The files; DataError if one of them is there twice, as of overlapping globs."""
-    ((file, count),) = Counter(files).most_common(1)
-    if count > 1:
-        raise DataError(f"{field}: {file} would be read {count} times; name it once, or weight it in data.sources")
-    return files
+    return DataFilesList([str(file.absolute()) for file in files], [(str(file.stat().st_mtime),) for file in files])
 
 
 def _size(builder: "datasets.DatasetBuilder") -> int:
@@ -232,10 +194,3 @@ def _held(files: Iterable[Path]) -> int:
                 while total <= MAX_BYTES_IN_A_JOB and (block := opened.read(2**20)):
                     total += len(block)
     return total
-
-
-def column(dataset: "datasets.Dataset", name: str, field: str) -> str:
-    """`name`, if it is a column of the data set; otherwise a DataError that names the config's `field`."""
-    if name not in dataset.column_names:
-        raise DataError(f"data.{field}: no column {name!r}; the data has {', '.join(dataset.column_names)}")
-    return name

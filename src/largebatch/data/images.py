@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from largebatch.config.data import DigitsData, EncodedImages, HubImages, names_in
+from largebatch.data.columns import column
 from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
-from largebatch.data.hub import column, open_splits
+from largebatch.data.hub import open_splits
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch
@@ -166,7 +167,7 @@ def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None
     if config.data_files:
         roots = [pattern for name in names for pattern in config.data_files.by_split[name]]
         # A glob of a certain depth says which folders are classes.
-        if not all("**" in pattern for pattern in roots):
+        if not all("**" in pattern or Path(pattern).is_dir() for pattern in roots):
             return
     elif not Path(config.path).expanduser().is_dir():
         return

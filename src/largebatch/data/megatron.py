@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from largebatch.data.hub import check_once
+from largebatch.data.local_files import check_once
 from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.errors import DataError
 

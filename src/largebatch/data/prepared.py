@@ -26,8 +26,10 @@ import xxhash
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubText, names_in
+from largebatch.data.columns import Use
 from largebatch.data.forked import run_forked
-from largebatch.data.hub import Use, found_files, open_splits
+from largebatch.data.hub import open_splits
+from largebatch.data.local_files import found_files
 from largebatch.data.preparation import Preparation, write_errors
 from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from largebatch.config.data import EncodedImages
-from largebatch.data.hub import found_files
+from largebatch.data.local_files import found_files
 from largebatch.data.order import Indices
 from largebatch.data.preparation import Preparation, keep, kept_path
 from largebatch.data.token_stream import MAX_MAPS

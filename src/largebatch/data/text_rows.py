@@ -17,7 +17,7 @@ from typing import IO, Any
 import datasets
 import fsspec
 
-from largebatch.data.hub import DOWNLOAD, Use, Uses
+from largebatch.data.columns import DOWNLOAD, Use, Uses
 from largebatch.errors import DataError
 
 READERS = ("csv", "json", "text")

@@ -1,0 +1,30 @@
+"""What the columns of a data set are used for."""
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from largebatch.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
+
+
+DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
+"""What to do where types of columns on the hub are guessed."""
+
+
+class Use(NamedTuple):
+    """What a column is used for."""
+
+    field: str  # of `data`, for messages
+    kind: Literal["text", "any", "optional"] = "text"  # lists and objects are no text; some rows have optional ones
+
+
+Uses = dict[str, Use]
+"""The columns that are used, by their names."""
+
+
+def column(dataset: "datasets.Dataset", name: str, field: str) -> str:
+    """`name`, if it is a column of the data set; otherwise a DataError that names the config's `field`."""
+    if name not in dataset.column_names:
+        raise DataError(f"data.{field}: no column {name!r}; the data has {', '.join(dataset.column_names)}")
+    return name

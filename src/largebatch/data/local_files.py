@@ -1,0 +1,104 @@
+"""The local files that a config names, by paths, globs and folders.
+
+They are found here alone: `datasets` is given the files, because its own globs do not follow links to folders, and
+leave out some names.
+"""
+
+import os
+from collections import Counter
+from glob import glob
+from pathlib import Path
+from typing import NoReturn
+
+from largebatch.config.data import HubOrLocal
+from largebatch.errors import DataError
+
+FIELDS = {"train": "data.data_files.train", "validation": "data.data_files.eval"}
+WRITE_A_GLOB = "write a glob of the files that are meant"
+
+
+def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
+    """The files of `data_files` by their splits, sorted within each glob and folder.
+
+    Raises:
+        DataError: Nothing is there, or what is no file; a folder has files that may not be meant; a file would be read
+            twice; or evaluation would read some of the files in a folder for training.
+    """
+    assert config.data_files is not None
+    patterns = config.data_files.by_split
+    found: dict[str, list[Path]] = {}
+    for split, field in FIELDS.items():
+        files = []
+        for pattern in patterns[split]:
+            files += _files_in(pattern, config.path, field) if _is_folder(pattern) else _matches(pattern, field)
+        if special := [file for file in files if not file.is_file()]:
+            raise DataError(f"{field}: {special[0]} is not a file; write the paths of files")
+        found[split] = check_once(files, field)
+    if any(map(_is_folder, patterns["train"])):
+        train, evaluation = ({file.absolute() for file in files} for files in found.values())
+        if train != evaluation and (shared := sorted(train & evaluation)):
+            raise DataError(
+                f"{FIELDS['validation']}: {shared[0]} is in a folder for training, too; move it out of that, or "
+                f"{WRITE_A_GLOB}"
+            )
+    return found
+
+
+def check_once(files: list[Path], field: str) -> list[Path]:
+    """The files; DataError if one of them is there twice, as of overlapping globs."""
+    ((file, count),) = Counter(files).most_common(1)
+    if count > 1:
+        raise DataError(f"{field}: {file} would be read {count} times; name it once, or weight it in data.sources")
+    return files
+
+
+def _is_folder(pattern: str) -> bool:
+    # `Path.is_dir` raises an error for what may not be looked at, or has too long a name.
+    return os.path.isdir(pattern)  # noqa: PTH112
+
+
+def _matches(pattern: str, field: str) -> list[Path]:
+    matches = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
+    # "images/**" matches folders, too.
+    files = [Path(name) for name in matches if not _is_folder(name)]
+    if not files:
+        raise DataError(
+            f"{field}: no file matches {pattern!r} (relative to {Path.cwd()}); write the path of files or of their "
+            "folder, or a glob"
+        )
+    return files
+
+
+def _files_in(folder: str, format_name: str, field: str) -> list[Path]:
+    """The files of a folder and those in it, without hidden ones and marks, such as Spark's `_SUCCESS`."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise DataError(f"{field}: {error.filename} cannot be listed: {error.strerror}") from error
+
+    files: list[Path] = []
+    places: set[str] = set()
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        place = os.path.realpath(parent)
+        if place in places:
+            raise DataError(f"{field}: {parent} is a link to a folder that is read already; remove it")
+        places.add(place)
+        for name in folders:
+            # A table's log, such as `_delta_log`, or files that a job is writing.
+            if name.startswith("_"):
+                raise DataError(
+                    f"{field}: {parent}/{name} is a folder that readers of tables leave out; {WRITE_A_GLOB}"
+                )
+        files += [Path(parent, name) for name in names if name[0] != "." and (name[0] != "_" or "." in name)]
+    files.sort(key=str)
+    if not files:
+        raise DataError(f"{field}: {folder!r} is a folder without files; write the path of another")
+    of_endings = {file.suffix.lower(): file for file in files}
+    # Images have many endings; what is none is counted when data are prepared.
+    if len(of_endings) > 1 and format_name != "imagefolder":
+        one, other, *_ = of_endings.values()
+        raise DataError(
+            f"{field}: {folder!r} has files of several kinds, as {one} and {other}; {WRITE_A_GLOB}, such as "
+            f"{folder.rstrip('/')}/**/*{one.suffix}"
+        )
+    return files

@@ -1,0 +1,156 @@
+"""Which files `data_files` stands for, by os.walk and by hand: nothing is left out or read twice without a word."""
+
+import json
+import os
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from largebatch.data.hub import open_splits
+from largebatch.data.local_files import found_files
+from largebatch.data.preparation import Preparation
+from largebatch.errors import DataError
+from paths import CIFAR, PYDOC
+from small_data import load_with
+
+ASKED_FOR = Preparation(allowed="everything")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def written(*names):
+    """Files of one row, which is their name."""
+    for name in map(Path, names):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.write_text(json.dumps({"text": str(name)}) + "\n")
+
+
+def section_of(train, evaluation, path="json"):
+    files = {"train": train, "eval": evaluation}
+    return {"source": "datasets", "path": path, "data_files": files, "num_train_samples": 2, "num_eval_samples": 1}
+
+
+def data_of(train, evaluation="held_out.jsonl", **more):
+    written("held_out.jsonl")
+    return load_with(PYDOC, section_of(train, evaluation) | {"tokenizer": "bytes", "block_size": 1} | more).data
+
+
+def found(train, evaluation="held_out.jsonl", **more):
+    return [str(file) for file in found_files(data_of(train, evaluation, **more))["train"]]
+
+
+def read(train):
+    return open_splits(data_of(train), ASKED_FOR)[0]["text"][:]
+
+
+def walked(folder):
+    """All files, by another walk."""
+    return sorted(f"{parent}/{name}" for parent, _, names in os.walk(folder, followlinks=True) for name in names)
+
+
+def test_a_folder_stands_for_all_of_its_files():
+    """Those of linked folders, of names that only mean something to others, and with characters of globs."""
+    written("more/1.jsonl", "data/b.jsonl", "data/a/x[1].jsonl", "data/_DSC1.jsonl", "data/year=2024/part-0.jsonl")
+    Path("data/linked").symlink_to("../more")
+    expected = walked("data")
+    assert len(expected) == 5
+    assert found("data") == found("data/") == expected
+    assert read("data") == [
+        "data/_DSC1.jsonl",
+        "data/a/x[1].jsonl",
+        "data/b.jsonl",
+        "more/1.jsonl",
+        "data/year=2024/part-0.jsonl",
+    ]
+
+
+def test_what_a_glob_finds_is_what_is_read():
+    """`datasets` itself would leave out linked folders, and those whose names begin with two underscores."""
+    written("more/1.jsonl", "data/a/2.jsonl", "data/__b/3.jsonl")
+    Path("data/linked").symlink_to("../more")
+    assert read("data/**/*.jsonl") == ["data/__b/3.jsonl", "data/a/2.jsonl", "more/1.jsonl"]
+
+
+def test_hidden_files_and_marks_are_no_data():
+    written("data/part-0.jsonl", "data/_SUCCESS", "data/.part-0.jsonl.crc", "data/.git/x", "data/_committed_17")
+    assert found("data") == ["data/part-0.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (
+            ["data/0.jsonl", "data/0.txt"],
+            r"'data' has files of several kinds, as .*; write a glob .*data/\*\*/\*\.jsonl",
+        ),
+        (["data/_delta_log/0.jsonl", "data/0.jsonl"], "data/_delta_log is a folder that readers of tables leave out"),
+        (["data/_SUCCESS"], "'data' is a folder without files"),
+    ],
+)
+def test_a_folder_that_may_not_be_meant_is_refused(names, told):
+    written(*names)
+    with pytest.raises(DataError, match=rf"data\.data_files\.train: {told}"):
+        found("data")
+
+
+def test_a_folder_is_read_once():
+    written("data/a/0.jsonl")
+    Path("data/a/up").symlink_to("..")
+    with pytest.raises(DataError, match=r"data/a/up is a link to a folder that is read already; remove it"):
+        found("data")
+    Path("data/a/up").unlink()
+    with pytest.raises(DataError, match=r"data/a/0\.jsonl would be read 2 times"):
+        found(["data", "data/a/0.jsonl"])
+
+
+def test_a_folder_that_cannot_be_listed(monkeypatch):
+    written("data/a/0.jsonl", "data/1.jsonl")
+    scan = os.scandir
+
+    def refuse(path):
+        if str(path) == "data/a":
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"data\.data_files\.train: data/a cannot be listed: Permission denied"):
+        found("data")
+
+
+def test_evaluation_does_not_read_what_a_folder_trains_on():
+    written("data/train/0.jsonl", "data/eval/0.jsonl")
+    for evaluation in ("data/eval", "data/eval/*.jsonl", str(Path("data/eval").absolute())):
+        with pytest.raises(DataError, match=r"data_files\.eval: .*data/eval/0\.jsonl is in a folder for training, too"):
+            found("data", evaluation)
+    assert found("data/train", "data/eval") == ["data/train/0.jsonl"]
+    # Parts of the same files.
+    split = {"train_split": "train[:50%]", "eval_split": "validation[50%:]"}
+    assert found("data", "data", **split) == ["data/eval/0.jsonl", "data/train/0.jsonl"]
+
+
+@pytest.mark.parametrize("path", ["", "none", "x" * 300])
+def test_no_file(path):
+    with pytest.raises(DataError, match=r"data\.data_files\.train: no file matches '.*write the path of files or of"):
+        found(path)
+
+
+def test_a_folder_of_images_has_classes_and_any_endings(capsys):
+    for name in ("images/cat/0.png", "images/dog/1.JPG", "val/cat/2.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((32, 32, 3), 9, np.uint8)).save(
+            name, format=Path(name).suffix[1:].replace("JPG", "JPEG")
+        )
+    Path("images/dog/about.txt").write_text("a dog")
+    pixels = {"image_column": "image", "num_classes": 2, "image_size": 32, "train_augmentation": "padded_crop"}
+    pixels |= {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+    section = load_with(CIFAR, section_of("images", "val", "imagefolder") | pixels).data
+    train, _ = open_splits(section, ASKED_FOR)
+    assert train["label"] == [0, 1]
+    assert "1 file that nothing reads: .txt" in capsys.readouterr().out
