@@ -45,6 +45,7 @@ from largebatch.run.record.recorder import Recorder
 from largebatch.run.record.task_metrics import Logged
 from largebatch.run.record.trackers import check_trackers
 from largebatch.run.resume import find_start
+from largebatch.run.same_samples import check_same_samples
 from largebatch.run.step import Step
 from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
@@ -149,7 +150,8 @@ class Run(Generic[Config]):
                 prepare.
 
         Raises:
-            UserError: They cannot be opened, or do not have the plan's sizes; every process raises it.
+            UserError: They cannot be opened, do not have the plan's sizes, or a process reads other samples by the same
+                indices; every process raises it.
         """
 
         preparation = Preparation(f"largebatch prepare {self._options.recipe or 'RECIPE'}")
@@ -160,6 +162,7 @@ class Run(Generic[Config]):
             return opened
 
         sources = self._starting.once_per_machine_first(open_checked)
+        check_same_samples(sources, self.config.data.num_workers, self.backend)
         for name, source in zip(("training", "evaluation"), sources, strict=False):
             available = getattr(source, "num_available", len(source))
             if available > len(source):

@@ -25,13 +25,18 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     strategies = ("ddp", "fsdp", "zero1")
     combinations = [Combination(name, size, micro) for name in strategies for size in (1, 2) for micro in (4, 8)]
 
-    def cause(differs, problem="", beyond=ALL_OF_IT, more=()):
-        differing = {"verdict": "differs", "problem": problem, "beyond": frozenset(beyond)}
+    def cause(differs, problem="", beyond=ALL_OF_IT, more=(), is_scaled=False):
+        differing = {"verdict": "differs", "problem": problem, "beyond": frozenset(beyond), "is_scaled": is_scaled}
         rows = [Row(each, **differing) if differs(each) else Row(each, "agrees") for each in combinations]
         reference = Row(Combination("single", 1, 8), "reference")
         return likely_cause([reference, *rows, *more], verification_of(config))
 
-    assert "the loss is a mean over the micro-batch" in cause(lambda each: each.micro_batch_size == 4)
+    # A factor is told from what noise or other samples of a micro-batch make.
+    scaled = cause(lambda each: each.micro_batch_size == 4, is_scaled=True)
+    assert "by one factor in the first loss and its gradient: the loss is a mean over the micro-batch" in scaled
+    assert "other samples" not in scaled
+    assert "change each other" in cause(lambda each: each.micro_batch_size == 4)
+    assert "such as their number" in cause(lambda each: each.world_size == 2, is_scaled=True)
     # On one process, ZeRO steps all parameters as one, and FSDP whole ones.
     assert "of such a piece" in cause(
         lambda each: (each.strategy, each.world_size) in {("zero1", 1), ("zero1", 2), ("fsdp", 2)}, beyond=WEIGHTS
@@ -54,10 +59,10 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     assert cause(lambda each: each.world_size == 2, verification.UNSEEDED) is None
     # What has failed has a sentence of its own.
     failed = Row(Combination("ddp", 4, 8), "failed")
-    assert "over the micro-batch" in cause(lambda each: each.micro_batch_size == 4, more=[failed])
+    assert "share a micro-batch" in cause(lambda each: each.micro_batch_size == 4, more=[failed])
     # What cannot be told apart is all named.
     combinations = [Combination("zero1", 2, 4)]
-    assert all(part in cause(lambda _: True) for part in ("over the micro-batch", "the process"))
+    assert all(part in cause(lambda _: True) for part in ("share a micro-batch", "the process"))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,7 @@ torch.optim.AdamW.step = step"""
     assert code == 1, errors
     assert """ '--train.duration={"steps": 4}' """ in output
     assert "the first update differs most in " in output
+    assert "no run was stopped and resumed, because no combination of several processes agrees" in output
     assert "0 of 1 combinations agree" in output
     row = next(line for line in output.splitlines() if line.startswith("ddp ")).split()
     update = float(row[6])

@@ -31,21 +31,41 @@ def _traits(each: Combination, usual: int) -> Mapping[str, bool]:
     }
 
 
+SCALED = "scaled first loss"
+_OF_STATISTICS = "(running statistics: by a forward pass of its own, or an evaluation in training mode)"
 # By symptom, the earliest first: why it shows in combinations of a trait, and why if no trait tells them apart.
 _CAUSES: Mapping[str, Mapping[str, str]] = {
-    "first_loss": {
+    # The first loss and its gradient are multiplied by one number.
+    SCALED: {
         "other micro-batch": (
-            "only other micro-batch sizes differ, from the first loss on: the loss is a mean over the micro-batch, or "
-            "divided by what is counted in it, instead of a sum, or the source's `weight` is; or samples that share a "
-            "micro-batch change each other (statistics over it, sorting, padding without a mask, other samples as "
-            "negatives: see coupled_features); or random numbers are drawn for it (dropout: declare uses_dropout; "
-            "torch.rand in train.py: draw them in `fetch`, from `derive_seed`)"
+            "only other micro-batch sizes differ, by one factor in the first loss and its gradient: the loss is a mean "
+            "over the micro-batch, or divided by what is counted in it, instead of a sum, or the source's `weight` is"
         ),
         "other number of micro-batches": (
-            "where a process has another number of micro-batches in a step, the first loss differs: it is divided by "
-            "that number, or something counts micro-batches or calls of `fetch`, as a random generator does (count by "
-            "`epoch` and `step.index`, and draw in `fetch`, from `derive_seed`), or keeps the first for later ones, as "
-            "a cache does"
+            "where a process has another number of micro-batches in a step, the first loss and its gradient differ by "
+            "one factor: the loss is divided by that number"
+        ),
+        "several processes": (
+            "several processes differ where one does not, by one factor in the first loss and its gradient: the loss "
+            "is multiplied or divided by something that depends on them, such as their number"
+        ),
+        "another division": (
+            "whatever divides the batch in another way differs, by one factor in the first loss and its gradient: the "
+            "loss is multiplied or divided by something that depends on the process and the micro-batch"
+        ),
+    },
+    "first_loss": {
+        "other micro-batch": (
+            "only other micro-batch sizes differ, from the first loss on: samples that share a micro-batch change each "
+            "other (statistics over it, sorting, padding without a mask, other samples as negatives: see "
+            "coupled_features); or random numbers are drawn for it (dropout: declare uses_dropout; torch.rand in "
+            "train.py: draw them in `fetch`, from `derive_seed`); or, if the factors are about the ratio of the sizes, "
+            "the loss is a mean over each micro-batch, whose weights are unequal, instead of a sum"
+        ),
+        "other number of micro-batches": (
+            "where a process has another number of micro-batches in a step, the first loss differs: something counts "
+            "micro-batches or calls of `fetch`, as a random generator does (count by `epoch` and `step.index`, and "
+            "draw in `fetch`, from `derive_seed`), or keeps the first for later ones, as a cache does"
         ),
         "several processes": (
             "several processes differ where one does not, from the first loss on: data or noise depends on the process "
@@ -81,13 +101,11 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
         ),
         "several processes": (
             "loss and gradient of the first step agree on several processes, but not its update: the optimizer, or "
-            "train.py, changes weights by something that depends on the process (running statistics: by a forward pass "
-            "of its own, or an evaluation in training mode)"
+            f"train.py, changes weights by something that depends on the process {_OF_STATISTICS}"
         ),
         "otherwise": (
             "loss and gradient of the first step agree, but not its update: the optimizer, or train.py, changes "
-            "weights by something that depends on the process or the micro-batch (running statistics: by a forward "
-            "pass of its own, or an evaluation in training mode)"
+            f"weights by something that depends on the process or the micro-batch {_OF_STATISTICS}"
         ),
     },
     "later": {
@@ -153,6 +171,8 @@ def _fitting(rows: Sequence[Row], usual: int) -> list[str]:
     earliest = next((each for each in _CAUSES if each in symptoms), "")
     # What differs only later, or in an evaluation alone, may be a consequence of the same cause.
     differ = [each == earliest for each in symptoms]
+    if earliest == "first_loss" and all(row.is_scaled for row, each in zip(rows, differ, strict=True) if each):
+        earliest = SCALED
     causes = _CAUSES.get(earliest, {})
     traits = [_traits(row.combination, usual) for row in rows]
     fitting = [cause for name, cause in causes.items() if differ == [each.get(name, False) for each in traits]]

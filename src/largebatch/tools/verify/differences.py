@@ -147,6 +147,14 @@ def _of_lines(
     return largest_ratio
 
 
+def factors_of_the_first_step(trained: Trained, reference: Trained) -> tuple[float, float]:
+    """The first step's loss and gradient norm, each as a multiple of the reference's."""
+    found = trained.metrics[0]
+    expected = reference.metrics[0]
+    loss, norm_of_gradient = (_ratio(found.get(name, math.nan), expected[name]) for name in ("loss", "grad_norm"))
+    return loss, norm_of_gradient
+
+
 def largest(trained: Trained, expected: Trained, noise: Set[str], usual: float) -> str:
     """Which weights, besides noise, differ most: already in their first update, if it differs by more than usual."""
     updates = of_updates(trained, expected)

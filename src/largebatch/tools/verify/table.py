@@ -22,7 +22,7 @@ from largebatch.tools.local_jobs.small_runs import (
 from largebatch.tools.plan import first_plan
 from largebatch.tools.plan.accelerate_configs import find_accelerate_configs, is_rehearsed
 from largebatch.tools.verify.causes import likely_cause
-from largebatch.tools.verify.differences import GRAD_NORM_FACTOR, MEASURES
+from largebatch.tools.verify.differences import GRAD_NORM_FACTOR, MEASURES, UPDATE
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 # All but the first step's.
@@ -50,8 +50,7 @@ def verify(options: argparse.Namespace) -> bool:
     preload_tasks([folder_of(type(config))])
     print(
         f"{options.config.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
-        f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process, which trains whole global batches\n"
-        "--tiny-data, a smaller --batch.global_batch_size or fewer --steps take less time"
+        f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process, which trains whole global batches"
     )
     if overrides:
         print("the recipe is changed by", shlex.join(overrides))
@@ -60,18 +59,24 @@ def verify(options: argparse.Namespace) -> bool:
     print(f"\n{HEADER}", flush=True)
     rows = _printed(verification.rows(combinations))
     resumable = [row.combination for row in rows if row.verdict == "agrees" and row.combination.world_size > 1]
-    if options.resume and steps > 1 and resumable:
-        rows += _printed(verification.rows([dataclasses.replace(resumable[-1], resumes=True)]))
+    if options.resume and steps > 1:
+        if resumable:
+            rows += _printed(verification.rows([dataclasses.replace(resumable[-1], resumes=True)]))
+        else:
+            print("no run was stopped and resumed, because no combination of several processes agrees")
     compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
     agreeing = sum(row.verdict == "agrees" for row in compared)
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
     if cause := likely_cause(rows, verification):
         print(cause)
     print(
-        f"\nAllowed are relative differences of {verification.tolerance:g}, {GRAD_NORM_FACTOR} times that for the "
-        "gradient norm, and 0 for the learning rate.\nWhere they are larger, runs whose weights are perturbed by one "
-        "rounding say how much rounding makes of itself, and\nten times that is allowed. Taken as given: the loss is "
-        f"the mean over {plan.loss_unit}, which the source's `weight`\ncounts; what `run.log` gets is not compared."
+        "\nDifferences are relative to the numbers of one process. Those of loss, gradient norm and learning rate are\n"
+        "the largest of all steps. Update is the first one, and parameters are the final ones, of the tensor that "
+        f"differs\nmost, relative to its norm. Allowed are {verification.tolerance:g}, {GRAD_NORM_FACTOR} times that "
+        f"for the gradient norm, {UPDATE[config.precision]:g} for the update, and 0 for the\nlearning rate. Where "
+        "differences are larger, runs whose weights are perturbed by one rounding say how much rounding\nmakes of "
+        f"itself, and ten times that is allowed. Taken as given: the loss is the mean over {plan.loss_unit},\nwhich "
+        "the source's `weight` counts; what `run.log` gets is not compared."
     )
     return agreeing == len(compared)
 

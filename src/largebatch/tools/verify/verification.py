@@ -33,6 +33,7 @@ from largebatch.tools.verify.differences import (
     Weights,
     beyond,
     compare,
+    factors_of_the_first_step,
     largest,
     limits,
     of_updates,
@@ -51,6 +52,10 @@ MIN_HANG_SECONDS = 60
 
 # Seeds of the runs that measure how rounding errors grow.
 PERTURBATIONS = (1, 2, 3)
+
+# A number that multiplies the loss multiplies its gradient, up to this part of the change. Noise misses that, and so do
+# numbers that differ from one micro-batch to the next.
+PART_OF_A_FACTOR = 1e-3
 
 UNSEEDED = (
     "one process differs from itself when it trains again: the data, the model or train.py draws random numbers that "
@@ -84,6 +89,8 @@ class Row:
     differences: Differences | None = None  # from the reference, if it trained to the end
     problem: str | None = None  # a remark on the verdict, if there is one
     beyond: frozenset[str] = frozenset()  # the names of the differences that are larger than rounding makes them
+    # Whether the first loss and its gradient are those of the reference times one number.
+    is_scaled: bool = False
 
 
 _Rounding = tuple[Differences, frozenset[str]]
@@ -195,16 +202,27 @@ class Verification:
         made, noise = rounding
         row.differences = compare(trained, expected, noise)
         sums = self.config.model.synchronizes_batch_norm
-        row.beyond = beyond(row.differences, limits(self.tolerance, made, sums, self.config.precision))
+        allowed = limits(self.tolerance, made, sums, self.config.precision)
+        row.beyond = beyond(row.differences, allowed)
         if row.beyond:
             row.verdict = "differs"
             row.problem = largest(trained, expected, noise, usual["update"])
+            if row.beyond & {"first_loss", "first_grad_norm"}:
+                loss, gradient = factors_of_the_first_step(trained, expected)
+                row.is_scaled = abs(gradient - loss) <= PART_OF_A_FACTOR * abs(loss - 1)
+                row.problem = (
+                    f"in the first step, the loss is {loss:.5g} times that of one process, and the gradient norm "
+                    f"{gradient:.5g} times"
+                )
             if row.beyond == {"evaluation"}:
                 row.problem = "the weights agree; only the evaluation differs"
             if row.combination.resumes:
                 row.problem += f"; {NOT_KEPT}"
             return
-        row.problem = "rounding alone causes such differences" + _listed(noise)
+        unusual = beyond(row.differences, usual)
+        measured = ", ".join(f"{name.replace('_', ' ')} {allowed[name]:.1e}" for name in MEASURES if name in unusual)
+        row.problem = "rounding alone causes such differences" + (f"; allowed: {measured}" if measured else "")
+        row.problem += _listed(noise)
         if beyond(row.differences, MAX_DISTINGUISHABLE):
             finer = "fp32" if self.config.precision == "bf16" else "fp64"
             row.verdict = "unclear"

@@ -1,0 +1,59 @@
+"""Whether all processes read the same samples by the same indices: each of them trains on a share of one order."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.linalg import norm
+from numpy.typing import NDArray
+
+from largebatch.backend.base import Backend
+from largebatch.data.loading import load
+from largebatch.data.source import SampleSource
+from largebatch.errors import DataError
+
+# Of each set, evenly spread over it, because the first ones may all have one label.
+SAMPLES = 8
+# Numbers of each tensor that are compared, at most.
+NUMBERS = 400
+# Other samples differ by about as much as a tensor varies. Another CPU or library may round or decode them a little
+# differently, which is no reason to refuse them.
+PART_OF_VARIATION = 0.1
+PART_OF_SIZE = 1e-3
+
+
+def check_same_samples(sources: Sequence[SampleSource], num_workers: int, backend: Backend) -> None:
+    """Raise DataError on all processes if the training or evaluation samples of one are not those of the main process.
+
+    Every process must call this. Nothing is read in a job of one process.
+    """
+    if backend.world_size == 1:
+        return
+    mine = {}
+    # A source that draws from torch's generator must not change the initial weights.
+    with backend.raise_on_all_ranks(), torch.random.fork_rng(devices=[]):
+        for which, source, epoch in zip(("training", "evaluation"), sources, (0, None), strict=False):
+            indices = np.linspace(0, len(source) - 1, min(SAMPLES, len(source)), dtype=np.int64)
+            # As training does, in a loader process if it has any: what a source opens at the first `fetch`, such as a
+            # file and the place in it, must not be shared by the loader processes that are forked later.
+            [loaded] = load(source, [(indices, epoch)], min(1, num_workers), torch.device("cpu"))
+            for name, tensor in loaded.batch.items():
+                excerpt = tensor.flatten()[:: 1 + tensor.numel() // NUMBERS]
+                mine[f"{name!r} of the {which} samples"] = excerpt.double().nan_to_num().tolist()
+    expected = backend.from_main_process(lambda: mine)
+    with backend.raise_on_all_ranks():
+        for what, numbers in expected.items():
+            if not _are_alike(np.array(mine.get(what, [])), np.array(numbers)):
+                raise DataError(
+                    f"`fetch` in data.py returns another {what} than on rank 0, for the same indices; possible "
+                    "reasons: the order of a set of strings, or `hash` of one, which each process has for itself (sort "
+                    "them); the order of os.listdir or glob (sort it); random numbers that do not come from "
+                    "`derive_seed`; other files on that machine"
+                )
+
+
+def _are_alike(mine: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
+    """Whether numbers differ by no more than rounding and decoding may make of the same ones."""
+    mean = expected.sum() / max(1, expected.size)
+    allowed = PART_OF_VARIATION * norm(expected - mean) + PART_OF_SIZE * norm(expected)
+    return mine.shape == expected.shape and bool(norm(mine - expected) <= allowed)

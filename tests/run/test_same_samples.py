@@ -1,0 +1,112 @@
+"""Processes that read other samples by the same indices are refused; what only rounds differently is not."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from jobs import launch_environment
+from largebatch.errors import DataError
+from largebatch.run.same_samples import check_same_samples
+from largebatch.tools.local_jobs.jobs import local_store, meeting_place
+from paths import MAPS
+from planting import plant
+
+
+def launch(recipe: Path, run_dir: Path) -> list[str]:
+    """What two processes of a real launch say: each is an interpreter with a hash seed of its own."""
+    store = local_store()
+    environment = os.environ | launch_environment("ddp", 2) | meeting_place(store)
+    command = [sys.executable, recipe.with_name("train.py"), "--config", recipe, "--run-dir", run_dir]
+    command += ["--train.stop_after_steps=1", "--logging.every=1"]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONHASHSEED": str(rank + 1)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    return [process.communicate(timeout=300)[0] for process in processes]
+
+
+@pytest.mark.slow
+def test_data_in_the_order_of_a_set_of_strings(tmp_path, monkeypatch):
+    task = Path(shutil.copytree(MAPS.parent, tmp_path / "maps", ignore=shutil.ignore_patterns("__pycache__")))
+    monkeypatch.chdir(task)
+    count = "        self.num_samples = num_samples\n"
+    plant("data.py", count, f"{count}        self.names = list({{f'map {{n}}' for n in range(num_samples)}})\n")
+    plant("data.py", "derive_seed(0, self.name, index)", "derive_seed(0, self.name, self.names[index])")
+    said = launch(task / MAPS.name, tmp_path / "run")
+    assert "`fetch` in data.py returns another 'map' of the training samples than on rank 0" in said[0]
+    assert "the order of a set of strings" in said[0]
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+class Source:
+    """Images with a missing value, a label that all share, and a tensor without numbers; draws from torch's generator.
+
+    Args:
+        change: Changes a batch, given the epoch.
+    """
+
+    def __init__(self, change=lambda batch, _: batch):
+        self.change = change
+
+    def __len__(self):
+        return 20
+
+    def fetch(self, indices, epoch):
+        torch.rand(1)
+        images = np.random.default_rng(1).normal(100, 50, (20, 400))
+        images[:, 3] = np.nan
+        batch = {"image": torch.from_numpy(images)[indices], "label": torch.full((len(indices),), 3)}
+        return {"none": torch.empty(len(indices), 0), **self.change(batch, epoch)}
+
+    def weight(self, batch):
+        return len(batch["image"])
+
+
+def check(source, num_workers, expected=None):
+    """The numbers of a source that would be sent, which must be like those that are expected."""
+    sent = []
+
+    def from_main_process(function):
+        sent.append(function())
+        return json.loads(json.dumps(expected or sent[0]))
+
+    backend = SimpleNamespace(world_size=2, raise_on_all_ranks=nullcontext, from_main_process=from_main_process)
+    check_same_samples([source, source], num_workers, backend)
+    return sent[0]
+
+
+def times(name, factor):
+    return lambda batch, _: batch | {name: batch[name] * factor}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_only_rounds_differently_is_not_refused(num_workers):
+    before = torch.get_rng_state()
+    expected = check(Source(), num_workers)
+    assert sum(len(numbers) for numbers in expected.values()) <= 4 * 400
+    check(Source(times("image", 1.01)), num_workers, expected)
+    check(Source(times("label", 1 + 1e-6)), num_workers, expected)
+    assert torch.equal(torch.get_rng_state(), before)
+    for change, said in (
+        (lambda batch, _: batch | {"image": batch["image"].flip(0)}, "'image' of the training samples"),
+        (lambda batch, epoch: batch if epoch == 0 else times("label", 2)(batch, epoch), "'label' of the evaluation"),
+        (lambda batch, _: batch | {"image": batch["image"][:, :-100]}, "'image' of the training samples"),
+        (lambda batch, _: {"image": batch["image"]}, "'label' of the training samples"),
+    ):
+        with pytest.raises(DataError, match=said):
+            check(Source(change), num_workers, expected)
