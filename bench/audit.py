@@ -2,7 +2,7 @@
 
     python bench/audit.py
 
-Writes bench/results/audit and docs/conformance.md. `audit/subjects.json` lists what is asked of which loop.
+Writes bench/results/audit. `audit/subjects.json` lists what is asked of which loop.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from largebatch.tools.local_jobs.jobs import PRELOAD
 from record import RESULTS, ROOT, Record, section, take_facts
 
 LOOPS = ROOT / "bench/audit"
-PAGE = ROOT / "docs/conformance.md"
 TITLE = "What the optimizer gets in other libraries"
 ABOUT = """For anyone who trains on several GPUs with another library, and wonders what its optimizer gets: the
-[audit]({docs}audit.md) of [small loops]({bench}audit) that we wrote against these libraries' public interface, with 8
-samples a step, on 1 and 2 CPU processes (W) with 1 and 2 micro-batches (A) each, or one where negatives are shared.
+[audit](../../../docs/audit.md) of [small loops](../../audit) that we wrote against these libraries' public interface,
+with 8 samples a step, on 1 and 2 CPU processes (W) with 1 and 2 micro-batches (A) each, or one where negatives are
+shared.
 Where it is "the same", the optimizer gets the gradient and the learning rates of one process in each of these layouts.
 Where it differs, that may be by design, or follow from the loss. The fourth column is about a step on the 5 samples
 that may be left at the end: how much each counts, as a multiple of what it does in one process; it is empty if they
@@ -76,12 +76,11 @@ def main() -> None:
         return
     facts["load average after"] = round(os.getloadavg()[0], 2)
     table = "\n".join([*HEADER, *(row_of(each, each) for each in rows)])
-    for page, docs, bench in ((PAGE, "", "../bench/"), (RESULTS / "audit/README.md", "../../../docs/", "../../")):
-        about = ABOUT.format(docs=docs, bench=bench)
-        record = Record("audit", TITLE, about, {}, facts)
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text("\n".join([f"# {TITLE}", "", *section(record)[:-1], table, ""]))
-    (RESULTS / "audit/results.json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    record = Record("audit", TITLE, ABOUT, {}, facts)
+    folder = RESULTS / "audit"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "README.md").write_text("\n".join([f"# {TITLE}", "", *section(record)[:-1], table, ""]))
+    (folder / "results.json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
