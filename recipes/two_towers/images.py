@@ -92,8 +92,6 @@ def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None
     if found[0] < len(source):
         parts.append(f"{counted(int(found[0]), 'different caption')}: a larger batch repeats them")
     source.remark = "; ".join(parts) or None
-    if preparation.allowed == "everything" and source.remark:
-        print(source.remark)
 
 
 def text_id(text: str) -> int:

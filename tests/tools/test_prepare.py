@@ -16,9 +16,10 @@ from largebatch.config import load_config
 from largebatch.data import preparation, prepared
 from largebatch.data.loading import check_sizes
 from largebatch.errors import DataError
-from paths import CIFAR, CLIP_B32, EMBED_PYDOC, ROOT
+from paths import ADDITION, CIFAR, CLIP_B32, EMBED_PYDOC, ROOT
 from pictures import png, write_parquet
 from played import run_bash
+from small_data import rows_in
 
 pytestmark = pytest.mark.usefixtures("recipe")
 
@@ -118,6 +119,18 @@ def test_other_numbers_than_the_recipe_says_are_refused_as_by_a_run(shipped, pat
         words = [*words, "--data.num_classes=1"]
         assert main(["prepare", str(shipped), "--workers=1", *words]) == 2
         assert f"error: {refusal_of_a_run(shipped, *words)}\n" in capsys.readouterr().err
+
+
+def test_it_says_what_is_skipped(capsys):
+    rows = [{"question": "q", "reply": reply} for reply in ("a", "", "b")]
+    section = rows_in(Path("pairs.jsonl"), rows) | {"prompt": "{question}", "answer": "{reply}", "tokenizer": "bytes"}
+    data = section | {"block_size": 16, "on_invalid": "skip", "num_train_samples": 2, "num_eval_samples": 2}
+    settings = {"data": data, "batch": {"global_batch_size": 2, "micro_batch_size": 1}, "learning_rate.warmup": None}
+    words = [f"--{name}={json.dumps(value)}" for name, value in settings.items()]
+    assert main(["prepare", str(ADDITION), "--workers=1", *words]) == 0
+    printed = capsys.readouterr().out
+    for split in ("training", "evaluation"):
+        assert f"\n1 of 3 {split} pairs has an empty prompt or answer (the first is row 1): skipped\n" in printed
 
 
 def test_tokens_are_carried_to_another_machine(project, monkeypatch, capsys):

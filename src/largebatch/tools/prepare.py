@@ -114,6 +114,8 @@ def _prepare(
         for field, available in counts.items():
             expected = getattr(config.data, field)
             print(f"{where}data.{field:<18} {available:>15,} samples found; the recipe expects {expected:,}")
+            if remark := getattr(opened[field], "remark", None):
+                print(printable(f"{where}{remark}"))
         for index in range(min(options.show, counts["num_train_samples"])):
             sample = opened["num_train_samples"].fetch(np.array([index]), 0)
             print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
