@@ -61,12 +61,9 @@ SOMETIMES = """class Sometimes(nn.Module):
 
 """
 NOT_KEPT = "training depends on something that checkpoints do not have, such as an average in train.py"
-ONE_FACTOR = "by one factor in the first loss and its gradient: the loss is "
-A_MEAN = f"only other micro-batch sizes differ, {ONE_FACTOR}a mean over the micro-batch"
 BY_MICRO_BATCH = "only other micro-batch sizes differ, from the first loss on: samples that share a micro-batch change"
 BY_PROCESS = "several processes differ where one does not, from the first loss on: data or noise depends on the process"
 OF_SAMPLES = "`fetch` in data.py returns another "
-OTHER_SAMPLES = "`fetch` in data.py returns another 'map' of the training samples than on rank 0"
 IN_GRADIENTS = "the first loss agrees on several processes, but not its gradient"
 BY_DIVISION = "something is kept from one micro-batch to the next (a running average"
 BY_COUNT = "where a process has another number of micro-batches in a step, the first loss differs"
@@ -144,7 +141,7 @@ OF_OPTIMIZERS = (
 OF_TASKS = (
     Planted(
         "a loss is a mean over the micro-batch",
-        A_MEAN,
+        "only other micro-batch sizes differ, by one factor in the first loss and its gradient: the loss is a mean",
         [("train.py", BACKWARD, BACKWARD.replace("sum", "mean"))],
     ),
     Planted(
@@ -170,13 +167,13 @@ OF_TASKS = (
     ),
     Planted(
         "a loss is divided by the number of processes",
-        f"{ONE_FACTOR}multiplied or divided by something that depends on them, such as their number",
+        "by one factor in the first loss and its gradient: the loss is multiplied or divided by something",
         [("train.py", BACKWARD, "step.backward(losses(batch).sum() / run.plan.world_size)")],
         words=ONE_AND_TWO,
     ),
     Planted(
         "data are drawn with a seed that depends on the rank",
-        OTHER_SAMPLES,
+        "`fetch` in data.py returns another 'map' of the training samples than on rank 0",
         [
             ("data.py", NOISE, NOISE.replace("random", "of_this_process")),
             ("data.py", "\n        values =", f"\n        of_this_process = {OF_THIS_PROCESS}\n        values ="),
