@@ -81,14 +81,16 @@ def test_what_a_glob_finds_is_what_is_read():
 def test_hidden_files_and_marks_are_no_data():
     written("data/part-0.jsonl", "data/_SUCCESS", "data/.part-0.jsonl.crc", "data/.git/x", "data/_committed_17")
     assert found("data") == ["data/part-0.jsonl"]
+    written("parts/_part0", "parts/part1")
+    assert found("parts") == ["parts/_part0", "parts/part1"]
 
 
 @pytest.mark.parametrize(
     ("names", "told"),
     [
         (
-            ["data/0.jsonl", "data/0.txt"],
-            r"'data' has files of several kinds, as .*; write a glob .*data/\*\*/\*\.jsonl",
+            ["data/0.jsonl", "data/0.txt", "data/1.jsonl"],
+            r"data/0\.txt is among files that end in '\.jsonl'; write a glob",
         ),
         (["data/_delta_log/0.jsonl", "data/0.jsonl"], "data/_delta_log is a folder that readers of tables leave out"),
         (["data/_SUCCESS"], "'data' is a folder without files"),
@@ -103,11 +105,15 @@ def test_a_folder_that_may_not_be_meant_is_refused(names, told):
 def test_a_folder_is_read_once():
     written("data/a/0.jsonl")
     Path("data/a/up").symlink_to("..")
-    with pytest.raises(DataError, match=r"data/a/up is a link to a folder that is read already; remove it"):
+    with pytest.raises(DataError, match=r"data and data/a/up are one folder; remove the link"):
         found("data")
     Path("data/a/up").unlink()
+    for second in ("data/a/0.jsonl", "data/../data", str(Path("data").absolute())):
+        with pytest.raises(DataError, match=r"data/a/0\.jsonl would be read 2 times"):
+            found(["data", second])
+    Path("data/latest.jsonl").symlink_to("a/0.jsonl")
     with pytest.raises(DataError, match=r"data/a/0\.jsonl would be read 2 times"):
-        found(["data", "data/a/0.jsonl"])
+        found("data")
 
 
 def test_a_folder_that_cannot_be_listed(monkeypatch):
@@ -126,9 +132,12 @@ def test_a_folder_that_cannot_be_listed(monkeypatch):
 
 def test_evaluation_does_not_read_what_a_folder_trains_on():
     written("data/train/0.jsonl", "data/eval/0.jsonl")
-    for evaluation in ("data/eval", "data/eval/*.jsonl", str(Path("data/eval").absolute())):
-        with pytest.raises(DataError, match=r"data_files\.eval: .*data/eval/0\.jsonl is in a folder for training, too"):
+    Path("val").symlink_to("data/eval")
+    for evaluation in ("data/eval", "data/eval/*.jsonl", str(Path("data/eval").absolute()), "data/../data/eval", "val"):
+        with pytest.raises(DataError, match=r"data_files\.eval: .*data/eval/0\.jsonl is read for training, too"):
             found("data", evaluation)
+    with pytest.raises(DataError, match=r"data_files\.eval: .*data/train/0\.jsonl is read for training, too"):
+        found("data/train/*.jsonl", "data")
     assert found("data/train", "data/eval") == ["data/train/0.jsonl"]
     # Parts of the same files.
     split = {"train_split": "train[:50%]", "eval_split": "validation[50%:]"}

@@ -94,6 +94,33 @@ def times(name, factor):
     return lambda batch, _: batch | {name: batch[name] * factor}
 
 
+class Alone(Source):
+    """Samples of different lengths, of which more than one make no tensor, with infinities."""
+
+    def fetch(self, indices, epoch):
+        (index,) = indices
+        return self.change({"text": torch.full((1, 10 + index), index), "mask": torch.tensor([[1, -np.inf]])}, epoch)
+
+    def weight(self, batch):
+        return len(batch["text"])
+
+
+def test_samples_that_do_not_go_into_one_batch():
+    expected = check(Alone(), 0)
+    check(Alone(), 1, expected)
+    for change in (times("text", 2), lambda batch, _: batch | {"text": batch["text"][:, 1:]}, times("mask", -1)):
+        with pytest.raises(DataError, match="of the training samples than on rank 0"):
+            check(Alone(change), 0, expected)
+
+
+def test_no_samples_are_alike():
+    class Empty(Source):
+        def __len__(self):
+            return 0
+
+    assert check(Empty(), 0) == {}
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_only_rounds_differently_is_not_refused(num_workers):
     before = torch.get_rng_state()
@@ -103,7 +130,7 @@ def test_what_only_rounds_differently_is_not_refused(num_workers):
     check(Source(times("label", 1 + 1e-6)), num_workers, expected)
     assert torch.equal(torch.get_rng_state(), before)
     for change, said in (
-        (lambda batch, _: batch | {"image": batch["image"].flip(0)}, "'image' of the training samples"),
+        (lambda batch, _: batch | {"image": batch["image"].flip(1)}, "'image' of the training samples"),
         (lambda batch, epoch: batch if epoch == 0 else times("label", 2)(batch, epoch), "'label' of the evaluation"),
         (lambda batch, _: batch | {"image": batch["image"][:, :-100]}, "'image' of the training samples"),
         (lambda batch, _: {"image": batch["image"]}, "'label' of the training samples"),

@@ -5,6 +5,7 @@ leave out some names.
 """
 
 import os
+import re
 from collections import Counter
 from glob import glob
 from pathlib import Path
@@ -15,6 +16,8 @@ from largebatch.errors import DataError
 
 FIELDS = {"train": "data.data_files.train", "validation": "data.data_files.eval"}
 WRITE_A_GLOB = "write a glob of the files that are meant"
+MARK = re.compile(r"_SUCCESS|_(common_)?metadata|_(started|committed)_\d+")
+"""What Spark and others put beside data."""
 
 
 def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
@@ -34,22 +37,28 @@ def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
         if special := [file for file in files if not file.is_file()]:
             raise DataError(f"{field}: {special[0]} is not a file; write the paths of files")
         found[split] = check_once(files, field)
-    if any(map(_is_folder, patterns["train"])):
-        train, evaluation = ({file.absolute() for file in files} for files in found.values())
+    if any(map(_is_folder, [*patterns["train"], *patterns["validation"]])):
+        train, evaluation = (set(_places(files)) for files in found.values())
         if train != evaluation and (shared := sorted(train & evaluation)):
             raise DataError(
-                f"{FIELDS['validation']}: {shared[0]} is in a folder for training, too; move it out of that, or "
+                f"{FIELDS['validation']}: {shared[0]} is read for training, too; move it to another folder, or "
                 f"{WRITE_A_GLOB}"
             )
     return found
 
 
 def check_once(files: list[Path], field: str) -> list[Path]:
-    """The files; DataError if one of them is there twice, as of overlapping globs."""
-    ((file, count),) = Counter(files).most_common(1)
+    """The files; DataError if one of them is there twice, as of overlapping globs, or through a link."""
+    ((file, count),) = Counter(_places(files)).most_common(1)
     if count > 1:
         raise DataError(f"{field}: {file} would be read {count} times; name it once, or weight it in data.sources")
     return files
+
+
+def _places(files: list[Path]) -> list[str]:
+    """Where files are, without links on the way to them."""
+    folders = {folder: os.path.realpath(folder) for folder in {file.parent for file in files}}
+    return [os.path.realpath(file) if file.is_symlink() else f"{folders[file.parent]}/{file.name}" for file in files]
 
 
 def _is_folder(pattern: str) -> bool:
@@ -76,29 +85,26 @@ def _files_in(folder: str, format_name: str, field: str) -> list[Path]:
         raise DataError(f"{field}: {error.filename} cannot be listed: {error.strerror}") from error
 
     files: list[Path] = []
-    places: set[str] = set()
+    parents: dict[str, str] = {}
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         place = os.path.realpath(parent)
-        if place in places:
-            raise DataError(f"{field}: {parent} is a link to a folder that is read already; remove it")
-        places.add(place)
+        if place in parents:
+            raise DataError(f"{field}: {parents[place]} and {parent} are one folder; remove the link")
+        parents[place] = parent
         for name in folders:
             # A table's log, such as `_delta_log`, or files that a job is writing.
             if name.startswith("_"):
                 raise DataError(
                     f"{field}: {parent}/{name} is a folder that readers of tables leave out; {WRITE_A_GLOB}"
                 )
-        files += [Path(parent, name) for name in names if name[0] != "." and (name[0] != "_" or "." in name)]
+        files += [Path(parent, name) for name in names if name[0] != "." and not MARK.fullmatch(name)]
     files.sort(key=str)
     if not files:
         raise DataError(f"{field}: {folder!r} is a folder without files; write the path of another")
-    of_endings = {file.suffix.lower(): file for file in files}
+    usual, _ = Counter(file.suffix.lower() for file in files).most_common(1)[0]
+    others = [file for file in files if file.suffix.lower() != usual]
     # Images have many endings; what is none is counted when data are prepared.
-    if len(of_endings) > 1 and format_name != "imagefolder":
-        one, other, *_ = of_endings.values()
-        raise DataError(
-            f"{field}: {folder!r} has files of several kinds, as {one} and {other}; {WRITE_A_GLOB}, such as "
-            f"{folder.rstrip('/')}/**/*{one.suffix}"
-        )
+    if others and format_name != "imagefolder":
+        raise DataError(f"{field}: {others[0]} is among files that end in {usual!r}; {WRITE_A_GLOB}")
     return files

@@ -40,7 +40,7 @@ from largebatch.storage.layout import read_object
 if TYPE_CHECKING:
     import datasets
 
-FORMAT = 4
+FORMAT = 5
 MIN_SHARDS = 64  # unless they would be smaller than `MIN_SHARD_BYTES`
 MIN_SHARD_BYTES = 2**20  # of text
 MAX_SHARD_BYTES = 2**28

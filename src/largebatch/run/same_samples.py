@@ -1,5 +1,6 @@
 """Whether all processes read the same samples by the same indices: each of them trains on a share of one order."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,10 +13,12 @@ from largebatch.data.loading import load
 from largebatch.data.source import SampleSource
 from largebatch.errors import DataError
 
-# Of each set, evenly spread over it, because the first ones may all have one label.
+# Of each set, from all over it, because the first ones may all have one label.
 SAMPLES = 8
-# Numbers of each tensor that are compared, at most.
-NUMBERS = 400
+# Numbers of each tensor of a sample that are compared, at most.
+NUMBERS = 50
+# Stands for infinity.
+LARGE = 1e30
 # Other samples differ by about as much as a tensor varies. Another CPU or library may round or decode them a little
 # differently, which is no reason to refuse them.
 PART_OF_VARIATION = 0.1
@@ -29,17 +32,20 @@ def check_same_samples(sources: Sequence[SampleSource], num_workers: int, backen
     """
     if backend.world_size == 1:
         return
-    mine = {}
+    mine: dict[str, list[float]] = defaultdict(list)
     # A source that draws from torch's generator must not change the initial weights.
     with backend.raise_on_all_ranks(), torch.random.fork_rng(devices=[]):
         for which, source, epoch in zip(("training", "evaluation"), sources, (0, None), strict=False):
-            indices = np.linspace(0, len(source) - 1, min(SAMPLES, len(source)), dtype=np.int64)
+            # One by one: more together may not fit, or not go into one tensor.
+            chosen = np.random.default_rng(0).choice(len(source), min(SAMPLES, len(source)), replace=False)
+            requests = [(index[None], epoch) for index in chosen]
             # As training does, in a loader process if it has any: what a source opens at the first `fetch`, such as a
             # file and the place in it, must not be shared by the loader processes that are forked later.
-            [loaded] = load(source, [(indices, epoch)], min(1, num_workers), torch.device("cpu"))
-            for name, tensor in loaded.batch.items():
-                excerpt = tensor.flatten()[:: 1 + tensor.numel() // NUMBERS]
-                mine[f"{name!r} of the {which} samples"] = excerpt.double().nan_to_num().tolist()
+            for loaded in load(source, requests, min(1, num_workers), torch.device("cpu")):
+                for name, tensor in loaded.batch.items():
+                    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
+                    excerpt = flat[:: 1 + len(flat) // NUMBERS].double().nan_to_num(0.0, LARGE, -LARGE)
+                    mine[f"{name!r} of the {which} samples"] += excerpt.tolist()
     expected = backend.from_main_process(lambda: mine)
     with backend.raise_on_all_ranks():
         for what, numbers in expected.items():

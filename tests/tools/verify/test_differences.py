@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from largebatch.tools.verify.differences import MEASURES, Trained, beyond, compare, limits
+from largebatch.tools.verify.differences import MEASURES, Trained, beyond, compare, factors_of_the_first_step, limits
 
 LINES = [{"loss": 2.0, "lr": 0.1, "grad_norm": 4.0}, {"loss": 1.0, "lr": 0.0, "grad_norm": 2.0}]
 RUN = Trained(LINES, [{"step": 2, "loss": 3.0}], {"weight": np.array([3.0, 4.0]), "bias": np.zeros(2)})
@@ -77,3 +77,12 @@ def test_rounding_is_granted_to_what_it_was_measured_of():
         assert beyond(first, enlarged) == {name}
         assert not beyond(first, within_models)
         assert beyond(EQUAL | {name: 10 * value}, within_models) == {name}
+
+
+def test_factors_of_the_first_step():
+    def run(loss, grad_norm):
+        return dataclasses.replace(RUN, metrics=[{"loss": loss, "grad_norm": grad_norm}])
+
+    assert factors_of_the_first_step(run(1.0, 0.5), run(2.0, 2.0)) == (0.5, 0.25)
+    assert factors_of_the_first_step(run(1.0, 0.0), run(0.0, 0.0)) == (np.inf, 1.0)
+    assert factors_of_the_first_step(run(np.nan, 0.5), run(2.0, 0.5)) == (np.inf, 1.0)

@@ -151,8 +151,11 @@ def factors_of_the_first_step(trained: Trained, reference: Trained) -> tuple[flo
     """The first step's loss and gradient norm, each as a multiple of the reference's."""
     found = trained.metrics[0]
     expected = reference.metrics[0]
-    loss, norm_of_gradient = (_ratio(found.get(name, math.nan), expected[name]) for name in ("loss", "grad_norm"))
-    return loss, norm_of_gradient
+
+    def factor(name: str) -> float:
+        return 1.0 if found.get(name) == expected[name] else _ratio(found.get(name, math.nan), expected[name])
+
+    return factor("loss"), factor("grad_norm")
 
 
 def largest(trained: Trained, expected: Trained, noise: Set[str], usual: float) -> str:

@@ -62,7 +62,7 @@ def verify(options: argparse.Namespace) -> bool:
     if options.resume and steps > 1:
         if resumable:
             rows += _printed(verification.rows([dataclasses.replace(resumable[-1], resumes=True)]))
-        else:
+        elif max(options.world_sizes) > 1:
             print("no run was stopped and resumed, because no combination of several processes agrees")
     compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
     agreeing = sum(row.verdict == "agrees" for row in compared)

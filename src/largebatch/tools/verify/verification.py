@@ -5,6 +5,7 @@ strategy. They may differ only by rounding; any other difference is an error of 
 """
 
 import dataclasses
+import math
 import re
 import tempfile
 import time
@@ -209,7 +210,7 @@ class Verification:
             row.problem = largest(trained, expected, noise, usual["update"])
             if row.beyond & {"first_loss", "first_grad_norm"}:
                 loss, gradient = factors_of_the_first_step(trained, expected)
-                row.is_scaled = abs(gradient - loss) <= PART_OF_A_FACTOR * abs(loss - 1)
+                row.is_scaled = math.isfinite(loss) and abs(gradient - loss) <= PART_OF_A_FACTOR * abs(loss - 1)
                 row.problem = (
                     f"in the first step, the loss is {loss:.5g} times that of one process, and the gradient norm "
                     f"{gradient:.5g} times"
