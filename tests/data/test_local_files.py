@@ -43,7 +43,7 @@ def data_of(train, evaluation="held_out.jsonl", **more):
 
 
 def found(train, evaluation="held_out.jsonl", **more):
-    return [str(file) for file in found_files(data_of(train, evaluation, **more))["train"]]
+    return [str(file.path) for file in found_files(data_of(train, evaluation, **more))["train"]]
 
 
 def read(train):
@@ -76,6 +76,25 @@ def test_what_a_glob_finds_is_what_is_read():
     written("more/1.jsonl", "data/a/2.jsonl", "data/__b/3.jsonl")
     Path("data/linked").symlink_to("../more")
     assert read("data/**/*.jsonl") == ["data/__b/3.jsonl", "data/a/2.jsonl", "more/1.jsonl"]
+
+
+def test_a_glob_does_not_pass_over_a_folder():
+    written("data/0.jsonl", "data/old/1.jsonl")
+    with pytest.raises(DataError, match=r"data/old, which 'data/\*' matches, is a folder; write a glob of the files"):
+        found("data/*")
+    assert found("data/*.jsonl") == ["data/0.jsonl"]
+    assert found("data/**") == ["data/0.jsonl", "data/old/1.jsonl"]
+
+
+def test_what_cannot_be_read_is_refused_by_name():
+    written("data/0.jsonl")
+    Path("data/1.jsonl").symlink_to("gone.jsonl")
+    with pytest.raises(DataError, match=r"train: data/1\.jsonl cannot be read: No such file or directory; correct"):
+        found("data")
+    Path("data/1.jsonl").unlink()
+    os.mkfifo("data/1.jsonl")
+    with pytest.raises(DataError, match=r"data/1\.jsonl is not a file; write the paths of files"):
+        found("data")
 
 
 def test_hidden_files_and_marks_are_no_data():

@@ -17,7 +17,7 @@ from transformers import CTRLTokenizer
 
 from largebatch.data import prepared
 from largebatch.data.preparation import Preparation
-from largebatch.data.prepared import OtherPartsMissing, PreparedSplit, open_prepared
+from largebatch.data.prepared import OtherPartsMissing, open_prepared, prepared_splits
 from largebatch.data.token_stream import MAX_MAPS, Part, TokenStream, mapped
 from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
 from largebatch.errors import DataError, StorageError
@@ -73,7 +73,8 @@ def prepare(data, how=ASKED_FOR, tokenizer=None):
 
 
 def folder_of(data, split="train"):
-    return PreparedSplit(data, split, ByteTokenizer(), Preparation()).folder
+    train, evaluation = prepared_splits(data, ByteTokenizer(), Preparation())
+    return {data.train_split: train, data.eval_split: evaluation}[split].folder
 
 
 def bytes_of(stream):
@@ -124,7 +125,7 @@ def test_other_data_has_another_folder(section):
     class Other(ByteTokenizer):
         fingerprint = "other"
 
-    folders.add(PreparedSplit(data, "train", Other(), Preparation()).folder)
+    folders.add(prepared_splits(data, Other(), Preparation())[0].folder)
     evaluation = folder_of(data, "validation")
     with Path(section["data_files"]["train"]).open("a") as file:
         file.write(json.dumps(row_of("more")))

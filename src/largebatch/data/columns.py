@@ -8,10 +8,6 @@ if TYPE_CHECKING:
     import datasets
 
 
-DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
-"""What to do where types of columns on the hub are guessed."""
-
-
 class Use(NamedTuple):
     """What a column is used for."""
 

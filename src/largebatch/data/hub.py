@@ -14,9 +14,9 @@ from fsspec.utils import infer_compression
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal
-from largebatch.data.columns import DOWNLOAD, Uses, column
+from largebatch.data.columns import Uses, column
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.local_files import found_files
+from largebatch.data.local_files import LocalFile, found_files
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from datasets.data_files import DataFilesList
 
 CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
 COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
 OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 ROWS_AT_ONCE = 1000  # of a Parquet file, in memory
@@ -69,6 +70,10 @@ def open_splits(
             builder.config.batch_size = ROWS_AT_ONCE
         if uses is not None:
             builder = with_exact_text(builder, uses)
+            if builder.name == "csv":
+                raise DataError(
+                    f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}"
+                )
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
         with forked_by_datasets():
@@ -154,11 +159,11 @@ def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> N
         )
 
 
-def _listed(files: list[Path]) -> "DataFilesList":
+def _listed(files: list[LocalFile]) -> "DataFilesList":
     """Files as `datasets` lists them, with what tells it that one has changed."""
     from datasets.data_files import DataFilesList
 
-    return DataFilesList([str(file.absolute()) for file in files], [(str(file.stat().st_mtime),) for file in files])
+    return DataFilesList([str(file.path.absolute()) for file in files], [(str(file.changed),) for file in files])
 
 
 def _size(builder: "datasets.DatasetBuilder") -> int:

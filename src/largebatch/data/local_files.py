@@ -6,10 +6,14 @@ leave out some names.
 
 import os
 import re
+import stat
 from collections import Counter
+from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
+
+import xxhash
 
 from largebatch.config.data import HubOrLocal
 from largebatch.errors import DataError
@@ -20,7 +24,15 @@ MARK = re.compile(r"_SUCCESS|_(common_)?metadata|_(started|committed)_\d+")
 """What Spark and others put beside data."""
 
 
-def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
+class LocalFile(NamedTuple):
+    """A file, and what tells that it has changed."""
+
+    path: Path
+    size: int  # bytes
+    changed: int  # ns since 1970
+
+
+def found_files(config: HubOrLocal) -> dict[str, list[LocalFile]]:
     """The files of `data_files` by their splits, sorted within each glob and folder.
 
     Raises:
@@ -34,8 +46,6 @@ def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
         files = []
         for pattern in patterns[split]:
             files += _files_in(pattern, config.path, field) if _is_folder(pattern) else _matches(pattern, field)
-        if special := [file for file in files if not file.is_file()]:
-            raise DataError(f"{field}: {special[0]} is not a file; write the paths of files")
         found[split] = check_once(files, field)
     if any(map(_is_folder, [*patterns["train"], *patterns["validation"]])):
         train, evaluation = (set(_places(files)) for files in found.values())
@@ -44,7 +54,23 @@ def found_files(config: HubOrLocal) -> dict[str, list[Path]]:
                 f"{FIELDS['validation']}: {shared[0]} is read for training, too; move it to another folder, or "
                 f"{WRITE_A_GLOB}"
             )
-    return found
+    return {split: [local_file(file, FIELDS[split]) for file in files] for split, files in found.items()}
+
+
+def local_file(path: Path, field: str) -> LocalFile:
+    """A file as it is now; DataError, which names the config's `field`, if it is none, or not there any more."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"{field}: {path} cannot be read: {error.strerror}; correct that, or remove it") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{field}: {path} is not a file; write the paths of files")
+    return LocalFile(path, status.st_size, status.st_mtime_ns)
+
+
+def state_of(files: Iterable[LocalFile]) -> str:
+    """A checksum of the names, sizes and times of files."""
+    return xxhash.xxh3_64_hexdigest(repr([(str(path), size, changed) for path, size, changed in files]).encode())
 
 
 def check_once(files: list[Path], field: str) -> list[Path]:
@@ -68,8 +94,10 @@ def _is_folder(pattern: str) -> bool:
 
 def _matches(pattern: str, field: str) -> list[Path]:
     matches = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
-    # "images/**" matches folders, too.
     files = [Path(name) for name in matches if not _is_folder(name)]
+    if "**" not in pattern and len(files) < len(matches):
+        folder = next(filter(_is_folder, matches))
+        raise DataError(f"{field}: {folder}, which {pattern!r} matches, is a folder; {WRITE_A_GLOB}, or the folder")
     if not files:
         raise DataError(
             f"{field}: no file matches {pattern!r} (relative to {Path.cwd()}); write the path of files or of their "

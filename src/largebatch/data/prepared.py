@@ -13,7 +13,7 @@ A shard is made again unless its JSON says that it has these rows, so interrupte
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from glob import glob
@@ -29,7 +29,7 @@ from largebatch.config.data import HubText, names_in
 from largebatch.data.columns import Use
 from largebatch.data.forked import run_forked
 from largebatch.data.hub import open_splits
-from largebatch.data.local_files import found_files
+from largebatch.data.local_files import found_files, local_file, state_of
 from largebatch.data.preparation import Preparation, write_errors
 from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.data.tokenizer import Tokenizer
@@ -62,8 +62,7 @@ def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation)
         StorageError: They cannot be written now.
         OtherPartsMissing: This process has prepared its part, and others have not.
     """
-    names = (data.train_split, data.eval_split)
-    train, evaluation = splits = [PreparedSplit(data, name, tokenizer, preparation) for name in names]
+    train, evaluation = splits = prepared_splits(data, tokenizer, preparation)
     if not all(split.shards for split in splits):
         uses = {data.text_column: Use("text_column")}
         texts = [_text_of(dataset, data.text_column) for dataset in open_splits(data, preparation, uses)]
@@ -75,6 +74,17 @@ def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation)
         if missing:
             raise OtherPartsMissing(f"{missing} shards of other parts are still to be prepared")
     return train.open(), evaluation.open()
+
+
+def prepared_splits(data: HubText, tokenizer: Tokenizer, preparation: Preparation) -> "list[PreparedSplit]":
+    """The folders of the tokens for training and for evaluation, which may be still to be prepared.
+
+    Raises:
+        DataError: Their files are not there, or not what the config says.
+    """
+    names = (data.train_split, data.eval_split)
+    states = _states_of_files(data, names)
+    return [PreparedSplit(data, name, state, tokenizer, preparation) for name, state in zip(names, states, strict=True)]
 
 
 def _text_of(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset":
@@ -92,11 +102,12 @@ class PreparedSplit:
     Args:
         data: The recipe's section.
         split: Name of the split, in the notation of `datasets`.
+        state_of_files: What tells that its local files have changed.
         tokenizer: The section's tokenizer.
         preparation: Who prepares it, and which part of it.
     """
 
-    def __init__(self, data: HubText, split: str, tokenizer: Tokenizer, preparation: Preparation):
+    def __init__(self, data: HubText, split: str, state_of_files: str, tokenizer: Tokenizer, preparation: Preparation):
         self._data = data
         self._tokenizer = tokenizer
         self._preparation = preparation
@@ -104,7 +115,7 @@ class PreparedSplit:
         self._made_from = {
             **data.model_dump(mode="json", include={"path", "config_name", "text_column"}),
             "split": split,
-            "files": _state_of_files(data, split),
+            "files": state_of_files,
             "tokenizer": tokenizer.fingerprint,
             "format": FORMAT,
         }
@@ -225,16 +236,14 @@ def _rows_of_shards(text: "datasets.Dataset") -> list[list[int]]:
     return [[start, min(start + each, num_rows)] for start in range(0, num_rows, each)]
 
 
-def _state_of_files(data: HubText, split: str) -> str:
-    """A checksum of the names, sizes and times of a split's local files; the same for all data on the hub.
+def _states_of_files(data: HubText, splits: Sequence[str]) -> list[str]:
+    """Checksums of the names, sizes and times of the splits' local files; the same for all data on the hub.
 
     All files of a local folder belong to each of its splits, except for README.md.
     """
     if data.data_files:
         found = found_files(data)
-        files = [file for name in sorted(names_in(split)) for file in found[name]]
-    else:
-        inside = glob(str(Path(data.path).expanduser() / "**"), recursive=True)  # noqa: PTH207 - leaves out hidden ones
-        files = [file for file in map(Path, sorted(inside)) if file.is_file() and file.name != "README.md"]
-    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return xxhash.xxh3_64_hexdigest(repr(states).encode())
+        return [state_of(chain.from_iterable(found[name] for name in sorted(names_in(split)))) for split in splits]
+    inside = sorted(glob(str(Path(data.path).expanduser() / "**"), recursive=True))  # noqa: PTH207 - without hidden ones
+    paths = [path for path in map(Path, inside) if path.is_file() and path.name != "README.md"]
+    return [state_of(local_file(path, "data.path") for path in paths)] * len(splits)

@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from largebatch.config.data import EncodedImages
-from largebatch.data.local_files import found_files
+from largebatch.data.local_files import LocalFile, found_files, state_of
 from largebatch.data.order import Indices
 from largebatch.data.preparation import Preparation, keep, kept_path
 from largebatch.data.token_stream import MAX_MAPS
@@ -69,17 +69,16 @@ class TarRows:
         self._columns = {field: getattr(config, field) for field in ("image_column", text_field or "label_column")}
         self._has_texts = text_field is not None
         files = found_files(config)[split]
-        states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         # The name that `datasets` has for what tells the rows of two data sets apart.
-        self._fingerprint = xxhash.xxh3_64_hexdigest(repr([states, self._columns]).encode())
+        self._fingerprint = xxhash.xxh3_64_hexdigest(repr([state_of(files), self._columns]).encode())
         path = kept_path(f"tars_{split}_{self._fingerprint}")
         if not path.is_file():
-            preparation.check(config, sum(size for _, size, _ in states))
+            preparation.check(config, sum(file.size for file in files))
             with ProcessPoolExecutor(
                 preparation.workers_for(config) or 1, get_context("fork"), end_with_parent
             ) as pool:
                 keep(path, np.concatenate([*pool.map(self._rows, range(len(files)), files)]))
-        self._files = files
+        self._files = [file.path for file in files]
         try:
             self._index: Index = np.load(path, mmap_mode="r")
             is_whole = self._index.dtype == np.int64 and self._index.shape[1:] == (5,)
@@ -89,16 +88,15 @@ class TarRows:
             raise DataError(f"{path} is damaged; remove it, and prepare the data again")
         self.labels = self._index[:, 3]
 
-    def _rows(self, number: int, file: Path) -> Index:
-        rows = [(number, *places) for places in self._samples(file)]
+    def _rows(self, number: int, file: LocalFile) -> Index:
+        rows = [(number, *places) for places in self._samples(file.path, file.size)]
         return np.array(rows, np.int64).reshape(-1, 5)
 
-    def _samples(self, file: Path) -> Iterator[tuple[int, ...]]:
+    def _samples(self, file: Path, size: int) -> Iterator[tuple[int, ...]]:
         try:
             # Random access needs a tar without compression.
             with tarfile.open(file, "r:") as tar:
                 samples: dict[str, dict[str, tarfile.TarInfo]] = {}
-                size = file.stat().st_size
                 for member in tar:
                     if member.issparse() or not 0 <= member.size <= size - member.offset_data:
                         raise ValueError(

@@ -17,7 +17,7 @@ from typing import IO, Any
 import datasets
 import fsspec
 
-from largebatch.data.columns import DOWNLOAD, Use, Uses
+from largebatch.data.columns import Use, Uses
 from largebatch.errors import DataError
 
 READERS = ("csv", "json", "text")
@@ -94,21 +94,20 @@ def _text(where: str, name: str, use: Use, value: Any) -> str | None:
 
 
 def with_exact_text(builder: datasets.DatasetBuilder, uses: Uses) -> datasets.DatasetBuilder:
-    """The builder, or for local CSV and JSON one that does not guess types; DataError for a CSV on the hub."""
-    files = builder.config.data_files
-    if builder.name not in READERS:
+    """The builder, or for local texts, CSV and JSON one that does not guess types."""
+    files = [file for of_split in (builder.config.data_files or {}).values() for file in of_split]
+    if builder.name not in READERS or any("://" in file for file in files):
         return builder
-    all_files = [file for of_split in files.values() for file in of_split]
-    if all("://" not in file for file in all_files):
-        separator = LINE if builder.name == "text" else ""
-        if builder.name == "csv":
-            separator = _separator_of(all_files[0], uses)
-        return TextRows(
-            dataset_name=builder.dataset_name, hash=FORMAT, data_files=files, separator=separator, uses=uses
-        )
+    separator = LINE if builder.name == "text" else ""
     if builder.name == "csv":
-        raise DataError(f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}")
-    return builder
+        separator = _separator_of(files[0], uses)
+    return TextRows(
+        dataset_name=builder.dataset_name,
+        hash=FORMAT,
+        data_files=builder.config.data_files,
+        separator=separator,
+        uses=uses,
+    )
 
 
 def _separator_of(file: str, uses: Uses) -> str:

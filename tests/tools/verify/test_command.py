@@ -29,7 +29,7 @@ def test_the_command(capfd):
     assert "3 of 3 combinations agree with one process" in output
     rows = [line.split() for line in output.split("verdict\n")[1].partition("\n\n")[0].splitlines()]
     assert [row[-1] for row in rows if len(row) == 11] == ["reference"] + ["agrees"] * 3
-    assert "Allowed are 1e-05, 10 times that for the gradient norm, 0.01 for the update" in output
+    assert "Allowed are 1e-05, 0.0001 for the gradient norm, 0.01 for the update" in output
     assert float(rows[1][3]) <= 1e-5
     assert "resumed halfway from a checkpoint of one process\n" in output
     assert errors == ""

@@ -41,8 +41,8 @@ def test_relative_differences_by_hand():
     ],
 )
 def test_what_is_missing_or_not_a_number_never_agrees(changed):
-    assert not beyond(compare(RUN, RUN), limits(1e-12))
-    assert beyond(compare(dataclasses.replace(RUN, **changed), RUN), limits(1e6))
+    assert not beyond(compare(RUN, RUN), limits(1e-12, "fp32"))
+    assert beyond(compare(dataclasses.replace(RUN, **changed), RUN), limits(1e6, "fp32"))
 
 
 EQUAL = dict.fromkeys(MEASURES, 0.0)
@@ -50,28 +50,28 @@ EQUAL = dict.fromkeys(MEASURES, 0.0)
 
 def test_the_learning_rate_must_be_equal():
     small = EQUAL | {"loss": 1e-7, "grad_norm": 1e-6, "update": 9e-3, "parameters": 1e-7, "evaluation": 1e-7}
-    assert not beyond(small | {"first_loss": 1e-7, "first_grad_norm": 9e-6}, limits(1e-6))
-    assert beyond(EQUAL | {"lr": 1e-16}, limits(1e-6)) == {"lr"}
+    assert not beyond(small | {"first_loss": 1e-7, "first_grad_norm": 9e-6}, limits(1e-6, "fp32"))
+    assert beyond(EQUAL | {"lr": 1e-16}, limits(1e-6, "fp32")) == {"lr"}
 
 
 def test_bf16_turns_more_of_the_first_update():
     """Of one element in 1,600 the sign: twice the root of that."""
-    assert beyond(EQUAL | {"update": 0.04}, limits(1e-6)) == {"update"}
-    assert not beyond(EQUAL | {"update": 0.04}, limits(1e-6, precision="bf16"))
-    assert beyond(EQUAL | {"update": 0.06}, limits(1e-6, precision="bf16")) == {"update"}
+    assert beyond(EQUAL | {"update": 0.04}, limits(1e-6, "fp32")) == {"update"}
+    assert not beyond(EQUAL | {"update": 0.04}, limits(1e-6, "bf16"))
+    assert beyond(EQUAL | {"update": 0.06}, limits(1e-6, "bf16")) == {"update"}
 
 
 def test_rounding_is_granted_to_what_it_was_measured_of():
     """Ten times the loss's own to the loss, the weights' own to weights; to the first step only where models sum."""
     rounding = EQUAL | {"loss": 1e-5, "grad_norm": 1e-4, "update": 1e-2, "parameters": 1e-3}
     rounding |= {"first_loss": 1e-6, "first_grad_norm": 1e-5}
-    enlarged = limits(1e-6, rounding)
+    enlarged = limits(1e-6, "fp32", rounding)
     granted = EQUAL | {"loss": 9e-5, "grad_norm": 9e-4, "update": 9e-2, "parameters": 9e-3, "evaluation": 9e-7}
     assert not beyond(granted | {"first_loss": 9e-7, "first_grad_norm": 9e-6}, enlarged)
     large = {"loss": 2e-4, "grad_norm": 2e-3, "update": 0.2, "parameters": 2e-2, "evaluation": 2e-6, "lr": 1e-9}
     for name, value in large.items():
         assert beyond(EQUAL | {name: value}, enlarged) == {name}
-    within_models = limits(1e-6, rounding, sums_within_the_model=True)
+    within_models = limits(1e-6, "fp32", rounding, sums_within_the_model=True)
     for name, value in {"first_loss": 2e-6, "first_grad_norm": 2e-5}.items():
         first = EQUAL | {name: value}
         assert beyond(first, enlarged) == {name}

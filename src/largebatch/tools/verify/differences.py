@@ -78,20 +78,17 @@ MEASURES = (
 
 
 def limits(
-    tolerance: float,
-    rounding: Differences | None = None,
-    sums_within_the_model: bool = False,
-    precision: str = "fp32",
+    tolerance: float, precision: str, rounding: Differences | None = None, sums_within_the_model: bool = False
 ) -> Differences:
     """The limits of each difference; learning rates must be equal.
 
     Args:
         tolerance: The difference that rounding usually makes.
+        precision: The recipe's, which decides the limit of the first update.
         rounding: What rounding makes of a recipe that enlarges it, measure by measure. Nothing enlarges the rounding of
             the first step, unless the model itself sums over processes.
         sums_within_the_model: Whether it does so, as synchronized BatchNorm does: then activations are rounded
             differently, and the layers after them enlarge that.
-        precision: The recipe's, which decides the limit of the first update.
     """
     granted = dict.fromkeys(MEASURES, tolerance)
     granted |= dict.fromkeys(("grad_norm", "first_grad_norm"), GRAD_NORM_FACTOR * tolerance)
@@ -103,7 +100,7 @@ def limits(
 
 
 # Beyond these, mathematical errors could not be told apart from rounding.
-MAX_DISTINGUISHABLE = {**limits(1e-3), "update": 0.3, "parameters": 1e-2}
+MAX_DISTINGUISHABLE = {**limits(1e-3, "fp32"), "update": 0.3, "parameters": 1e-2}
 
 
 def beyond(differences: Differences, allowed: Differences) -> frozenset[str]:

@@ -11,12 +11,15 @@ from largebatch.data.loading import sum_of_weights
 from largebatch.data.preparation import Preparation
 from largebatch.task_folders import import_from
 
+MIN_SAMPLES = 32
+"""So many a draw between two values, without a seed, changes in all but one of 2**32 cases."""
+
 
 def fault_of_samples(recipe: Path, overrides: Sequence[str], task: Path) -> str | None:
-    """What is wrong with the training samples of a recipe's first micro-batch; None if nothing is."""
+    """What is wrong with a recipe's first training samples, at least a micro-batch; None if nothing is."""
     config: RecipeConfig = load_config(recipe, overrides, task=task)
     train, *_ = import_from(task, "data").sources(config, Preparation(f"largebatch prepare {recipe}"))
-    indices = np.arange(min(len(train), config.batch.micro_batch_size))
+    indices = np.arange(min(len(train), max(config.batch.micro_batch_size, MIN_SAMPLES)))
     batch = train.fetch(indices, 0)
     reverse = train.fetch(indices[::-1].copy(), 0)
     for name, tensor in batch.items():

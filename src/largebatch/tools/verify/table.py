@@ -22,7 +22,7 @@ from largebatch.tools.local_jobs.small_runs import (
 from largebatch.tools.plan import first_plan
 from largebatch.tools.plan.accelerate_configs import find_accelerate_configs, is_rehearsed
 from largebatch.tools.verify.causes import likely_cause
-from largebatch.tools.verify.differences import GRAD_NORM_FACTOR, MEASURES, UPDATE
+from largebatch.tools.verify.differences import MEASURES, limits
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 # All but the first step's.
@@ -65,6 +65,7 @@ def verify(options: argparse.Namespace) -> bool:
         elif max(options.world_sizes) > 1:
             print("no run was stopped and resumed, because no combination of several processes agrees")
     compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
+    allowed = limits(verification.tolerance, config.precision)
     agreeing = sum(row.verdict == "agrees" for row in compared)
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
     if cause := likely_cause(rows, verification):
@@ -72,8 +73,8 @@ def verify(options: argparse.Namespace) -> bool:
     print(
         "\nDifferences are relative to the numbers of one process. Those of loss, gradient norm and learning rate are\n"
         "the largest of all steps. Update is the first one, and parameters are the final ones, of the tensor that "
-        f"differs\nmost, relative to its norm. Allowed are {verification.tolerance:g}, {GRAD_NORM_FACTOR} times that "
-        f"for the gradient norm, {UPDATE[config.precision]:g} for the update, and 0 for the\nlearning rate. Where "
+        f"differs\nmost, relative to its norm. Allowed are {allowed['loss']:g}, {allowed['grad_norm']:g} for the "
+        f"gradient norm, {allowed['update']:g} for the update, and {allowed['lr']:g} for the\nlearning rate. Where "
         "differences are larger, runs whose weights are perturbed by one rounding say how much rounding\nmakes of "
         f"itself, and ten times that is allowed. Taken as given: the loss is the mean over {plan.loss_unit},\nwhich "
         "the source's `weight` counts; what `run.log` gets is not compared."

@@ -188,7 +188,7 @@ class Verification:
         """Set the differences, verdict and problem of a combination."""
         row.verdict = "agrees"
         row.differences = compare(trained, expected)
-        usual = limits(self.tolerance, precision=self.config.precision)
+        usual = limits(self.tolerance, self.config.precision)
         if not beyond(row.differences, usual):
             return
         # Differences larger than usual may still be rounding, which some recipes enlarge with every step.
@@ -203,7 +203,7 @@ class Verification:
         made, noise = rounding
         row.differences = compare(trained, expected, noise)
         sums = self.config.model.synchronizes_batch_norm
-        allowed = limits(self.tolerance, made, sums, self.config.precision)
+        allowed = limits(self.tolerance, self.config.precision, made, sums)
         row.beyond = beyond(row.differences, allowed)
         if row.beyond:
             row.verdict = "differs"
@@ -231,7 +231,8 @@ class Verification:
 
     def _measure_rounding(self, reference: Combination, expected: Trained) -> _Rounding | None:
         # Kernels of GPUs may round differently each time, which later steps enlarge.
-        first = {name: limit for name, limit in limits(self.tolerance).items() if name.startswith("first_")}
+        usual = limits(self.tolerance, self.config.precision)
+        first = {name: usual[name] for name in ("first_loss", "first_grad_norm")}
         repeatable = {**MAX_DISTINGUISHABLE, **first}
         if beyond(compare(self._train(reference), expected), repeatable):
             return None
