@@ -70,7 +70,8 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
         # It would silently keep a setting that is not the architecture's own, and one of two names of the same.
         is_own = name == "model_type" or (hasattr(type(config)(), name) and not hasattr(PretrainedConfig(), name))
         is_twice = config.attribute_map.get(name) in given
-        is_off = value and ("drop" in name or ("sliding_window" in name and has_no_window))
+        is_of_a_window = "sliding_window" in name or name == "max_window_layers"
+        is_off = value and ("drop" in name or (is_of_a_window and has_no_window))
         if not is_own or is_twice or name in OF_ROUTERS or is_off:
             idle.append(name)
     if idle:

@@ -98,6 +98,10 @@ def test_only_shapes_on_the_meta_device(folder):
             "model.config: use_sliding_window would have no effect",
         ),
         (
+            {"config": {"model_type": "qwen2", "max_window_layers": 1, "num_hidden_layers": 2}},
+            "model.config: max_window_layers would have no effect",
+        ),
+        (
             {"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["c_attn", "c_prj"])},
             "model.lora.target_modules: no layer is named c_prj; write names of the model's linear layers, or",
         ),
