@@ -28,7 +28,7 @@ def batch(config: RecipeConfig) -> str:
 def figure(config: RecipeConfig) -> str:
     """The published figure and its source."""
     if config.expected is None:
-        return "none"
+        return ""
     value, _, seeds = describe_figure(config.expected)[0].partition(": ")
     return f"{value}, {seeds.rpartition(' of ')[2]} ({config.expected.source})"
 
