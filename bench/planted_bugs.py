@@ -419,6 +419,7 @@ IN_SHIPPED_RECIPES = tuple(
             "--micro-batch-sizes=8",
             # In bf16, rounding alone changes a few steps of LARS with BatchNorm as much as an error would.
             "--precision=fp32",
+            *(["--model.frozen_dtype=fp32"] if '"frozen_dtype": "bf16"' in recipe.read_text() else []),
             "--strategies=ddp,zero1",
             "--world-sizes=2",
             "--no-resume",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from largebatch.tools.verify.samples import fault_of_samples
-from paths import MAPS, ROOT
+from paths import MAPS, ROOT, VIT_DIGITS
 from planting import plant
 
 MIRROR = 'derive_seed(self.config.seed, "mirror", epoch, index) % 2'
@@ -16,6 +16,12 @@ RIGHT = [MAPS, *(ROOT / f"recipes/{name}.json" for name in ("contrastive/simclr_
 @pytest.mark.parametrize("recipe", RIGHT, ids=lambda recipe: recipe.stem)
 def test_right_sources_have_no_fault(recipe):
     assert fault_of_samples(recipe, [], recipe.parent) is None
+
+
+@pytest.mark.parametrize("size", [2, 6])
+def test_samples_may_be_mixed_in_pairs_of_a_micro_batch(size):
+    overrides = ["--loss.mixup_alpha=0.2", f"--batch.micro_batch_size={size}", "--batch.global_batch_size=24"]
+    assert fault_of_samples(VIT_DIGITS, overrides, VIT_DIGITS.parent) is None
 
 
 @pytest.mark.parametrize(

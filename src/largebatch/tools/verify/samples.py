@@ -1,5 +1,6 @@
 """Whether a source's samples, and their weights, depend on what is fetched with them."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,19 +12,24 @@ from largebatch.data.loading import sum_of_weights
 from largebatch.data.preparation import Preparation
 from largebatch.task_folders import import_from
 
-MIN_SAMPLES = 32
-"""So many a draw between two values, without a seed, changes in all but one of 2**32 cases."""
+HALF = 16
+"""Samples of at least this many a draw of one of two values, without a seed, changes in all but one of 2**32 cases."""
 
 
 def fault_of_samples(recipe: Path, overrides: Sequence[str], task: Path) -> str | None:
-    """What is wrong with a recipe's first training samples, at least a micro-batch; None if nothing is."""
+    """What is wrong with a recipe's first training samples; None if nothing is.
+
+    They are fetched twice, and the second time whole micro-batches have changed places: mixup pairs samples within one.
+    """
     config: RecipeConfig = load_config(recipe, overrides, task=task)
     train, *_ = import_from(task, "data").sources(config, Preparation(f"largebatch prepare {recipe}"))
-    indices = np.arange(min(len(train), max(config.batch.micro_batch_size, MIN_SAMPLES)))
+    micro_batch_size = config.batch.micro_batch_size
+    half = min(math.ceil(HALF / micro_batch_size) * micro_batch_size, len(train) // 4 * 2) or 1
+    indices = np.arange(min(len(train), 2 * half))
     batch = train.fetch(indices, 0)
-    reverse = train.fetch(indices[::-1].copy(), 0)
+    again = train.fetch(np.roll(indices, half), 0)
     for name, tensor in batch.items():
-        if tensor.shape[:1] == indices.shape and not torch.equal(tensor, reverse[name].flip(0)):
+        if tensor.shape[:1] == indices.shape and not torch.equal(tensor.roll(half, 0), again[name]):
             return (
                 f"`fetch` in data.py returns another {name!r} of a sample when it is called again, for another order "
                 "of samples: let it depend on a sample's index and the epoch alone (random numbers: draw them from "

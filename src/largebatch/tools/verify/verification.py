@@ -136,9 +136,12 @@ class Verification:
                 yield self._tried(combination, expected)[0]
 
     def agrees_in_fp32(self, combination: Combination) -> bool:
-        """Whether a combination and its reference, both trained once more, agree in fp32."""
+        """Whether a combination and its reference, both trained once more, agree in fp32; not if the recipe has none."""
         overrides = [*self.overrides, "--precision=fp32"]
-        config: RecipeConfig = load_config(self.recipe, overrides, task=folder_of(type(self.config)))
+        try:
+            config: RecipeConfig = load_config(self.recipe, overrides, task=folder_of(type(self.config)))
+        except ConfigError:
+            return False
         finer = dataclasses.replace(self, config=config, overrides=overrides)
         return [row.verdict for row in finer.rows([combination])] == ["reference", "agrees"]
 
