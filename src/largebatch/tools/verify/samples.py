@@ -13,7 +13,7 @@ from largebatch.data.preparation import Preparation
 from largebatch.task_folders import import_from
 
 HALF = 16
-"""Samples of at least this many a draw of one of two values, without a seed, changes in all but one of 2**32 cases."""
+"""Samples, at least: draws of one of two values, without a seed, are the same ones again in one of 2**32 cases."""
 
 
 def fault_of_samples(recipe: Path, overrides: Sequence[str], task: Path) -> str | None:

@@ -136,7 +136,7 @@ class Verification:
                 yield self._tried(combination, expected)[0]
 
     def agrees_in_fp32(self, combination: Combination) -> bool:
-        """Whether a combination and its reference, both trained once more, agree in fp32; not if the recipe has none."""
+        """Whether a combination and its reference, both trained in fp32, agree; False if the recipe has no fp32."""
         overrides = [*self.overrides, "--precision=fp32"]
         try:
             config: RecipeConfig = load_config(self.recipe, overrides, task=folder_of(type(self.config)))
