@@ -9,10 +9,12 @@ import pytest
 from largebatch.tools.verify import verification
 from largebatch.tools.verify.differences import Trained, limits
 from largebatch.tools.verify.verification import Combination, Verification
-from paths import DIGITS, MAPS, PYDOC
+from paths import DIGITS, MAPS, PYDOC, ROOT
 from resuming import TINY_MAPS
 from tasks import TINY
 from verifying import SGD, recipe_with, rows_of, verification_of
+
+LORA = ROOT / "recipes/sft/sft_qwen_7b_lora.json"
 
 
 @pytest.mark.slow
@@ -29,6 +31,11 @@ def test_fp64_differs_by_its_own_rounding_only():
     assert 0 < max(row.differences.values()) <= 1e-12
     assert failed.verdict == "failed"
     assert failed.problem.startswith("DeepSpeed ZeRO keeps its master weights in fp32")
+
+
+def test_a_recipe_without_fp32_is_not_trained_in_it():
+    """With frozen weights in bf16, it is refused, which is no error of whoever asks."""
+    assert not verification_of(LORA, (), steps=3).agrees_in_fp32(Combination("ddp", 2, 1))
 
 
 @pytest.mark.slow
