@@ -83,7 +83,12 @@ def test_a_glob_does_not_pass_over_a_folder():
     with pytest.raises(DataError, match=r"data/old, which 'data/\*' matches, is a folder; write a glob of the files"):
         found("data/*")
     assert found("data/*.jsonl") == ["data/0.jsonl"]
+    written("data/empty/.gitkeep")
     assert found("data/**") == ["data/0.jsonl", "data/old/1.jsonl"]
+    # Spark's folders have names of files.
+    written("data/x.jsonl/part-0.json")
+    with pytest.raises(DataError, match=r"data/x\.jsonl, which 'data/\*\*/\*\.jsonl' matches, is a folder"):
+        found("data/**/*.jsonl")
 
 
 def test_what_cannot_be_read_is_refused_by_name():

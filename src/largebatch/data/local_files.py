@@ -95,9 +95,11 @@ def _is_folder(pattern: str) -> bool:
 def _matches(pattern: str, field: str) -> list[Path]:
     matches = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
     files = [Path(name) for name in matches if not _is_folder(name)]
-    if "**" not in pattern and len(files) < len(matches):
-        folder = next(filter(_is_folder, matches))
-        raise DataError(f"{field}: {folder}, which {pattern!r} matches, is a folder; {WRITE_A_GLOB}, or the folder")
+    # "**" also matches the folders in which it finds files.
+    passed = {parent for file in files for parent in file.parents} if "**" in Path(pattern).parts else set()
+    for folder in map(Path, filter(_is_folder, matches)):
+        if folder not in passed and any(folder.glob("[!.]*")):
+            raise DataError(f"{field}: {folder}, which {pattern!r} matches, is a folder; {WRITE_A_GLOB}, or the folder")
     if not files:
         raise DataError(
             f"{field}: no file matches {pattern!r} (relative to {Path.cwd()}); write the path of files or of their "

@@ -30,6 +30,12 @@ def test_samples_may_be_mixed_in_pairs_of_a_micro_batch(size):
         # By the place in the micro-batch, and by what was drawn before.
         ("self._one(int(index), epoch) for index in indices", "self._one(n, epoch) for n, _ in enumerate(indices)", ""),
         (MIRROR, "np.random.random() < 0.5", ""),
+        # By the sample before it, around the end.
+        (
+            "self._one(int(index), epoch) for index in indices",
+            "self._one(int(index), epoch) for index in np.roll(indices, 1)",
+            "",
+        ),
         ('return batch["weights"]', 'return 400 + batch["weights"].long().sum()', "`weight` in data.py counts "),
     ],
 )

@@ -12,24 +12,27 @@ from largebatch.data.loading import sum_of_weights
 from largebatch.data.preparation import Preparation
 from largebatch.task_folders import import_from
 
-HALF = 16
-"""Samples, at least: draws of one of two values, without a seed, are the same ones again in one of 2**32 cases."""
+SAMPLES = 32
+"""At least: draws of one of two values, without a seed, are the same ones again in one of 2**32 cases."""
 
 
 def fault_of_samples(recipe: Path, overrides: Sequence[str], task: Path) -> str | None:
     """What is wrong with a recipe's first training samples; None if nothing is.
 
-    They are fetched twice, and the second time whole micro-batches have changed places: mixup pairs samples within one.
+    They are fetched twice, the second time with the first two thirds exchanged, which hold whole micro-batches, because
+    mixup pairs samples within one.
     """
     config: RecipeConfig = load_config(recipe, overrides, task=task)
     train, *_ = import_from(task, "data").sources(config, Preparation(f"largebatch prepare {recipe}"))
     micro_batch_size = config.batch.micro_batch_size
-    half = min(math.ceil(HALF / micro_batch_size) * micro_batch_size, len(train) // 4 * 2) or 1
-    indices = np.arange(min(len(train), 2 * half))
+    micro_batches = min(math.ceil(SAMPLES / 3 / micro_batch_size), len(train) // 3 // micro_batch_size)
+    third = micro_batches * micro_batch_size
+    indices = np.arange(3 * third or min(len(train), micro_batch_size))
+    exchanged = np.concatenate([indices[third : 2 * third], indices[:third], indices[2 * third :]])
     batch = train.fetch(indices, 0)
-    again = train.fetch(np.roll(indices, half), 0)
+    again = train.fetch(exchanged, 0)
     for name, tensor in batch.items():
-        if tensor.shape[:1] == indices.shape and not torch.equal(tensor.roll(half, 0), again[name]):
+        if tensor.shape[:1] == indices.shape and not torch.equal(tensor[exchanged], again[name]):
             return (
                 f"`fetch` in data.py returns another {name!r} of a sample when it is called again, for another order "
                 "of samples: let it depend on a sample's index and the epoch alone (random numbers: draw them from "
