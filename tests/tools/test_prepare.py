@@ -58,7 +58,7 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, capsys):
     content["data"] |= {"num_train_samples": 17, "num_eval_samples": 17}
     assert recipe.read_text() == json.dumps(content, indent=2) + "\n"
     assert main(["prepare", "mine", "--check"]) == 0
-    assert "the checksums agree\ndata" in capsys.readouterr().out
+    assert "checksums agree, and each sample can be read\n" in capsys.readouterr().out
     assert main(["prepare", "mine"]) == 0
     assert "17 samples found; the recipe expects 17" in capsys.readouterr().out
 
@@ -69,6 +69,33 @@ def refusal_of_a_run(recipe, *words):
     with pytest.raises(DataError) as caught:
         check_sizes(tasks.sources(config.task)(config), config.data)
     return str(caught.value)
+
+
+def test_it_decodes_each_image_when_asked_and_names_those_that_it_cannot(capsys):
+    broken = [
+        (1, b""),
+        (4, b"\0\0\0\x18ftypheic"),
+        (6, png(np.arange(3 * 32 * 32, dtype=np.uint8).reshape(32, 32, 3))[:90]),
+    ]
+    files = [png(np.zeros((32, 32, 3), np.uint8))] * 8
+    write_parquet(Path("whole.parquet"), files, [0, 1] * 4)
+    for index, content in broken:
+        files[index] = content
+    write_parquet(Path("broken.parquet"), files, [0, 1] * 4)
+    data = {"source": "datasets", "path": "parquet", "data_files": {"train": "broken.parquet", "eval": "whole.parquet"}}
+    numbers = {"num_train_samples": 8, "num_eval_samples": 8}
+    words = [
+        f"--data={json.dumps(data | numbers | OF_IMAGES)}",
+        '--batch={"global_batch_size": 2, "micro_batch_size": 1}',
+    ]
+    words += ["--learning_rate.warmup=null", '--learning_rate.decay={"name": "constant"}']
+    assert main(["prepare", str(CIFAR), *words]) == 0
+    assert main(["prepare", str(CIFAR), "--check", *words]) == 2
+    printed = capsys.readouterr()
+    assert "error: 3 samples cannot be read:\n" in printed.err
+    assert re.findall(r"the image of sample (\d) cannot be decoded", printed.err) == ["1", "4", "6"]
+    assert "each sample can be read" not in printed.out
+    assert main(["prepare", str(CIFAR), "--check", *words, "--data.data_files.train=whole.parquet"]) == 0
 
 
 COLORS = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}

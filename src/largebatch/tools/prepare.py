@@ -5,12 +5,16 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
+from multiprocessing.pool import ThreadPool
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.config.commits import at_commits, find_commits
@@ -19,17 +23,18 @@ from largebatch.config.task_config import task_code_errors
 from largebatch.data.loading import check_sizes
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.data.prepared import OtherPartsMissing
-from largebatch.data.source import Batch, Sources
+from largebatch.data.source import Batch, SampleSource, Sources
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.errors import UserError, file_errors
+from largebatch.errors import DataError, UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
 from largebatch.tools.options import add_recipe, positive_int
-from largebatch.words import printable
+from largebatch.words import bulleted, counted, printable
 
 COUNTED = ("num_train_samples", "num_eval_samples")
-
+SAMPLES_AT_ONCE = 100
+MAX_SHOWN = 20
 
 EPILOG = """examples:
   largebatch prepare llama_1b --workers 32
@@ -60,7 +65,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="print N training samples of text as the model reads them, with [[ ]] around what is predicted",
     )
-    parser.add_argument("--check", action="store_true", help="verify the checksums of prepared tokens")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="verify the checksums of prepared tokens, and read each sample once: decode each image",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -106,11 +115,9 @@ def _prepare(
         for name, commit in commits.items():
             print(f"{where}{name} is read at commit {commit}; ID@COMMIT in the recipe stays there")
         config = at_commits(config, commits)
-        counted = _without_numbers(config)
-        opened = dict(zip(COUNTED, _open(counted, preparation), strict=False))
+        uncounted = _without_numbers(config)
+        opened = dict(zip(COUNTED, _open(uncounted, preparation), strict=False))
         counts = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
-        if options.check:
-            print(f"{where}the checksums agree")
         for field, available in counts.items():
             expected = getattr(config.data, field)
             print(f"{where}data.{field:<18} {available:>15,} samples found; the recipe expects {expected:,}")
@@ -120,9 +127,12 @@ def _prepare(
             sample = opened["num_train_samples"].fetch(np.array([index]), 0)
             print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
         found[source] = counts
+        if options.check:
+            _check(opened, counts, preparation.num_workers)
+            print(f"{where}checksums agree, and each sample can be read")
         if not options.write:
             sources = tuple(opened.values())
-            if counted is not config:
+            if uncounted is not config:
                 # With the recipe's numbers, as a run opens it.
                 sources = _open(config, replace(preparation, allowed="nothing", verify_checksums=False))
             check_sizes(sources, config.data)
@@ -137,6 +147,29 @@ def _prepare(
         print(printable(f"error: {where}{error}"), file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _check(opened: Mapping[str, SampleSource], counts: Mapping[str, int], num_workers: int | None) -> None:
+    """Read each sample once; DataError, which names the first ones, if some cannot be read."""
+    wrong: list[str] = []
+    # Pillow decodes without Python's lock.
+    with ThreadPool(num_workers) as pool:
+        for (field, source), epoch in zip(opened.items(), (0, None), strict=False):
+            total = counts[field]
+            problems = pool.imap(partial(_problem, source, epoch), range(total), SAMPLES_AT_ONCE)
+            wrong += filter(None, tqdm(problems, f"data.{field}", total, disable=None))
+    if wrong:
+        more = ["…"] if len(wrong) > MAX_SHOWN else []
+        raise DataError(f"{counted(len(wrong), 'sample')} cannot be read:{bulleted([*wrong[:MAX_SHOWN], *more])}")
+
+
+def _problem(source: SampleSource, epoch: int | None, index: int) -> str | None:
+    """Why a sample cannot be read; None if it can be."""
+    try:
+        source.fetch(np.array([index]), epoch)
+    except (UserError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _without_numbers(config: RecipeConfig) -> RecipeConfig:
