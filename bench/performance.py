@@ -32,7 +32,7 @@ INTRODUCTION = """# Performance
 
 <!-- Made by bench/performance.py from bench/results. -->
 
-For everyone who wonders what this library costs beside other loops, and where it is slower. A ratio is the median of
+For anyone who wonders what this library costs beside other loops, and where it is slower. A ratio is the median of
 ours / theirs in the same round; below 1, ours takes less. [bench](../bench/README.md) says how to measure again.
 
 ## Where it is behind
