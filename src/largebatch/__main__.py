@@ -49,7 +49,7 @@ EXIT_CODES = "Exit codes: 0 done, 1 a check failed, 2 the input cannot be used."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 a check failed, 2 the input cannot be used."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     # What is printed quotes recipes, runs and files of other people.
     with redirect_stdout(PrintableOutput(sys.stdout)):
         return _run(arguments)

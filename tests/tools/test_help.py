@@ -29,6 +29,14 @@ def test_help_has_exit_codes_and_examples_that_the_parser_takes_or_the_caller(na
         assert name in ("submit", "sweep", "critical-batch") or not overrides, example
 
 
+def test_without_a_command_it_lists_them(capsys):
+    with pytest.raises(SystemExit) as left:
+        main([])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"\n    {name}" in text for name in COMMANDS)
+
+
 def test_a_reader_that_has_seen_enough():
     """Such as `head`: no traceback, and what a shell says of a command that SIGPIPE ended."""
     command = [sys.executable, "-m", "largebatch", "effective-batch", "--from=ddp", "--batch-size=8"]

@@ -65,6 +65,17 @@ def test_results_are_those_of_the_files(comparison):
     assert page.row("seed") == ["0", "0", "0"]
 
 
+def test_what_is_off_in_all_runs_is_no_difference_between_them(tmp_path):
+    folders = [tmp_path / "warm", tmp_path / "cold"]
+    write_run(folders[0])
+    write_run(folders[1], ("--learning_rate.warmup=null",))
+    page = report(*folders)
+    headings = page.tables[0][0]
+    assert "learning_rate.warmup.duration.epochs" in headings
+    assert not {"learning_rate.warmup", "learning_rate.warmup.duration.steps"} & {*headings}
+    assert "Recipe:" not in page.text
+
+
 def test_curves_are_those_of_the_files(comparison):
     plans, page = comparison
     evaluations = ["evaluation: loss", "evaluation: accuracy"]

@@ -116,17 +116,20 @@ def test_a_folder_gets_more_points_but_no_other_sweep(tmp_path):
         assert (folder / f"points/{number}").read_text().splitlines() == [point.name, *point.overrides]
     assert Sweep.read(folder) == more
     for other, line in (
-        (sweep(*RATES), r"points\.base_lr=0\.0005_seed=0, .*points\.base_lr=0\.004_seed=1;"),
+        (
+            sweep(*RATES),
+            r"that also has base_lr=0\.0005_seed=0, .*base_lr=0\.004_seed=1; list these, too, or choose another folder",
+        ),
         (
             sweep("--learning_rate.base_lr=5e-4,1e-3,2e-3,4e-3", "--a=1", seeds=2),
-            r"points\.base_lr=0\.001_seed=0, ",
+            "with other settings: --a=1; choose another folder",
         ),
         (
             replace(more, content={"train": {"duration": {"steps": 6}}}),
-            r"recipe\.seed, recipe\.train\.duration\.steps;",
+            r"with other settings: recipe\.seed, recipe\.train\.duration\.steps; ",
         ),
     ):
-        with pytest.raises(UserError, match=f"{folder} holds a sweep with other {line}"):
+        with pytest.raises(UserError, match=f"{folder} holds a sweep {line}"):
             other.continued(folder)
     assert Sweep.read(folder) == more
     (tmp_path / "other").mkdir()

@@ -114,8 +114,11 @@ def read_sweep(folder: Path, target: float) -> Array:
     """
     from largebatch.tools.sweep.results import Results
 
+    found = [*Results.read(folder).until(target)]
+    if len(found) < 2:
+        raise UserError(f"--fit {folder}: it does not list two batch sizes, as --batch.global_batch_size=32,64 does")
     points = []
-    for batch, run, reached, missing in Results.read(folder).until(target):
+    for batch, run, reached, missing in found:
         if missing:
             print(f"batch {batch:,} is left out: {missing} of its runs have not reached {target:g}")
             continue

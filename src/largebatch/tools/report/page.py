@@ -41,9 +41,10 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
     """Return the whole file, with curves against `axis`; `sweep` is the table of the sweep that the runs are from."""
     names = [run.name for run in runs]
     fields = sorted(_side_by_side([run.config for run in runs]), key=_is_shared)
-    differences = [row for row in fields if not _is_shared(row)]
+    # What is off in all runs is no difference: a run without warmup has no length of it, others have none in steps.
+    differences = [row for row in fields if not _is_shared(row) and {*row[1:]} - {NONE, "null"}]
     by_run = [["run", *names], *differences[:MAX_FIELDS], *_side_by_side([_outcome(run) for run in runs])]
-    recipes = dict.fromkeys(_started_with(run, "recipe") for run in runs)
+    recipes = dict.fromkeys(recipe for run in runs if (recipe := _started_with(run, "recipe")) != NONE)
     environment = Environment(loader=PackageLoader(__package__, "."), autoescape=True, trim_blocks=True)
     return environment.get_template("page.html").render(
         version=__version__,

@@ -169,7 +169,7 @@ def _print_plans(script: BatchScript) -> None:
     from largebatch.optim.trial import try_optimizer
 
     try_optimizer(plan)
-    print("not checked: memory (largebatch plan RECIPE --world-sizes N --gpu-memory GIB), and data and tokenizer")
+    print("not checked: memory (largebatch plan RECIPE --world-sizes N --gpu-memory GIB); without --dry-run, data")
 
 
 def _dry_run(script: BatchScript, words: Sequence[str]) -> int:

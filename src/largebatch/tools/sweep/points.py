@@ -77,9 +77,20 @@ class Sweep:
         if not (folder / SWEEP_FILE).exists():
             raise UserError(f"--folder: {folder} holds files that are not a sweep's; choose another folder")
         before = self.read(folder)
-        known = self._identity()
-        if changed := ", ".join(name for name, value in before._identity().items() if value != known.get(name)):
-            raise UserError(f"--folder: {folder} holds a sweep with other {changed}; choose another folder")
+        mine = {point.name: {*point.overrides} for point in self.points}
+        if lacking := [point.name for point in before.points if point.name not in mine]:
+            raise UserError(
+                f"--folder: {folder} holds a sweep that also has {', '.join(lacking)}; list these, too, or choose "
+                "another folder"
+            )
+        known = self._settings()
+        changed = {name for name, value in before._settings().items() if value != known.get(name)}
+        changed.update(*(mine[point.name] ^ {*point.overrides} for point in before.points))
+        if changed:
+            raise UserError(
+                f"--folder: {folder} holds a sweep with other settings: {', '.join(sorted(changed))}; choose another "
+                "folder"
+            )
         return replace(self, points=list({point.name: point for point in [*before.points, *self.points]}.values()))
 
     def waiting(self, folder: Path) -> list[int]:
@@ -103,10 +114,9 @@ class Sweep:
             if self.start and not (folder / point.name).exists():
                 _branch_off(Path(self.start), folder / point.name)
 
-    def _identity(self) -> dict[str, Any]:
-        """What may not change, by dotted name."""
-        points = {point.name: point.overrides for point in self.points}
-        return flatten({"recipe": self.content, "start": self.start, "points": points})
+    def _settings(self) -> dict[str, Any]:
+        """What may not change besides the points, by dotted name."""
+        return flatten({"recipe": self.content, "start": self.start})
 
 
 def _is_done(run_dir: Path) -> bool:

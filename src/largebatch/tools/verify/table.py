@@ -5,10 +5,11 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from largebatch.config import RecipeConfig, load_config
+from largebatch.config import RecipeConfig, load_config, split_overrides
+from largebatch.config.differences import is_within
 from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
 from largebatch.task_folders import folder_of
@@ -53,7 +54,7 @@ def verify(options: argparse.Namespace) -> bool:
         f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process, which trains whole global batches"
     )
     if overrides:
-        print("the recipe is changed by", shlex.join(overrides))
+        print("the recipe is changed by", shlex.join(_last_of_each(overrides)))
     if len({each.micro_batch_size for each in combinations}) == 1:
         print("not compared with another micro_batch_size: a loss that is a mean over it would go unnoticed")
     print(f"\n{HEADER}", flush=True)
@@ -100,6 +101,16 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]
     return config, overrides
 
 
+def _last_of_each(overrides: Sequence[str]) -> list[str]:
+    """The overrides without those that a later one replaces."""
+    fields = split_overrides(overrides)
+    kept = []
+    for number, (name, value) in enumerate(fields, 1):
+        if not any(is_within(name, [later]) for later, _ in fields[number:]):
+            kept.append(f"--{name}={value}")
+    return kept
+
+
 def _combinations(options: argparse.Namespace, config: RecipeConfig, strategies: Iterable[str]) -> list[Combination]:
     size = config.batch.micro_batch_size
     model = config.model
@@ -142,9 +153,8 @@ def _printed(rows: Iterable[Row]) -> list[Row]:
             numbers = [f"{row.differences[name]:.1e}" for name in COLUMNS]
         each = row.combination
         seconds = f"{row.seconds:.1f}"
-        print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, row.verdict))
-        if each.resumes:
-            print(REMARK.format("resumed halfway from a checkpoint of one process"))
+        verdict = f"{row.verdict}{', resumed halfway from a checkpoint of one process' if each.resumes else ''}"
+        print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, verdict))
         if row.problem:
             print(REMARK.format(row.problem))
         sys.stdout.flush()
