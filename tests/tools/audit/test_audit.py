@@ -60,11 +60,11 @@ OTHERS = {
     ),
     "the same samples": (
         [("DistributedSampler(data, shuffle=False)", "DistributedSampler(data, rank=0, shuffle=False)")],
-        "W = 2, A = 1; W = 2, A = 2: without samples 1, 3 of 4; processes train on the same samples",
+        "W = 2, A = 1; W = 2, A = 2: without samples 1, 3 of 4, counted from 0; processes train on the same samples",
     ),
     "clipped by itself": (
         [
-            ("DistributedDataParallel(nn.S", "(nn.S"),
+            ("    model = DistributedDataParallel(nn.S", "    torch.manual_seed(1)\n    model = (nn.S"),
             (
                 "parameters(), 1.0)",
                 "parameters(), 0.1)\n            [dist.all_reduce(p.grad) for p in model.parameters()]",
@@ -97,7 +97,7 @@ OTHERS = {
     ),
     "the rate times all that divides the batch": (
         [("lr=0.1", "lr=0.1 * dist.get_world_size() * accumulation")],
-        r"the same, but the update is 2 times as large in W = 1, A = 2; .*: it is W·A times that of one process",
+        r"^the learning rate of the first steps is [^:]*: .*: it is W·A times that of one process",
     ),
     "a random part in each process": (
         [
@@ -129,6 +129,44 @@ OTHERS = {
     "clipped by a shard's norm": (
         [("(model.parameters(), 1.0)", "(list(model.parameters())[dist.get_rank() :: dist.get_world_size()], 0.1)")],
         r"W = 2, A = 1; W = 2, A = 2: the same, but the update .* clipped \(a shard's own",
+    ),
+    "clipped after each micro-batch": (
+        [
+            (
+                "        if number % accumulation == 0:\n            nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+                # Large enough to change nothing in this batch.
+                "        nn.utils.clip_grad_norm_(model.parameters(), 1e3)\n        if number % accumulation == 0:",
+            )
+        ],
+        "W = 1, A = 2; W = 2, A = 2: clipped 2 times; gradients are clipped after each micro-batch",
+    ),
+    "a setting of the optimizer": (
+        [("lr=0.1", "lr=0.1, weight_decay=1e-9 * dist.get_world_size()")],
+        r"the optimizer has weight_decay 1e-09 in one process \(W = 2, A = 1: 2e-09\)",
+    ),
+    "other weights in each process": (
+        [
+            ("    model = DistributedDataParallel(nn.S", "    torch.manual_seed(dist.get_rank())\n    model = (nn.S"),
+            (
+                "            nn.utils",
+                "            for each in model.parameters():\n                dist.all_reduce(each.grad)\n"
+                "                each.grad /= dist.get_world_size()\n            nn.utils",
+            ),
+        ],
+        "W = 2, A = 1; W = 2, A = 2: that of other weights; weights differ .* set the same seed in each process",
+    ),
+    "unequal targets, and added": (
+        [("y) / accumulation", "y, ignore_index=4)")],
+        r"samples count .* targets count for more .* the mean weight of samples is A times that .* \(W = 1, A = 2: 2;",
+    ),
+    "another number of steps at the end": (
+        [
+            (
+                "(data, micro_batch_size, sampler=DistributedSampler(data, shuffle=False))",
+                "(Subset(data, range(dist.get_rank(), len(data), dist.get_world_size())), micro_batch_size)",
+            )
+        ],
+        "^if 3 samples are left at the end, training fails: W = 2, A = 2: .* all must make the same calls; drop them",
     ),
     "divided by the optimizer": (
         [
@@ -379,7 +417,7 @@ def test_trainer(audit):
 
 BAD = {
     "raise ValueError('a bad sample')": "rank 1: ValueError: a bad sample",
-    "exit(3)": "rank 1: exit code 3",
+    "exit(3)": "rank 1: it called exit(3); it gets no arguments: give those that it needs a default",
     "import time; time.sleep(100)": "rank 1: no result within 5 s; give it a longer --timeout",
 }
 
@@ -410,6 +448,15 @@ def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
     [
         ("def audit(", "def fit(", "loop.py has no function audit"),
         ("return model\n", "return None\n", "it returned NoneType without parameters"),
+        ("            optimizer.step()", "            pass", "no step of a torch optimizer was made"),
+        ("/ accumulation", "* float('nan')", "the gradient is not finite"),
+        ("def audit(", "train(data, 4, 1)\n\n\ndef audit(", "loop.py trains when it is imported"),
+        (
+            "import torch\n",
+            "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('x')\n"
+            "parser.parse_args()\nimport torch\n",
+            "gets no arguments",
+        ),
         ("return model\n", "exit(0)\n", "called exit(0) before the function had returned"),
         ("model(x)", "model(x.cuda())", "the audit is on the CPU: choose the device"),
         ("model(x)", "model(x + torch.rand(1))", "with the samples in reverse order, the gradient differs by"),
@@ -428,9 +475,12 @@ def test_what_cannot_be_audited(old, new, said, audit):
 def test_options_that_do_not_fit(audit, tmp_path, capsys):
     with pytest.raises(SystemExit):
         audit(EXAMPLES["train"], batch=6)
-    assert "a multiple of 4, and two layouts" in capsys.readouterr().err
+    assert "write a --batch of a multiple of 4" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        audit(EXAMPLES["train"], "--world-sizes=1", "--accumulations=1")
+    assert "nothing to compare with one process and one micro-batch" in capsys.readouterr().err
     assert main(["audit", str(tmp_path / "absent.py")]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert "absent.py is not a file" in capsys.readouterr().err
 
 
 def test_progress_is_shown_beside_json(tmp_path, capsys):

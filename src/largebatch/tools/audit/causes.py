@@ -4,15 +4,22 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import isclose
 
+import numpy as np
+
 from largebatch.tools.audit.observe import Observed
 from largebatch.tools.audit.outcome import ALONE, Layout, Outcome, step_that_differs
 from largebatch.words import some
 
 # Of factors. In bf16, gradients are not known better.
 RELATIVE = 0.02
+# Of means of unequal weights.
+ABOUT = 0.15
 
 OF_STEPS = {
-    "W": "every process goes through all samples: give the loader a DistributedSampler (Accelerate: prepare it)",
+    "W": (
+        "every process goes through all samples, or a step takes a part of a batch (Accelerate's split_batches): give "
+        "the loader a DistributedSampler (Accelerate: prepare it), and each process whole micro-batches"
+    ),
     "A": "the optimizer steps after each micro-batch: step, and zero_grad, only after the last of an accumulation",
     "W·A": "every process goes through all samples, and the optimizer steps after each micro-batch",
     "1/A": "too many micro-batches are accumulated: Accelerate, Trainer and DeepSpeed count them by themselves",
@@ -39,32 +46,44 @@ OF_GRADIENTS = {
 # By the kind of another difference; {0} is "micro-batch" if one process shows it already, or else "process".
 OF_KINDS = {
     "update": (
-        "the optimizer makes another update of the same gradient: its rate, the norm by which it is clipped (a shard's "
-        "own, or too large by the root of the replicas), or its own arithmetic depends on the number of {0}es"
+        "the optimizer makes another update of the same gradient: the norm by which it is clipped (a shard's own, or "
+        "too large by the root of the replicas), its settings or its own arithmetic depend on the number of {0}es"
     ),
     "own": (
-        "each process steps with a gradient of its own: the model is not wrapped in DDP, its forward pass goes around "
-        "the wrapper (model.module), or no_sync covers the last micro-batch"
+        "each process steps with a gradient of its own: the model is not wrapped in DDP, or is not sharded as a whole, "
+        "its forward pass goes around the wrapper (model.module), no_sync covers the last micro-batch, or all_reduce "
+        "leaves some gradients out"
     ),
     "clipped": "gradients are clipped before they are averaged, each process's by its own norm: average first",
+    "often": "gradients are clipped after each micro-batch: clip their sum once, before the optimizer's step",
+    "start": (
+        "weights differ from those of one process before the first step: set the same seed in each process before the "
+        "model is made, or broadcast the weights (DDP does); or start without a checkpoint, which an earlier training "
+        "may have written"
+    ),
     "lost": (
         "processes train on the same samples instead of on a part each (give the loader a DistributedSampler, and draw "
         "no order in each process), or the gradient of some is not averaged in"
     ),
     "unequal": (
         "it is a mean over each {0}'s targets, then over {0}es, so targets count for more where there are few: divide "
-        "sums by the number of targets of the whole batch (all_reduce it before the backward pass); or something else "
-        "that is not a sum is made of each {0}'s samples, such as a root or clipping"
+        "sums by the number (or the weights) of the targets of the whole batch (all_reduce it before the backward "
+        "pass); or something else that is not a sum is made of each {0}'s samples, such as a root or clipping, or some "
+        "are reduced more often"
     ),
     "coupled": (
-        "the loss depends on which samples share a {0}: BatchNorm's statistics are its own (SyncBatchNorm takes them "
-        "over processes), and so are negatives (gather features with their gradient); or a term that has no samples, "
-        "such as a regularizer, is added for each {0}; or a buffer that changes in each forward pass is used by the "
-        "next one; or random numbers or data differ between {0}es"
+        "the loss depends on which samples share a {0}: negatives are its own (gather features with their gradient); "
+        "or a term that has no samples, such as a regularizer, is added for each {0}; or a buffer that changes in each "
+        "forward pass is used by the next one; or random numbers or data differ between {0}es"
+    ),
+    "statistics": (
+        "the loss depends on which samples share a {0}: BatchNorm's statistics are those of its samples (SyncBatchNorm "
+        "takes them over processes); without it, another cause may show"
     ),
 }
 LOST_MICRO_BATCHES = (
-    "only some micro-batches count: call zero_grad after a step, and clip before it, not in each micro-batch"
+    "only some micro-batches count: step after the last of them (counted from 1, not from 0), and call zero_grad after "
+    "a step, not in each micro-batch"
 )
 
 
@@ -78,10 +97,16 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
     for kind, layouts in by_kind.items():
         if kind in OF_KINDS:
             part = "micro-batch" if layouts[0].world_size == 1 else "process"
-            cause = LOST_MICRO_BATCHES if (kind, part) == ("lost", "micro-batch") else OF_KINDS[kind].format(part)
+            has_statistics = kind == "coupled" and outcomes[layouts[0]].by_rank[0].has_batch_norm
+            cause = OF_KINDS["statistics" if has_statistics else kind].format(part)
+            if (kind, part) == ("lost", "micro-batch"):
+                cause = LOST_MICRO_BATCHES
             said, *others = dict.fromkeys(outcomes[layout].said for layout in layouts)
             where = f" in {layouts[0]}" if others else ""
             yield f"{'; '.join(map(str, layouts))}: {said}{where}; {cause}"
+    means = {layout: outcomes[layout].factors[""] for layout in by_kind["unequal"]}
+    if means and _name_of(means, ABOUT):
+        yield from _of_factors("besides, the mean weight of samples", means, OF_GRADIENTS, ABOUT)
     multiples = {layout: outcomes[layout].factors for layout in by_kind["multiple"]}
     # What multiplies the gradients of all parameters, or of some.
     together: dict[str, dict[str, Mapping[Layout, float]]] = defaultdict(dict)
@@ -93,18 +118,20 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
         yield from _of_factors(whose, next(iter(alike.values())), OF_GRADIENTS)
 
 
-def _of_factors(what: str, factors: Mapping[Layout, float], causes: Mapping[str, str]) -> Iterator[str]:
-    name = _name_of(factors)
+def _of_factors(
+    what: str, factors: Mapping[Layout, float], causes: Mapping[str, str], tolerance: float = RELATIVE
+) -> Iterator[str]:
+    name = _name_of(factors, tolerance)
     if name != "1":
         values = "; ".join(f"{layout}: {factor:.4g}" for layout, factor in factors.items())
         times = f"{name} times" if name else "not"
         yield f"{what} is {times} that of one process ({values}): {causes.get(name, 'no cause is known for that')}"
 
 
-def _name_of(factors: Mapping[Layout, float]) -> str:
+def _name_of(factors: Mapping[Layout, float], tolerance: float = RELATIVE) -> str:
     """The name of what all factors are in their layouts; "" if they have none in common."""
     for name in ALONE.factors:
-        if all(isclose(factor, layout.factors[name], rel_tol=RELATIVE) for layout, factor in factors.items()):
+        if all(isclose(factor, layout.factors[name], rel_tol=tolerance) for layout, factor in factors.items()):
             return name
     return ""
 
@@ -115,7 +142,18 @@ def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iter
         # `faults` has the first one.
         if (step := step_that_differs(each.unclipped for each in by_rank)) > 1:
             yield f"{layout}, step {step}: {OF_KINDS['own']}"
-    # As many steps as both have: another number of steps is another fault.
+    for group, settings in enumerate(observed[ALONE][0].settings):
+        for name, value in settings.items():
+            others = {
+                str(layout): each.settings[group].get(name)
+                for layout, by_rank in observed.items()
+                for each in by_rank
+                if group < len(each.settings) and not np.allclose(each.settings[group].get(name, value), value, atol=0)
+            }
+            if others:
+                found = "; ".join(f"{layout}: {other}" for layout, other in others.items())
+                yield f"the optimizer has {name} {value} in one process ({found}): let it depend on the batch alone"
+    # Another number of steps is another fault, which rates follow.
     for group, expected in enumerate(observed[ALONE][0].rates):
         wrong = {
             layout: rates
@@ -123,7 +161,7 @@ def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iter
             for each in by_rank
             # None without a step.
             for rates in each.rates[group : group + 1]
-            if not all(map(isclose, rates, expected))
+            if len(rates) == len(expected) and not all(map(isclose, rates, expected))
         }
         if wrong:
             yield _of_rates(expected, wrong)
@@ -146,6 +184,9 @@ def _rates_by_cause(expected: Sequence[float], layout: Layout) -> Mapping[str, S
     return {
         "the schedule moves once per process instead of once per step": expected[:: layout.world_size],
         "the schedule moves once per micro-batch instead of once per step": expected[:: layout.accumulation],
+        "the schedule moves once per micro-batch, also before the first step": (
+            expected[layout.accumulation - 1 :: layout.accumulation]
+        ),
         **{
             f"it is {name} times that of one process for the same effective batch, whose gradient is a mean already; "
             "scale it by the effective batch (Goyal et al. 2017, section 2.1)": [factor * rate for rate in expected]

@@ -1,7 +1,9 @@
 """Calls an audited function in one process of a job, and notes what its optimizers get."""
 
+import multiprocessing
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 from numpy.linalg import norm
 from torch import Tensor, distributed, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
@@ -39,6 +42,9 @@ class Observed:
     rates: Sequence[Sequence[float]]  # the learning rate of each parameter group in each step
     gradients: Sequence[Vector]  # of all parameters in each step, as the optimizers get them
     unclipped: Sequence[Vector]  # the same without clipping
+    settings: Sequence[Mapping[str, Any]]  # the other numbers of each parameter group at the first step, by name
+    num_clips: int  # how many times a parameter's gradient was clipped for the first step
+    start: str  # a digest of the parameters that are trained, before their first step
     update: Vector  # of all parameters, by all steps
     rounding: np.floating  # the norm of what rounding the new values may make of the update
     dtypes: Collection[torch.dtype]  # of the parameters that are trained; those of the parts of complex ones
@@ -46,6 +52,7 @@ class Observed:
     unused: Sequence[str]  # trainable parameters without a gradient
     buffers: str  # a digest of all of them at the end
     dropout: str  # a digest of the random state where the model would drop something first; "" without dropout
+    has_batch_norm: bool
 
     @property
     def gradient(self) -> Vector:
@@ -77,11 +84,22 @@ def observe(file: Path, function: str, precision: str, *arguments: Any) -> Obser
     torch.manual_seed(distributed.get_rank())
     sys.path.insert(0, str(file.parent))
     sys.argv = [str(file)]
-    # Not as "__main__": what a script does under that name is not what is audited.
-    called = getattr(import_from(file.parent, file.stem), function, None)
-    if not callable(called):
-        raise UserError(f"{file.name} has no function {function}; define {CONTRACT}")
-    return watch.result(called(*arguments))
+    # Loader processes start as they do outside of the audit.
+    multiprocessing.set_start_method(None, force=True)
+    try:
+        # Not as "__main__": what a script does under that name is not what is audited.
+        called = getattr(import_from(file.parent, file.stem), function, None)
+        if not callable(called):
+            raise UserError(f"{file.name} has no function {function}; define {CONTRACT}")
+        if watch.steps:
+            raise UserError(f'{file.name} trains when it is imported; do that below if __name__ == "__main__"')
+        return watch.result(called(*arguments))
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise UserError(
+            f"it called exit({end.code}); it gets no arguments: give those that it needs a default"
+        ) from end
 
 
 class _Watch:
@@ -91,6 +109,8 @@ class _Watch:
         # The rates of each one's optimizers, its gradients and its unclipped gradients.
         self.steps: list[tuple[dict[Any, list[float]], Vectors, Vectors]] = []
         self.clipped: Vectors = {}  # gradients before they were clipped
+        self.clips: Counter[Tensor] = Counter()  # until the first step
+        self.settings: list[dict[str, Any]] = []
         self.initial: Vectors = {}  # parameters before their first step
         self.dropout = ""
         self.gradient_of: OfParameter = attrgetter("grad")
@@ -112,7 +132,7 @@ class _Watch:
         if not used <= names.keys():
             raise UserError(
                 "an optimizer steps parameters that the returned model does not have; make the optimizer after the "
-                "model is wrapped, and return the wrapped model"
+                "model is wrapped, and return the wrapped model, or several that are trained in an nn.ModuleList"
             )
         # ZeRO-3 leaves none of a parameter's elements in place.
         sizes = {each: getattr(each, "ds_numel", each.numel()) for each in names}
@@ -126,6 +146,9 @@ class _Watch:
             list(zip(*(chain.from_iterable(rates.values()) for rates, _, _ in self.steps), strict=False)),
             [vector(gradients) for _, gradients, _ in self.steps],
             [vector(unclipped) for _, _, unclipped in self.steps],
+            self.settings,
+            max(self.clips.values(), default=0),
+            fingerprint(*(torch.from_numpy(self.initial[each]) for each in names if each in used)),
             vector(_whole(self.initial, self.value_of)) - vector(self.initial),
             norm([torch.finfo(each.dtype).eps * norm(self.initial[each]) for each in used]),
             {each.dtype.to_real() for each in used},
@@ -133,6 +156,7 @@ class _Watch:
             [name for each, name in names.items() if each.requires_grad and each not in used],
             fingerprint(*model.buffers()),
             self.dropout,
+            any(isinstance(each, _BatchNorm) for each in model.modules()),
         )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -147,7 +171,10 @@ class _Watch:
         clip = clip_grad._clip_grads_with_norm_
 
         def noted(parameters: Any, *args: Any) -> None:
+            parameters = [parameters] if isinstance(parameters, Tensor) else [*parameters]
             self.clipped |= _whole(parameters, self.gradient_of)
+            if not self.steps:
+                self.clips.update({*parameters})
             clip(parameters, *args)
 
         clip_grad._clip_grads_with_norm_ = noted  # type: ignore[assignment]
@@ -177,6 +204,8 @@ class _Watch:
         self.initial = _whole(parameters, self.value_of) | self.initial
         found = _whole(parameters, self.gradient_of)
         rates, gradients, unclipped = self.steps[-1]
+        if len(self.steps) == 1:
+            self.settings += map(_settings, optimizer.param_groups)
         rates[optimizer] = [float(group["lr"]) for group in optimizer.param_groups]
         gradients |= found
         # What was clipped for the step's first optimizer may be what the next one gets.
@@ -187,6 +216,11 @@ class _Watch:
         """A mask of dropout, whose layers divide by the probability."""
         self.dropout = self.dropout or fingerprint(torch.get_rng_state())
         return mask.fill_(p)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a parameter group by name, without its rates."""
+    return {name: each for name, each in group.items() if "lr" not in name and isinstance(each, int | float | tuple)}
 
 
 def _whole(parameters: Iterable[Tensor], of: OfParameter) -> Vectors:

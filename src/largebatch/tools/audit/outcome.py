@@ -62,6 +62,9 @@ class Layout:
             "W·A": w * a,
             "1/(W·A)": 1 / (w * a),
             "A/W": a / w,
+            "√W": w**0.5,
+            "√A": a**0.5,
+            "√(W·A)": (w * a) ** 0.5,
         }
 
 
@@ -108,6 +111,8 @@ class Loop:
             said = re.sub(r"largebatch\.\S+: ", "", failure.in_one_line(self.file.parent))
             if re.search("cuda|nvidia|device_ids", said, re.IGNORECASE):
                 said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
+            if "gloo" in said:
+                said += "; it waited for a process that had ended: all must make the same calls"
             if isinstance(failure, JobTimedOut):
                 raise TimedOut(
                     f"{layout}: {said}; give it a longer --timeout if it is slow; if it hangs, processes wait for each "
@@ -121,6 +126,8 @@ class Loop:
     def one_step(self, indices: Sequence[int]) -> Observed:
         """What one process notes if it trains on all samples in one backward pass."""
         observed = self.call(ALONE, indices)[0]
+        if not observed.gradients:
+            raise UserError("no step of a torch optimizer was made, which is where the audit looks at gradients")
         if len(observed.gradients) != 1:
             raise UserError(
                 f"{counted(len(indices), 'sample')} in one micro-batch make "
@@ -138,10 +145,11 @@ class Outcome:
     num_steps: int
     # How the gradient of the first step differs: "multiple" of that of one process, of which only the "update" may
     # differ, "unequal" weights of samples, some of which are "lost", "coupled" samples, which change each other's; or
-    # its process's "own", or "clipped" by itself; or another number of "steps".
+    # its process's "own", or "clipped" by itself, or "often"; or another number of "steps"; or weights that "start"
+    # differently.
     kind: str
     said: str  # the same in words
-    factors: Mapping[str, float]  # those of its parameters
+    factors: Mapping[str, float]  # those of its parameters, or, of unequal weights, their mean
 
 
 @dataclass(frozen=True)
@@ -174,39 +182,47 @@ class Reference:
             return Outcome(by_rank, num_steps, "steps", f"{counted(num_steps, 'step')} instead of one", {})
         if any(each.parts != self.whole.parts for each in by_rank):
             raise UserError(f"{layout}: the returned model has other parameters than in one process")
+        if any(each.start != self.whole.start for each in by_rank):
+            return Outcome(by_rank, num_steps, "start", "that of other weights", {})
         found = by_rank[0]
-        factors = {}
+        of_parameters = {}
         for name, part in self.whole.parts.items():
             expected = self.whole.gradient[part]
             if norm(expected) > self._rounding(part):
                 multiple = self._multiples(expected[:, None], found.gradient, part)
                 factor = np.nan if multiple is None else float(multiple[0])
-                factors[name] = 1 if abs(factor - 1) < max(SAME_FACTOR, self.tolerance) else factor
-        kind, said = self._difference(found, factors)
+                of_parameters[name] = 1 if abs(factor - 1) < max(SAME_FACTOR, self.tolerance) else factor
+        kind, said, factors = self._difference(found, of_parameters)
         if step_that_differs(each.unclipped for each in by_rank):
             kind = "own" if step_that_differs(each.gradients for each in by_rank) else "clipped"
+            said = "another one in each process"
+        elif found.num_clips > self.whole.num_clips:
+            kind = "often"
+            said = f"clipped {found.num_clips} times"
         return Outcome(by_rank, num_steps, kind, said, factors)
 
-    def _difference(self, found: Observed, factors: Mapping[str, float]) -> tuple[str, str]:
-        """Its kind, and the same in words."""
+    def _difference(self, found: Observed, factors: Mapping[str, float]) -> tuple[str, str, Mapping[str, float]]:
+        """Its kind, the same in words, and its factors, given those of its parameters."""
         others = [name for name, factor in factors.items() if np.isnan(factor)]
         if not others:
             if any(factor != 1 for factor in factors.values()):
-                return "multiple", f"{span(factors.values())} times"
+                return "multiple", f"{span(factors.values())} times", factors
             update = self.whole.update
             noise = norm(self.reverse.update - update)
             rounding = max(UPDATE * norm(update), MULTIPLES_OF_NOISE * noise, self.whole.rounding)
-            if norm(found.update - update) <= rounding:
-                return "multiple", "the same"
-            return "update", f"the same, but the update is {norm(found.update) / norm(update):.4g} times as large"
+            # A rate that differs is told by itself.
+            if norm(found.update - update) <= rounding or found.rates[0] != self.whole.rates[0]:
+                return "multiple", "the same", factors
+            times = norm(found.update) / norm(update)
+            return "update", f"the same, but the update is {times:.4g} times as large", factors
         weights = self.weights_in(found.gradient)
         expected = self.weights_in(self.whole.gradient)
         if weights is None or expected is None:
-            return "coupled", f"another gradient of {some(others)}"
+            return "coupled", f"another gradient of {some(others)}", {}
         ratios = np.divide(weights, expected, out=np.ones_like(weights), where=expected != 0)
         if lost := [str(sample) for sample in np.flatnonzero(np.abs(ratios) < NO_WEIGHT)]:
-            return "lost", f"without samples {some(lost)} of {len(ratios)}"
-        return "unequal", f"samples count {span(ratios)} times"
+            return "lost", f"without samples {some(lost)} of {len(ratios)}, counted from 0", {}
+        return "unequal", f"samples count {span(ratios)} times", {"": weights.sum() / expected.sum()}
 
     def weights_in(self, gradient: Vector) -> Vector | None:
         """The weight of each sample in a gradient; None if it is not a sum over them, or they cannot be told apart."""
@@ -241,8 +257,13 @@ def reference_of(loop: Loop) -> Reference:
     except UserError:
         loop = replace(loop, precision="float32")
         whole = loop.one_step(indices)
-    if not whole.gradient.any():
-        raise UserError("the optimizer gets no gradient; call backward before step")
+    if not whole.gradients[0].any():
+        raise UserError(
+            "the optimizer gets no gradient; make it after the model is wrapped or sharded, call backward before step, "
+            "and reduce gradients in the last micro-batch"
+        )
+    if not np.isfinite(whole.gradient).all():
+        raise UserError("the gradient is not finite; correct the loss")
     reverse = loop.one_step(indices[::-1])
     noise = norm(reverse.gradient - whole.gradient) / norm(whole.gradient)
     if not noise < MAX_NOISE:

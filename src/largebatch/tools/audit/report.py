@@ -79,7 +79,7 @@ def audit(options: argparse.Namespace) -> bool:
         wrong += dict.fromkeys(faults_of_first_steps({each: loop.call(each, steps) for each in tried}))
         if not wrong:
             progress(f"training what may be left at the end of an epoch in {counted(len(outcomes), 'layout')}")
-            remarks += _short_batch(reference, outcomes)
+            remarks += _short_batch(reference, outcomes, wrong)
     except UserError as error:
         remarks.append(f"not compared: {error}")
     summary = f"your effective batch is {loop.batch_size} samples a step, and the optimizer gets {_meaning(reference)}"
@@ -99,25 +99,26 @@ def _given(options: argparse.Namespace) -> tuple[Loop, list[Layout]]:
     file, _, function = options.loop.partition(":")
     path = Path(file).resolve()
     if missing := [str(each) for each in (path, options.accelerate) if each and not each.is_file()]:
-        raise UserError(f"{missing[0]}: no such file; give a Python file that defines {CONTRACT}")
+        raise UserError(f"{missing[0]} is not a file; give a Python file that defines {CONTRACT}")
     if not re.fullmatch(r"[^.]+\.py", path.name):
         raise UserError(f"{file}: Python cannot import a file of this name; rename it, such as train.py")
     loop = Loop(path, function or "audit", options.batch, options.accelerate, options.timeout)
     layouts = [Layout(w, a) for w in options.world_sizes for a in options.accumulations if w * a > 1]
     multiple = math.lcm(*(each.parts for each in layouts))
-    if not layouts or loop.batch_size % multiple:
+    if not layouts:
+        options.refuse("nothing to compare with one process and one micro-batch; write more of one of them")
+    if loop.batch_size % multiple:
         options.refuse(
             f"a batch of {loop.batch_size} cannot be divided over {options.world_sizes} processes with "
-            f"{options.accumulations} micro-batches; write a --batch of a multiple of {multiple}, and two layouts or "
-            "more"
+            f"{options.accumulations} micro-batches; write a --batch of a multiple of {multiple}"
         )
     if "transformers" in loop.file.read_text(encoding="utf-8", errors="replace"):
         preload_tasks([], "transformers.trainer")
     return loop, layouts
 
 
-def _short_batch(whole: Reference, layouts: Collection[Layout]) -> Iterator[str]:
-    """What the last step of an epoch gets, if an odd number of samples is left."""
+def _short_batch(whole: Reference, layouts: Collection[Layout], wrong: list[str]) -> Iterator[str]:
+    """What the last step of an epoch gets, if an odd number of samples is left; `wrong` gets where it fails."""
     size = whole.loop.batch_size // 2 + 1
     left = f"if {counted(size, 'sample')} are left at the end"
     forward, reverse = (whole.loop.call(ALONE, indices)[0] for indices in (range(size), range(size)[::-1]))
@@ -125,11 +126,16 @@ def _short_batch(whole: Reference, layouts: Collection[Layout]) -> Iterator[str]
         yield f"{left}, they make no step"
         return
     short = replace(whole, whole=forward, reverse=reverse, samples=whole.samples[:, :size])
-    found = {layout: short.outcome(layout, size).said for layout in layouts}
+    found = {}
+    for layout in layouts:
+        try:
+            found[layout] = short.outcome(layout, size).said
+        except UserError as error:
+            wrong.append(f"{left}, training fails: {error}; drop them, or pad them")
     if others := "; ".join(f"{layout}: {said}" for layout, said in found.items() if said != "the same"):
         yield (
-            f"{left}, {others} (processes or micro-batches of fewer samples weigh as much as the others, or samples "
-            "are repeated or dropped)"
+            f"{left}, {others} what they do in one process (processes or micro-batches of fewer samples weigh as much "
+            "as the others, or samples are repeated or dropped)"
         )
 
 
@@ -154,6 +160,8 @@ def _remarks(outcomes: Collection[Outcome]) -> Iterator[str]:
 def _meaning(reference: Reference) -> str:
     """What the optimizer gets in one process."""
     weights = reference.weights_in(reference.whole.gradient)
+    if not reference.samples.size:
+        return "a gradient whose samples cannot be told apart, because none can be trained alone"
     if weights is None:
         return "a gradient in which samples change each other's, or cannot be told apart"
     for weight, name in ((1 / len(weights), "the mean"), (1, "the sum")):
