@@ -5,6 +5,7 @@ Every public function is one, as `audit` of a user's file is.
 
 import contextlib
 import copy
+import math
 
 import torch
 import torch.distributed as dist
@@ -291,3 +292,15 @@ def sparse_embedding(indices, size, accumulation):
                 optimizer.step()
                 optimizer.zero_grad()
     return model
+
+
+def noted_norms(indices, size, accumulation):
+    """Also before the last micro-batch; without a limit, nothing is clipped."""
+    model = DDP(_network())
+
+    def loss_of(outputs, targets):
+        nn.utils.clip_grad_norm_(model.parameters(), math.inf)
+        return cross_entropy(outputs, targets)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return _steps(model, optimizer, _loader(indices, size), accumulation, loss_of)

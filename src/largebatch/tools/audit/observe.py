@@ -1,5 +1,6 @@
 """Calls an audited function in one process of a job, and notes what its optimizers get."""
 
+import math
 import multiprocessing
 import re
 import sys
@@ -170,12 +171,13 @@ class _Watch:
         # All functions that clip call it, also those that other modules have imported.
         clip = clip_grad._clip_grads_with_norm_
 
-        def noted(parameters: Any, *args: Any) -> None:
+        def noted(parameters: Any, max_norm: float, *args: Any) -> None:
             parameters = [parameters] if isinstance(parameters, Tensor) else [*parameters]
             self.clipped |= _whole(parameters, self.gradient_of)
-            if not self.steps:
+            # Without a limit, it only tells the norm.
+            if not self.steps and max_norm < math.inf:
                 self.clips.update({*parameters})
-            clip(parameters, *args)
+            clip(parameters, max_norm, *args)
 
         clip_grad._clip_grads_with_norm_ = noted  # type: ignore[assignment]
 
