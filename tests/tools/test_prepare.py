@@ -93,10 +93,42 @@ def test_it_decodes_each_image_when_asked_and_names_those_that_it_cannot(capsys)
     assert main(["prepare", str(CIFAR), "--check", *words]) == 2
     printed = capsys.readouterr()
     assert "error: 3 samples cannot be read:\n" in printed.err
-    assert re.findall(r"the image of sample (\d) cannot be decoded", printed.err) == ["1", "4", "6"]
+    found = re.findall(r"- training sample (\d): the image of sample \d cannot be decoded", printed.err)
+    assert found == ["1", "4", "6"]
     assert "each sample can be read" not in printed.out
     assert main(["prepare", str(CIFAR), "--check", *words, "--data.data_files.train=whole.parquet"]) == 0
 
+
+def test_it_names_samples_at_which_a_tasks_own_code_fails(monkeypatch, capsys):
+    """Whatever it raises; a file that is read at a place is not shared by those that read."""
+    assert main(["new", "made", "--task", "own"]) == 0
+    monkeypatch.chdir("made")
+    recipe = Path("recipes/own/own.json")
+    data = recipe.with_name("data.py")
+    data.write_text(f"{data.read_text()}\n{FAILS_AT_THREE}")
+    assert main(["prepare", str(recipe), "--check", "--workers=2"]) == 2
+    problems = ["training sample 3: no number (ValueError)", "evaluation sample 3: no number (ValueError)"]
+    assert re.findall(r"- (.*)", capsys.readouterr().err) == problems
+
+
+FAILS_AT_THREE = """
+opened = sources
+
+
+def sources(config, preparation):
+    for source in (found := opened(config, preparation)):
+        source.__class__.fetch = failing(source.__class__.fetch)
+    return found
+
+
+def failing(fetch):
+    def failing_fetch(self, indices, epoch):
+        if 3 in indices:
+            raise ValueError("no number")
+        return fetch(self, indices, epoch)
+
+    return failing_fetch
+"""
 
 COLORS = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
 OF_IMAGES = {"image_size": 32, "num_classes": 2, "train_augmentation": "none", **COLORS}

@@ -30,7 +30,7 @@ def test_a_name_is_the_file_of_the_recipe(command, monkeypatch):
 def test_a_name_that_is_no_recipe(tmp_path, monkeypatch, capsys):
     """Outside a project there are none."""
     names = ", ".join(sorted(path.stem for path in RECIPES))
-    copy = "`largebatch new FOLDER --recipe gpt_pydocs` copies one"
+    copy = "`largebatch new FOLDER --recipe NAME` copies one"
     for folder, words, known in (
         (ROOT, ", did you mean gpt_pydoc?", names),
         (tmp_path, "", f"none in {tmp_path}; {copy}"),

@@ -47,7 +47,7 @@ def load_config(
     found = config_class_of(folder, path)
     if config_class is not None and found is not config_class:
         raise ConfigError(f"belongs to a different task; run {folder / 'train.py'} instead", str(path))
-    config = validate(raw, found, source=f"{path} with overrides" if overrides else str(path))
+    config = validate(raw, found, source=str(path))
     if overrides and config.expected:
         config = _without_figure_of_others(config, validate(_read_json(Path(path)), found, source=str(path)))
     return config  # type: ignore[return-value]  # it is `config_class`

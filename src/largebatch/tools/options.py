@@ -51,7 +51,7 @@ def recipe_file(text: str) -> Path:
     found = {file.stem: file for file in recipes_in(RECIPES)}
     path = found.get(text, Path(text))
     if not path.suffix and not path.exists():
-        known = ", ".join(sorted(found)) or f"none in {Path.cwd()}; `largebatch new FOLDER --recipe {text}` copies one"
+        known = ", ".join(sorted(found)) or f"none in {Path.cwd()}; `largebatch new FOLDER --recipe NAME` copies one"
         raise argparse.ArgumentTypeError(
             f"{text}: no such recipe{did_you_mean(text, found)}; give a recipe's JSON file or its name, before any "
             f"overrides; known: {known}"

@@ -143,7 +143,7 @@ def test_a_sweep(tmp_path, capsys):
     with pytest.raises(UserError, match="all runs at 0 of its batch sizes reached 1; it takes two"):
         read_sweep(tmp_path, 1.0)
     (tmp_path / "one").mkdir()
-    with pytest.raises(UserError, match="it does not list two batch sizes, as "):
+    with pytest.raises(UserError, match="of 0 listed batch sizes, all runs of a rate have finished; it takes two"):
         read_sweep(write_sweep(tmp_path / "one", {(0.1, 64): [1.0], (0.2, 64): [1.3]}), 1.25)
     assert "batch 64 is left out: 2 of its runs have not reached 1\n" in capsys.readouterr().out
 

@@ -304,3 +304,27 @@ def noted_norms(indices, size, accumulation):
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return _steps(model, optimizer, _loader(indices, size), accumulation, loss_of)
+
+
+def weights_computed_together(indices, size, accumulation):
+    """Of which processes have the same but for rounding; with settings that are no numbers."""
+    model = _network()
+    sums = _inputs[dist.get_rank() :: dist.get_world_size()].mean(dim=0)
+    dist.all_reduce(sums)
+    with torch.no_grad():
+        model[-1].bias.copy_((sums / dist.get_world_size())[:_CLASSES])
+    model = DDP(model)
+    groups = [{"params": [*model.parameters()], "names": ("a", "b"), "rank": dist.get_rank()}]
+    return _steps(model, torch.optim.Adafactor(groups), _loader(indices, size), accumulation)
+
+
+def _pairs(rows):
+    return torch.utils.data.default_collate(rows)
+
+
+def loader_processes(indices, size, accumulation):
+    data = Subset(_data, indices)
+    sampler = DistributedSampler(data, shuffle=False)
+    loader = DataLoader(data, size, sampler=sampler, num_workers=1, collate_fn=lambda rows: _pairs(rows))
+    model = DDP(_network())
+    return _steps(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, accumulation)

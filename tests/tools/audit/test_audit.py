@@ -64,7 +64,7 @@ OTHERS = {
     ),
     "clipped by itself": (
         [
-            ("    model = DistributedDataParallel(nn.S", "    torch.manual_seed(1)\n    model = (nn.S"),
+            ("DistributedDataParallel(nn.S", "(nn.S"),
             (
                 "parameters(), 1.0)",
                 "parameters(), 0.1)\n            [dist.all_reduce(p.grad) for p in model.parameters()]",
@@ -97,7 +97,7 @@ OTHERS = {
     ),
     "the rate times all that divides the batch": (
         [("lr=0.1", "lr=0.1 * dist.get_world_size() * accumulation")],
-        r"^the learning rate of the first steps is [^:]*: .*: it is W·A times that of one process",
+        r"the same, but the update is 2 times as large in W = 1, A = 2; .*: it is W·A times that of one process",
     ),
     "a random part in each process": (
         [
@@ -138,7 +138,17 @@ OTHERS = {
                 "        nn.utils.clip_grad_norm_(model.parameters(), 1e3)\n        if number % accumulation == 0:",
             )
         ],
-        "W = 1, A = 2; W = 2, A = 2: clipped 2 times; gradients are clipped after each micro-batch",
+        "^W = 1, A = 2; W = 2, A = 2: gradients are clipped after each micro-batch: clip their sum once",
+    ),
+    "clipped after each micro-batch, to another gradient": (
+        [
+            (
+                "        if number % accumulation == 0:\n            nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+                "        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n        if number % accumulation == 0:",
+            )
+        ],
+        "^W = 1, A = 2; W = 2, A = 2: gradients are clipped after each micro-batch: clip their sum once, before the "
+        "optimizer's step$",
     ),
     "a setting of the optimizer": (
         [("lr=0.1", "lr=0.1, weight_decay=1e-9 * dist.get_world_size()")],
@@ -166,7 +176,8 @@ OTHERS = {
                 "(Subset(data, range(dist.get_rank(), len(data), dist.get_world_size())), micro_batch_size)",
             )
         ],
-        "^if 3 samples are left at the end, training fails: W = 2, A = 2: .* all must make the same calls; drop them",
+        "^if 3 samples are left at the end, training fails: W = 2, A = 2: rank 0: .* others had returned: all "
+        "processes must make the same calls; drop them",
     ),
     "divided by the optimizer": (
         [
@@ -417,7 +428,7 @@ def test_trainer(audit):
 
 BAD = {
     "raise ValueError('a bad sample')": "rank 1: ValueError: a bad sample",
-    "exit(3)": "rank 1: it called exit(3); it gets no arguments: give those that it needs a default",
+    "exit(3)": "rank 1: exit code 3",
     "import time; time.sleep(100)": "rank 1: no result within 5 s; give it a longer --timeout",
 }
 

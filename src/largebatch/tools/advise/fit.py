@@ -20,7 +20,7 @@ from scipy.stats import chi2
 from largebatch.errors import UserError
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.options import MAX_AMOUNT
-from largebatch.words import digits, span
+from largebatch.words import counted, digits, span
 
 TUNING = 0.04
 """How far, relatively, the samples of a tuned batch size may be from those of the best hyperparameters: assumed."""
@@ -116,7 +116,10 @@ def read_sweep(folder: Path, target: float) -> Array:
 
     found = [*Results.read(folder).until(target)]
     if len(found) < 2:
-        raise UserError(f"--fit {folder}: it does not list two batch sizes, as --batch.global_batch_size=32,64 does")
+        raise UserError(
+            f"--fit {folder}: of {counted(len(found), 'listed batch size')}, all runs of a rate have finished; it "
+            "takes two, as of --batch.global_batch_size=32,64"
+        )
     points = []
     for batch, run, reached, missing in found:
         if missing:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import isclose
+from typing import Any
 
 import numpy as np
 
@@ -46,8 +47,8 @@ OF_GRADIENTS = {
 # By the kind of another difference; {0} is "micro-batch" if one process shows it already, or else "process".
 OF_KINDS = {
     "update": (
-        "the optimizer makes another update of the same gradient: the norm by which it is clipped (a shard's own, or "
-        "too large by the root of the replicas), its settings or its own arithmetic depend on the number of {0}es"
+        "the optimizer makes another update of the same gradient: its rate, the norm by which it is clipped (a shard's "
+        "own, or too large by the root of the replicas), or its own arithmetic depends on the number of {0}es"
     ),
     "own": (
         "each process steps with a gradient of its own: the model is not wrapped in DDP, or is not sharded as a whole, "
@@ -55,11 +56,10 @@ OF_KINDS = {
         "leaves some gradients out"
     ),
     "clipped": "gradients are clipped before they are averaged, each process's by its own norm: average first",
-    "often": "gradients are clipped after each micro-batch: clip their sum once, before the optimizer's step",
     "start": (
         "weights differ from those of one process before the first step: set the same seed in each process before the "
-        "model is made, or broadcast the weights (DDP does); or start without a checkpoint, which an earlier training "
-        "may have written"
+        "model is made, or broadcast the weights (DDP does); draw them before they are sharded; or start without a "
+        "checkpoint, which an earlier training may have written"
     ),
     "lost": (
         "processes train on the same samples instead of on a part each (give the loader a DistributedSampler, and draw "
@@ -72,15 +72,14 @@ OF_KINDS = {
         "are reduced more often"
     ),
     "coupled": (
-        "the loss depends on which samples share a {0}: negatives are its own (gather features with their gradient); "
-        "or a term that has no samples, such as a regularizer, is added for each {0}; or a buffer that changes in each "
-        "forward pass is used by the next one; or random numbers or data differ between {0}es"
-    ),
-    "statistics": (
-        "the loss depends on which samples share a {0}: BatchNorm's statistics are those of its samples (SyncBatchNorm "
-        "takes them over processes); without it, another cause may show"
+        "the loss depends on which samples share a {0}: {1}negatives are its own (gather features with their "
+        "gradient); or a term that has no samples, such as a regularizer, is added for each {0}; or a buffer that "
+        "changes in each forward pass is used by the next one; or random numbers or data differ between {0}es"
     ),
 }
+OF_SCHEDULES = "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps"
+OF_STATISTICS = "BatchNorm's statistics are its own (SyncBatchNorm takes them over processes), or "
+CLIPPED_OFTEN = "gradients are clipped after each micro-batch: clip their sum once, before the optimizer's step"
 LOST_MICRO_BATCHES = (
     "only some micro-batches count: step after the last of them (counted from 1, not from 0), and call zero_grad after "
     "a step, not in each micro-batch"
@@ -97,15 +96,17 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
     for kind, layouts in by_kind.items():
         if kind in OF_KINDS:
             part = "micro-batch" if layouts[0].world_size == 1 else "process"
-            has_statistics = kind == "coupled" and outcomes[layouts[0]].by_rank[0].has_batch_norm
-            cause = OF_KINDS["statistics" if has_statistics else kind].format(part)
+            of_statistics = OF_STATISTICS if outcomes[layouts[0]].by_rank[0].has_batch_norm else ""
+            cause = OF_KINDS[kind].format(part, of_statistics)
             if (kind, part) == ("lost", "micro-batch"):
                 cause = LOST_MICRO_BATCHES
             said, *others = dict.fromkeys(outcomes[layout].said for layout in layouts)
             where = f" in {layouts[0]}" if others else ""
             yield f"{'; '.join(map(str, layouts))}: {said}{where}; {cause}"
+    if often := [str(layout) for layout, outcome in outcomes.items() if outcome.is_clipped_often]:
+        yield f"{'; '.join(often)}: {CLIPPED_OFTEN}"
     means = {layout: outcomes[layout].factors[""] for layout in by_kind["unequal"]}
-    if means and _name_of(means, ABOUT):
+    if means and _name_of(means, ABOUT) in OF_GRADIENTS:
         yield from _of_factors("besides, the mean weight of samples", means, OF_GRADIENTS, ABOUT)
     multiples = {layout: outcomes[layout].factors for layout in by_kind["multiple"]}
     # What multiplies the gradients of all parameters, or of some.
@@ -148,12 +149,12 @@ def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iter
                 str(layout): each.settings[group].get(name)
                 for layout, by_rank in observed.items()
                 for each in by_rank
-                if group < len(each.settings) and not np.allclose(each.settings[group].get(name, value), value, atol=0)
+                if group < len(each.settings) and _differ(each.settings[group].get(name, value), value)
             }
             if others:
                 found = "; ".join(f"{layout}: {other}" for layout, other in others.items())
                 yield f"the optimizer has {name} {value} in one process ({found}): let it depend on the batch alone"
-    # Another number of steps is another fault, which rates follow.
+    # As many steps as both have: another number of steps is another fault.
     for group, expected in enumerate(observed[ALONE][0].rates):
         wrong = {
             layout: rates
@@ -161,7 +162,7 @@ def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iter
             for each in by_rank
             # None without a step.
             for rates in each.rates[group : group + 1]
-            if len(rates) == len(expected) and not all(map(isclose, rates, expected))
+            if not all(map(isclose, rates, expected))
         }
         if wrong:
             yield _of_rates(expected, wrong)
@@ -172,11 +173,17 @@ def _of_rates(expected: Sequence[float], wrong: Mapping[Layout, Sequence[float]]
     causes = (
         cause
         for cause in _rates_by_cause(expected, ALONE)
-        if all(all(map(isclose, rates, _rates_by_cause(expected, layout)[cause])) for layout, rates in wrong.items())
+        if all(
+            # Where steps are others, rates follow them.
+            len(rates) == len(expected)
+            and (predicted := _rates_by_cause(expected, layout)[cause])
+            and all(map(isclose, rates, predicted))
+            for layout, rates in wrong.items()
+        )
     )
     others = "; ".join(f"{layout}: {_numbers(rates)}" for layout, rates in wrong.items())
     said = f"the learning rate of the first steps is {_numbers(expected)} in one process, and {others}"
-    return f"{said}: {next(causes)}"
+    return f"{said}: {next(causes, OF_SCHEDULES)}"
 
 
 def _rates_by_cause(expected: Sequence[float], layout: Layout) -> Mapping[str, Sequence[float]]:
@@ -192,10 +199,12 @@ def _rates_by_cause(expected: Sequence[float], layout: Layout) -> Mapping[str, S
             "scale it by the effective batch (Goyal et al. 2017, section 2.1)": [factor * rate for rate in expected]
             for name, factor in layout.factors.items()
         },
-        # Whatever they are.
-        "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps": [],
     }
 
 
 def _numbers(rates: Sequence[float]) -> str:
     return ", ".join(f"{each:.4g}" for each in rates)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return np.shape(one) != np.shape(other) or not np.allclose(one, other, atol=0)

@@ -45,7 +45,7 @@ class Observed:
     unclipped: Sequence[Vector]  # the same without clipping
     settings: Sequence[Mapping[str, Any]]  # the other numbers of each parameter group at the first step, by name
     num_clips: int  # how many times a parameter's gradient was clipped for the first step
-    start: str  # a digest of the parameters that are trained, before their first step
+    start: Vector  # of the parameters that are trained, before their first step; others are 0
     update: Vector  # of all parameters, by all steps
     rounding: np.floating  # the norm of what rounding the new values may make of the update
     dtypes: Collection[torch.dtype]  # of the parameters that are trained; those of the parts of complex ones
@@ -96,11 +96,10 @@ def observe(file: Path, function: str, precision: str, *arguments: Any) -> Obser
             raise UserError(f'{file.name} trains when it is imported; do that below if __name__ == "__main__"')
         return watch.result(called(*arguments))
     except SystemExit as end:
-        if not end.code:
-            raise
-        raise UserError(
-            f"it called exit({end.code}); it gets no arguments: give those that it needs a default"
-        ) from end
+        # As argparse ends a script that lacks some.
+        if end.code == 2:
+            raise UserError("it called exit(2); it gets no arguments: give those that it needs a default") from end
+        raise
 
 
 class _Watch:
@@ -149,7 +148,7 @@ class _Watch:
             [vector(unclipped) for _, _, unclipped in self.steps],
             self.settings,
             max(self.clips.values(), default=0),
-            fingerprint(*(torch.from_numpy(self.initial[each]) for each in names if each in used)),
+            vector({each: self.initial[each] for each in used}),
             vector(_whole(self.initial, self.value_of)) - vector(self.initial),
             norm([torch.finfo(each.dtype).eps * norm(self.initial[each]) for each in used]),
             {each.dtype.to_real() for each in used},
@@ -157,7 +156,7 @@ class _Watch:
             [name for each, name in names.items() if each.requires_grad and each not in used],
             fingerprint(*model.buffers()),
             self.dropout,
-            any(isinstance(each, _BatchNorm) for each in model.modules()),
+            any(isinstance(each, _BatchNorm) and each.training for each in model.modules()),
         )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -221,8 +220,13 @@ class _Watch:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a parameter group by name, without its rates."""
-    return {name: each for name, each in group.items() if "lr" not in name and isinstance(each, int | float | tuple)}
+    """The numbers of a parameter group that are no rates, by name; whole ones may be ranks or counts."""
+    found = {}
+    for name, value in group.items():
+        parts = value if isinstance(value, tuple) else [value]
+        if "lr" not in name and all(isinstance(each, float) for each in parts):
+            found[name] = value
+    return found
 
 
 def _whole(parameters: Iterable[Tensor], of: OfParameter) -> Vectors:

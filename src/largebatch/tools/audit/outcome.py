@@ -75,6 +75,10 @@ class TimedOut(UserError):
     """A training did not end in time, so that another try would not either."""
 
 
+class PartlyFailed(UserError):
+    """Some processes of a training failed, after others had returned."""
+
+
 @dataclass(frozen=True)
 class Loop:
     """A user's function that trains a model for one epoch on given samples."""
@@ -111,12 +115,14 @@ class Loop:
             said = re.sub(r"largebatch\.\S+: ", "", failure.in_one_line(self.file.parent))
             if re.search("cuda|nvidia|device_ids", said, re.IGNORECASE):
                 said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
-            if "gloo" in said:
-                said += "; it waited for a process that had ended: all must make the same calls"
             if isinstance(failure, JobTimedOut):
                 raise TimedOut(
                     f"{layout}: {said}; give it a longer --timeout if it is slow; if it hangs, processes wait for each "
                     "other: all must make the same calls"
+                ) from failure
+            if len(failure.reports) < layout.world_size:
+                raise PartlyFailed(
+                    f"{layout}: {said}; others had returned: all processes must make the same calls"
                 ) from failure
             raise UserError(f"{layout}: {said}") from failure
         if None in observed:
@@ -145,11 +151,12 @@ class Outcome:
     num_steps: int
     # How the gradient of the first step differs: "multiple" of that of one process, of which only the "update" may
     # differ, "unequal" weights of samples, some of which are "lost", "coupled" samples, which change each other's; or
-    # its process's "own", or "clipped" by itself, or "often"; or another number of "steps"; or weights that "start"
-    # differently.
+    # its process's "own", or "clipped" by itself, or "often"; or that of other weights at the "start"; or another
+    # number of "steps".
     kind: str
     said: str  # the same in words
     factors: Mapping[str, float]  # those of its parameters, or, of unequal weights, their mean
+    is_clipped_often: bool = False  # in each micro-batch
 
 
 @dataclass(frozen=True)
@@ -182,8 +189,6 @@ class Reference:
             return Outcome(by_rank, num_steps, "steps", f"{counted(num_steps, 'step')} instead of one", {})
         if any(each.parts != self.whole.parts for each in by_rank):
             raise UserError(f"{layout}: the returned model has other parameters than in one process")
-        if any(each.start != self.whole.start for each in by_rank):
-            return Outcome(by_rank, num_steps, "start", "that of other weights", {})
         found = by_rank[0]
         of_parameters = {}
         for name, part in self.whole.parts.items():
@@ -196,10 +201,20 @@ class Reference:
         if step_that_differs(each.unclipped for each in by_rank):
             kind = "own" if step_that_differs(each.gradients for each in by_rank) else "clipped"
             said = "another one in each process"
-        elif found.num_clips > self.whole.num_clips:
+        elif any(self._starts_elsewhere(each.start) for each in by_rank):
+            kind = "start"
+            said = "that of other weights"
+        is_clipped_often = found.num_clips > self.whole.num_clips
+        # They may follow from it.
+        if is_clipped_often and kind in ("unequal", "lost", "coupled", "update"):
             kind = "often"
             said = f"clipped {found.num_clips} times"
-        return Outcome(by_rank, num_steps, kind, said, factors)
+        return Outcome(by_rank, num_steps, kind, said, factors, is_clipped_often)
+
+    def _starts_elsewhere(self, start: Vector) -> bool:
+        """Whether weights before the first step differ by more than rounding, of parameters that both train."""
+        both = start * self.whole.start != 0
+        return bool(norm((start - self.whole.start)[both]) > self.tolerance * norm(self.whole.start[both]))
 
     def _difference(self, found: Observed, factors: Mapping[str, float]) -> tuple[str, str, Mapping[str, float]]:
         """Its kind, the same in words, and its factors, given those of its parameters."""
@@ -210,8 +225,7 @@ class Reference:
             update = self.whole.update
             noise = norm(self.reverse.update - update)
             rounding = max(UPDATE * norm(update), MULTIPLES_OF_NOISE * noise, self.whole.rounding)
-            # A rate that differs is told by itself.
-            if norm(found.update - update) <= rounding or found.rates[0] != self.whole.rates[0]:
+            if norm(found.update - update) <= rounding:
                 return "multiple", "the same", factors
             times = norm(found.update) / norm(update)
             return "update", f"the same, but the update is {times:.4g} times as large", factors

@@ -23,7 +23,9 @@ from largebatch.tools.audit.outcome import (
     Layout,
     Loop,
     Outcome,
+    PartlyFailed,
     Reference,
+    TimedOut,
     reference_of,
     span,
 )
@@ -130,12 +132,13 @@ def _short_batch(whole: Reference, layouts: Collection[Layout], wrong: list[str]
     for layout in layouts:
         try:
             found[layout] = short.outcome(layout, size).said
-        except UserError as error:
+        except (PartlyFailed, TimedOut) as error:
             wrong.append(f"{left}, training fails: {error}; drop them, or pad them")
+            break
     if others := "; ".join(f"{layout}: {said}" for layout, said in found.items() if said != "the same"):
         yield (
-            f"{left}, {others} what they do in one process (processes or micro-batches of fewer samples weigh as much "
-            "as the others, or samples are repeated or dropped)"
+            f"{left}, unlike in one process: {others} (processes or micro-batches of fewer samples weigh as much as "
+            "the others, or samples are repeated or dropped)"
         )
 
 
