@@ -205,8 +205,8 @@ class Reference:
             kind = "start"
             said = "that of other weights"
         is_clipped_often = found.num_clips > self.whole.num_clips
-        # They may follow from it.
-        if is_clipped_often and kind in ("unequal", "lost", "coupled", "update"):
+        # What differs may follow from it.
+        if is_clipped_often and said != "the same" and kind not in ("own", "clipped", "start"):
             kind = "often"
             said = f"clipped {found.num_clips} times"
         return Outcome(by_rank, num_steps, kind, said, factors, is_clipped_often)
