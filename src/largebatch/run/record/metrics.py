@@ -149,9 +149,10 @@ class StepMetrics:
         return self._earlier_seconds + self.stopwatch.seconds
 
     def summary(self, step: int) -> dict[str, Any]:
-        """What summary.json says of speed after `step` steps; rates are those of this attempt."""
+        """What summary.json says of speed after `step` steps; rates are those of this attempt, after `steps_before`."""
         return {
             "steps": step,
+            "steps_before": self._first_step,
             "planned_steps": self._plan.total_steps,
             "samples": self._plan.batch_at(step).samples_before,
             "train_seconds": round(self.train_seconds, 3),

@@ -25,8 +25,10 @@ def describe_summary(summary: dict[str, Any], folder: RunFolder) -> str:
         kept = folder.checkpoints_dir / folder_name(best["step"])
         best = f"  best         {best['metric']} {best['value']:.4f} after step {best['step']:,}: {kept}\n"
     expected = f"  expected     {summary['expected']['in_words']}\n" if "expected" in summary else ""
+    before = summary["steps_before"]
+    since = f" after step {before:,}" if before else ""
     return (
-        f"\nfinished {summary['steps']:,} steps in {summary['train_seconds']:.1f} s ({_throughput(summary)}) on "
+        f"\nfinished {summary['steps']:,} steps in {summary['train_seconds']:.1f} s ({_throughput(summary)}{since}) on "
         f"{summary['world_size']} x {summary['strategy']}\n"
         f"  training loss {loss:.4f}; evaluation: {numbers(summary['evaluation'])}\n"
         f"{best or ''}{expected}"
