@@ -100,7 +100,7 @@ def test_it_decodes_each_image_when_asked_and_names_those_that_it_cannot(capsys)
 
 
 def test_it_names_samples_at_which_a_tasks_own_code_fails(monkeypatch, capsys):
-    """Whatever it raises; a file that is read at a place is not shared by those that read."""
+    """Whatever it raises."""
     assert main(["new", "made", "--task", "own"]) == 0
     monkeypatch.chdir("made")
     recipe = Path("recipes/own/own.json")

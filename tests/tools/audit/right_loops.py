@@ -14,7 +14,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset, default_collate
 
 _CLASSES = 5
 _IGNORED = 4
@@ -318,13 +318,9 @@ def weights_computed_together(indices, size, accumulation):
     return _steps(model, torch.optim.Adafactor(groups), _loader(indices, size), accumulation)
 
 
-def _pairs(rows):
-    return torch.utils.data.default_collate(rows)
-
-
 def loader_processes(indices, size, accumulation):
     data = Subset(_data, indices)
     sampler = DistributedSampler(data, shuffle=False)
-    loader = DataLoader(data, size, sampler=sampler, num_workers=1, collate_fn=lambda rows: _pairs(rows))
+    loader = DataLoader(data, size, sampler=sampler, num_workers=1, collate_fn=lambda rows: default_collate(rows))
     model = DDP(_network())
     return _steps(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, accumulation)

@@ -1,47 +1,17 @@
-"""Loops whose mistake is known: the audit names it, and is silent about loops that are right."""
+"""Loops whose mistake is known: the audit names it."""
 
-import gc
-import importlib
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
-import torch
 
+from audited_loops import EXAMPLES, PAGE, changed
 from largebatch.__main__ import main
-from largebatch.tools.audit import observe
 from largebatch.tools.audit.report import LINE
-from largebatch.tools.local_jobs.jobs import JobTimedOut, run_job
-from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 from paths import ROOT
 
-PAGE = (ROOT / "docs/audit.md").read_text()
-EXAMPLES = {re.match(r"# (\w+)\.py", block)[1]: block for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)}
 ROWS = [row.split(" | ") for row in re.findall(r"(?m)^\| (`.*) \|$", PAGE)]
 CONFIGS = ROOT / "recipes/accelerate_configs"
-
-
-@pytest.fixture
-def audit(tmp_path, capsys):
-    """Audit a file with this text; its exit code and what it says as JSON, or the error."""
-
-    def audited(text, *words, batch=4):
-        (tmp_path / "loop.py").write_text(text)
-        small = [f"--batch={batch}", "--world-sizes=1,2", "--accumulations=1,2"]
-        code = main(["audit", str(tmp_path / "loop.py"), "--json", *small, *map(str, words)])
-        out, err = capsys.readouterr()
-        return code, json.loads(out) if out else err
-
-    return audited
-
-
-def changed(text, *changes):
-    """A text in which each first part is replaced by the second one."""
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    return text
 
 
 @pytest.mark.parametrize(("old", "new", "said"), ROWS, ids=[said for *_, said in ROWS])
@@ -202,112 +172,6 @@ def test_other_mistakes(name, audit):
     assert re.search(said, " ".join(found["wrong"])), found["wrong"]
 
 
-RIGHT = {
-    "plain": [],
-    "sharded": [
-        ("DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))", "sharded()"),
-        (
-            "def train(",
-            "def sharded():\n    from torch.distributed.fsdp import fully_shard\n    torch.manual_seed(1)\n"
-            "    return fully_shard(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))\n\n\ndef train(",
-        ),
-    ],
-    "several optimizers": [
-        ("            optimizer.step()", "            optimizer.step()\n            other.step()"),
-        ("SGD(model.parameters()", "SGD(model.module[0].parameters()"),
-        ("    schedule =", "    other = torch.optim.AdamW(model.module[2].parameters())\n    schedule ="),
-        ("optimizer.zero_grad()", "model.zero_grad()"),
-        ("parameters(), 1.0)", "parameters(), 0.1)"),
-    ],
-    "a closure": [
-        ("        loss.backward()\n        if number % accumulation == 0", "        if number % accumulation"),
-        (":\n            nn.utils", ":\n            loss.backward()\n        else:\n            nn.utils"),
-        ("            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", ""),
-        ("optimizer.step()", "optimizer.step(closure=loss.backward)"),
-    ],
-    "the whole batch's targets": [
-        (
-            "y) / accumulation",
-            'y, ignore_index=4, reduction="sum") * dist.get_world_size() / (data[:][1] != 4).sum()',
-        ),
-        ("def audit(indices,", "Subset.__getitem__ = lambda self, at: self.dataset[[self.indices[i] for i in at]] if "
-        "isinstance(at, list) else self.dataset[self.indices[at] if isinstance(at, int) else self.indices]\n\n\n"
-        "def audit(indices,"),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_loops(name, audit):
-    code, found = audit(changed(EXAMPLES["train"], *RIGHT[name]))
-    assert (code, found["wrong"], found["precision"]) == (0, [], "float64"), found
-    assert [each["gradient"] for each in found["layouts"]] == ["the same"] * 3
-
-
-LOOPS = ROOT / "tests/tools/audit/right_loops.py"
-NAMES = re.findall(r"(?m)^def ([a-z]\w+)\(", LOOPS.read_text())
-SAMPLES = 4
-# What the audit of that many samples asks of one and of two processes, with one and with two micro-batches.
-CALLS = {
-    1: [
-        *(([sample], 1, 1) for sample in range(SAMPLES)),
-        *((indices, 4, 1) for indices in ([0, 1, 2, 3], [3, 2, 1, 0], [0, 1, 2], [2, 1, 0], [*range(16)])),
-        *((indices, 2, 2) for indices in ([0, 1, 2, 3], [0, 1, 2], [*range(16)])),
-    ],
-    2: [
-        *((indices, 2, 1) for indices in ([0, 1, 2, 3], [0, 1, 2], [*range(16)])),
-        *((indices, 1, 2) for indices in ([0, 1, 2, 3], [0, 1, 2])),
-    ],
-}
-
-
-def observe_together(calls):
-    """What each loop does in each call, all in this process: forked processes for each would take minutes."""
-    hooks = []
-    register = observe.register_optimizer_step_pre_hook
-    observe.register_optimizer_step_pre_hook = lambda hook: hooks.append(register(hook)) or hooks[-1]
-    found = {}
-    for name in NAMES:
-        for indices, *sizes in calls:
-            try:
-                found[name, *indices, *sizes] = observe.observe(LOOPS, name, "float64", indices, *sizes)
-            except Exception as error:
-                found[name, *indices, *sizes] = repr(error)
-            # The next call begins as in a new process, but for the kernel without dropout.
-            hooks.pop().remove()
-            importlib.reload(torch.nn.utils.clip_grad)
-            torch.library.Library = lambda *_: SimpleNamespace(impl=lambda *_: None)
-            gc.collect()
-    return found
-
-
-@pytest.fixture(scope="module")
-def observed_together():
-    return {
-        world_size: run_job(
-            observe_together,
-            calls,
-            world_size=world_size,
-            environment=rehearsal_environment(None, world_size),
-            folder=ROOT,
-            timeout=120,
-        )
-        for world_size, calls in CALLS.items()
-    }
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_right_loops_of_many_kinds(name, observed_together, monkeypatch, capsys):
-    def noted(_, __, function, ___, indices, *sizes, world_size, **____):
-        return [of_rank[function, *indices, *sizes] for of_rank in observed_together[world_size]]
-
-    monkeypatch.setattr("largebatch.tools.audit.outcome.run_job", noted)
-    code = main(["audit", f"{LOOPS}:{name}", "--json", "--batch=4", "--world-sizes=1,2", "--accumulations=1,2"])
-    found = json.loads(capsys.readouterr().out)
-    assert (code, found["wrong"]) == (0, []), found
-    assert [each["gradient"] for each in found["layouts"]] == ["the same"] * 3
-
-
 def test_dropout_and_bf16(audit):
     changes = [
         ("nn.Tanh()", "nn.Dropout(0.5)"),
@@ -424,74 +288,6 @@ def test_trainer(audit):
     code, found = audit(EXAMPLES["trainer_loop"])
     assert (code, found["wrong"]) == (0, [])
     assert found["summary"].endswith("the mean over them")
-
-
-BAD = {
-    "raise ValueError('a bad sample')": "rank 1: ValueError: a bad sample",
-    "exit(3)": "rank 1: exit code 3",
-    "import time; time.sleep(100)": "rank 1: no result within 5 s; give it a longer --timeout",
-}
-
-
-@pytest.mark.parametrize("line", BAD)
-def test_a_process_that_does_not_return(line, audit):
-    ends = f"    if dist.get_rank() == 1:\n        {line}\n    return model"
-    code, found = audit(changed(EXAMPLES["train"], ("    return model", ends)), "--timeout=5")
-    assert code == 1
-    assert found["wrong"][0].startswith(f"W = 2, A = 1: {BAD[line]}")
-
-
-def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
-    tried = []
-
-    def hangs(*arguments, **_):
-        tried.append(arguments)
-        raise JobTimedOut([(0, "no result within 5 s", "")])
-
-    monkeypatch.setattr("largebatch.tools.audit.outcome.run_job", hangs)
-    code, error = audit(EXAMPLES["train"])
-    assert (code, len(tried)) == (2, 1)
-    assert "no result within 5 s" in error
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("def audit(", "def fit(", "loop.py has no function audit"),
-        ("return model\n", "return None\n", "it returned NoneType without parameters"),
-        ("            optimizer.step()", "            pass", "no step of a torch optimizer was made"),
-        ("/ accumulation", "* float('nan')", "the gradient is not finite"),
-        ("def audit(", "train(data, 4, 1)\n\n\ndef audit(", "loop.py trains when it is imported"),
-        (
-            "import torch\n",
-            "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('x')\n"
-            "parser.parse_args()\nimport torch\n",
-            "gets no arguments",
-        ),
-        ("return model\n", "exit(0)\n", "called exit(0) before the function had returned"),
-        ("model(x)", "model(x.cuda())", "the audit is on the CPU: choose the device"),
-        ("model(x)", "model(x + torch.rand(1))", "with the samples in reverse order, the gradient differs by"),
-        ("(Subset(data, indices)", "(data", "4 samples in one micro-batch make 25 steps"),
-        ("parameters(), lr=0.1", "parameters(), lr=0.1 if indices else", "SyntaxError"),
-    ],
-)
-def test_what_cannot_be_audited(old, new, said, audit):
-    code, error = audit(
-        changed(EXAMPLES["train"], (old, new)).replace("torch.rand(1)", "__import__('os').urandom(1)[0] / 9")
-    )
-    assert code == 2
-    assert said in error
-
-
-def test_options_that_do_not_fit(audit, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        audit(EXAMPLES["train"], batch=6)
-    assert "write a --batch of a multiple of 4" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        audit(EXAMPLES["train"], "--world-sizes=1", "--accumulations=1")
-    assert "nothing to compare with one process and one micro-batch" in capsys.readouterr().err
-    assert main(["audit", str(tmp_path / "absent.py")]) == 2
-    assert "absent.py is not a file" in capsys.readouterr().err
 
 
 def test_progress_is_shown_beside_json(tmp_path, capsys):

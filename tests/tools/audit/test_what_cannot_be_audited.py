@@ -1,0 +1,74 @@
+"""Loops and options that cannot be audited are refused with the reason."""
+
+import pytest
+
+from audited_loops import EXAMPLES, changed
+from largebatch.__main__ import main
+from largebatch.tools.local_jobs.jobs import JobTimedOut
+
+BAD = {
+    "raise ValueError('a bad sample')": "rank 1: ValueError: a bad sample",
+    "exit(3)": "rank 1: exit code 3",
+    "import time; time.sleep(100)": "rank 1: no result within 5 s; give it a longer --timeout",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_a_process_that_does_not_return(line, audit):
+    ends = f"    if dist.get_rank() == 1:\n        {line}\n    return model"
+    code, found = audit(changed(EXAMPLES["train"], ("    return model", ends)), "--timeout=5")
+    assert code == 1
+    assert found["wrong"][0].startswith(f"W = 2, A = 1: {BAD[line]}")
+
+
+def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
+    tried = []
+
+    def hangs(*arguments, **_):
+        tried.append(arguments)
+        raise JobTimedOut([(0, "no result within 5 s", "")])
+
+    monkeypatch.setattr("largebatch.tools.audit.outcome.run_job", hangs)
+    code, error = audit(EXAMPLES["train"])
+    assert (code, len(tried)) == (2, 1)
+    assert "no result within 5 s" in error
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("def audit(", "def fit(", "loop.py has no function audit"),
+        ("return model\n", "return None\n", "it returned NoneType without parameters"),
+        ("            optimizer.step()", "            pass", "no step of a torch optimizer was made"),
+        ("/ accumulation", "* float('nan')", "the gradient is not finite"),
+        ("def audit(", "train(data, 4, 1)\n\n\ndef audit(", "loop.py trains when it is imported"),
+        (
+            "import torch\n",
+            "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('x')\n"
+            "parser.parse_args()\nimport torch\n",
+            "gets no arguments",
+        ),
+        ("return model\n", "exit(0)\n", "called exit(0) before the function had returned"),
+        ("model(x)", "model(x.cuda())", "the audit is on the CPU: choose the device"),
+        ("model(x)", "model(x + torch.rand(1))", "with the samples in reverse order, the gradient differs by"),
+        ("(Subset(data, indices)", "(data", "4 samples in one micro-batch make 25 steps"),
+        ("parameters(), lr=0.1", "parameters(), lr=0.1 if indices else", "SyntaxError"),
+    ],
+)
+def test_what_cannot_be_audited(old, new, said, audit):
+    code, error = audit(
+        changed(EXAMPLES["train"], (old, new)).replace("torch.rand(1)", "__import__('os').urandom(1)[0] / 9")
+    )
+    assert code == 2
+    assert said in error
+
+
+def test_options_that_do_not_fit(audit, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        audit(EXAMPLES["train"], batch=6)
+    assert "write a --batch of a multiple of 4" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        audit(EXAMPLES["train"], "--world-sizes=1", "--accumulations=1")
+    assert "nothing to compare with one process and one micro-batch" in capsys.readouterr().err
+    assert main(["audit", str(tmp_path / "absent.py")]) == 2
+    assert "absent.py is not a file" in capsys.readouterr().err
