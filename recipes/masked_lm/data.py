@@ -76,6 +76,7 @@ class MaskedBlocks:
     mask: int  # the token that hides others
     ordinary: NDArray[np.int64]  # all tokens that may be predicted or drawn, in increasing order
     seed: int  # for training, the run's, or that of the source in a mixture
+    has_checksums = True
 
     @property
     def num_available(self) -> int:

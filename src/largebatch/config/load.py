@@ -154,6 +154,16 @@ def split_overrides(overrides: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
+def last_of_each(overrides: Sequence[str]) -> list[str]:
+    """The overrides without those that a later one replaces."""
+    fields = split_overrides(overrides)
+    return [
+        f"--{name}={value}"
+        for number, (name, value) in enumerate(fields, 1)
+        if not any(is_within(name, [later]) for later, _ in fields[number:])
+    ]
+
+
 def override_words(values: Mapping[str, Any]) -> list[str]:
     """Overrides that give fields, by dotted name, these values."""
     return [f"--{name}={json.dumps(value)}" for name, value in values.items()]

@@ -64,6 +64,7 @@ class TokenBlocks:
     num_samples: int  # how many samples to use
     field: str  # the config's field for that number
     end_of_text: int | None = None  # the token that ends documents, if they are to be kept apart in a sample
+    has_checksums = True
 
     def __post_init__(self) -> None:
         if self.num_available < self.num_samples:

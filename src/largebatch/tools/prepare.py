@@ -5,36 +5,31 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-import torch
-from tqdm import tqdm
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.config.commits import at_commits, find_commits
 from largebatch.config.data import HubOrLocal, TokenizedText
 from largebatch.config.task_config import task_code_errors
-from largebatch.data.loading import check_sizes, load
-from largebatch.data.order import Indices
+from largebatch.data.loading import check_sizes
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.data.prepared import OtherPartsMissing
-from largebatch.data.source import Batch, SampleSource, Sources
+from largebatch.data.readable import check_readable
+from largebatch.data.source import Batch, Sources
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.errors import DataError, UserError, file_errors, reason_of
+from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
 from largebatch.tools.options import add_recipe, positive_int
-from largebatch.words import bulleted, counted, printable
+from largebatch.words import printable
 
 COUNTED = ("num_train_samples", "num_eval_samples")
-SAMPLES_AT_ONCE = 100
-MAX_SHOWN = 20
 
 EPILOG = """examples:
   largebatch prepare llama_1b --workers 32
@@ -125,7 +120,7 @@ def _prepare(
                 print(printable(f"{where}{remark}"))
         if options.check:
             # Before any is fetched here: loader processes would share what a source has opened for it.
-            _check(opened, counts, preparation.num_workers or 1)
+            check_readable(opened, counts, preparation.num_workers or 1)
             print(f"{where}checksums agree, and each sample can be read")
         for index in range(min(options.show, counts["num_train_samples"])):
             sample = opened["num_train_samples"].fetch(np.array([index]), 0)
@@ -148,56 +143,6 @@ def _prepare(
         print(printable(f"error: {where}{error}"), file=sys.stderr)
         return error.exit_code
     return 0
-
-
-def _check(opened: Mapping[str, SampleSource], counts: Mapping[str, int], num_workers: int) -> None:
-    """Read each sample once, in loader processes as training does; DataError, which names the first ones, if some
-    cannot be read."""
-    problems: list[str] = []
-    num_wrong = 0
-    for which, epoch, (field, source) in zip(("training", "evaluation"), (0, None), opened.items(), strict=False):
-        # Tokens have checksums.
-        if hasattr(source, "num_available"):
-            continue
-        starts = range(0, counts[field], SAMPLES_AT_ONCE)
-        chunks = [(np.arange(start, min(start + SAMPLES_AT_ONCE, counts[field])), epoch) for start in starts]
-        tried = load(_Tried(source), chunks, num_workers, torch.device("cpu"))
-        for (indices, _), loaded in zip(chunks, tqdm(tried, f"data.{field}", len(chunks), disable=None), strict=True):
-            wrong = indices[loaded.batch["cannot_be_read"].numpy()].tolist()
-            num_wrong += len(wrong)
-            for index in wrong[: MAX_SHOWN - len(problems)]:
-                problems.append(f"{which} sample {index}: {_problem(source, epoch, index)}")
-    if problems:
-        more = ["…"] if num_wrong > MAX_SHOWN else []
-        raise DataError(f"{counted(num_wrong, 'sample')} cannot be read:{bulleted([*problems, *more])}")
-
-
-def _problem(source: SampleSource, epoch: int | None, index: int) -> str | None:
-    """Why a sample cannot be read; None if it can be."""
-    try:
-        source.fetch(np.array([index]), epoch)
-    except UserError as error:
-        return str(error)
-    # The `fetch` of a task may raise anything.
-    except Exception as error:
-        return reason_of(error)
-    return None
-
-
-@dataclass
-class _Tried:
-    """Whether samples of a source cannot be read, one by one."""
-
-    source: SampleSource
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def fetch(self, indices: Indices, epoch: int | None) -> Batch:
-        return {"cannot_be_read": torch.tensor([_problem(self.source, epoch, each) is not None for each in indices])}
-
-    def weight(self, batch: Batch) -> int:
-        return len(batch["cannot_be_read"])
 
 
 def _without_numbers(config: RecipeConfig) -> RecipeConfig:

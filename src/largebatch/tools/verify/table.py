@@ -5,11 +5,10 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
-from largebatch.config import RecipeConfig, load_config, split_overrides
-from largebatch.config.differences import is_within
+from largebatch.config import RecipeConfig, last_of_each, load_config
 from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
 from largebatch.task_folders import folder_of
@@ -54,7 +53,7 @@ def verify(options: argparse.Namespace) -> bool:
         f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process, which trains whole global batches"
     )
     if overrides:
-        print("the recipe is changed by", shlex.join(_last_of_each(overrides)))
+        print("the recipe is changed by", shlex.join(last_of_each(overrides)))
     if len({each.micro_batch_size for each in combinations}) == 1:
         print("not compared with another micro_batch_size: a loss that is a mean over it would go unnoticed")
     print(f"\n{HEADER}", flush=True)
@@ -99,16 +98,6 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]
         overrides += short_schedule_overrides(config, options.steps)
         config = load(overrides)
     return config, overrides
-
-
-def _last_of_each(overrides: Sequence[str]) -> list[str]:
-    """The overrides without those that a later one replaces."""
-    fields = split_overrides(overrides)
-    kept = []
-    for number, (name, value) in enumerate(fields, 1):
-        if not any(is_within(name, [later]) for later, _ in fields[number:]):
-            kept.append(f"--{name}={value}")
-    return kept
 
 
 def _combinations(options: argparse.Namespace, config: RecipeConfig, strategies: Iterable[str]) -> list[Combination]:
