@@ -100,6 +100,20 @@ OTHERS = {
         [("(model.parameters(), 1.0)", "(list(model.parameters())[dist.get_rank() :: dist.get_world_size()], 0.1)")],
         r"W = 2, A = 1; W = 2, A = 2: the same, but the update .* clipped \(a shard's own",
     ),
+    "clipped by a shard's norm, in FSDP2": (
+        [
+            ("DistributedDataParallel(nn.S", "torch.distributed.fsdp.fully_shard(nn.S"),
+            ("(model.parameters(), 1.0)", "([each.grad.to_local() for each in model.parameters()])"),
+            ("nn.utils.clip_grad_norm_", "scaled"),
+            (
+                "def train(",
+                "def scaled(grads):\n    for each in grads:\n"
+                "        each /= torch.stack([each.norm() for each in grads]).norm()\n\n\ndef train(",
+            ),
+            ("    model = ", "    import torch.distributed.fsdp\n    torch.manual_seed(1)\n    model = "),
+        ],
+        "W = 2, A = 1; W = 2, A = 2: another gradient of .* clips its part of the gradient by that part's norm",
+    ),
     "clipped after each micro-batch": (
         [
             (

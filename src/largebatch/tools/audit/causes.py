@@ -74,7 +74,8 @@ OF_KINDS = {
     "coupled": (
         "the loss depends on which samples share a {0}: {1}negatives are its own (gather features with their "
         "gradient); or a term that has no samples, such as a regularizer, is added for each {0}; or a buffer that "
-        "changes in each forward pass is used by the next one; or random numbers or data differ between {0}es"
+        "changes in each forward pass is used by the next one; or each {0} clips its part of the gradient by that "
+        "part's norm; or random numbers or data differ between {0}es"
     ),
 }
 OF_SCHEDULES = "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps"
