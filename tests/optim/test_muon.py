@@ -219,15 +219,17 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
+        # The tied one is registered before.
+        self.tied = nn.Linear(6, 10, bias=False)
         self.wte = nn.Embedding(10, 6)
+        self.wte.weight = self.tied.weight
+        self.bag = nn.EmbeddingBag(10, 6)
         self.c_attn = Conv1D(18, 6)
         self.linear = nn.Linear(6, 4)
         self.conv = nn.Conv2d(3, 5, 2)
         self.norm = nn.LayerNorm(6)
         self.class_token = nn.Parameter(torch.zeros(1, 1, 6))
         self.head = nn.Sequential(nn.Linear(4, 6), nn.LogSoftmax(dim=1))
-        self.tied = nn.Linear(6, 10, bias=False)
-        self.tied.weight = self.wte.weight
 
 
 def test_parameters_are_stepped_by_their_roles():
@@ -245,7 +247,7 @@ def test_parameters_are_stepped_by_their_roles():
     [
         ('{"name": "muon", "split": {"linear.weight": 3}}', "has 4 outputs, which are not 3 matrices of equal size"),
         ('{"name": "muon", "split": {"c_attn.bias": 3}}', r"shape \(18,\) that AdamW steps"),
-        ('{"name": "muon", "split": {"wte.weight": 2}}', r"shape \(10, 6\) that AdamW steps"),
+        ('{"name": "muon", "split": {"tied.weight": 2}}', r"shape \(10, 6\) that AdamW steps"),
         ('{"name": "muon", "split": {"attn.weight": 3}}', 'optimizer.split: "attn.weight" matches no trainable'),
         ('{"name": "muon", "adamw_names": ["pos"]}', 'optimizer.adamw_names: "pos" matches no trainable'),
     ],
@@ -259,9 +261,11 @@ def test_what_is_not_a_matrix_of_a_layer_is_stepped_by_adamw():
     """Without weight decay by its name, and positions that are no module of their own, as in timm."""
     model = Model()
     model.pos_embed = nn.Parameter(torch.zeros(1, 5, 6))
+    model.lm_head = nn.Linear(6, 10)
     groups = groups_of(model, '{"name": "muon", "no_decay_names": ["linear.*"]}')
     assert not groups["linear.weight"]["layerwise"]
     assert not groups["pos_embed"]["layerwise"]
+    assert not groups["lm_head.weight"]["layerwise"]
     assert groups["conv.weight"]["layerwise"]
 
 
@@ -271,6 +275,13 @@ def test_stacked_matrices_are_refused_unless_named():
     with pytest.raises(ConfigError, match=r"which matrices a parameter of shape \(4, 5, 6\) holds"):
         groups_of(model, '{"name": "muon"}')
     assert not groups_of(model, '{"name": "muon", "adamw_names": ["experts"]}')["experts"]["layerwise"]
+
+
+def test_transposed_convolutions_are_refused_unless_named():
+    model = nn.Sequential(nn.Linear(6, 4), nn.ConvTranspose2d(4, 12, 2, bias=False))
+    with pytest.raises(ConfigError, match=r"shape \(4, 12, 2, 2\) holds: it belongs to no convolution, or to a transp"):
+        groups_of(model, '{"name": "muon"}')
+    assert not groups_of(model, '{"name": "muon", "adamw_names": ["1.*"]}')["1.weight"]["layerwise"]
 
 
 @pytest.mark.parametrize(("rule", "momentum", "betas"), [("half_life", 0.81, (0.9, 0.9025)), ("sde", 0.8, (0.8, 0.9))])

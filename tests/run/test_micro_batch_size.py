@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from largebatch.backend.launch import Launch
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
 from largebatch.plan import explain, resolve
-from largebatch.run.micro_batch_size import largest_to_try
+from largebatch.run.micro_batch_size import largest_to_try, rehearse_longest
 from largebatch.storage.attempts import claim
 from largebatch.storage.run_folder import RunFolder
 from largebatch.task_folders import import_from
@@ -132,6 +133,25 @@ def test_the_size_divides_all_batches_that_are_to_come():
     with pytest.raises(ConfigError, match="micro_batch_size x world_size = 1 x 5"):
         resolve(config, 5)
     assert "at most half of one that was out of memory" in explain(resolve(config, 2), "p")
+
+
+class Counting(torch.nn.Module):
+    """Counts forward passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("forwards", torch.zeros(()))
+
+    def forward(self, **batch):
+        self.forwards += 1
+        return torch.ones(len(batch), requires_grad=True)
+
+
+def test_the_rehearsal_leaves_buffers_as_they_were():
+    backend = Mock(device=torch.device("cpu"), plan=Mock(max_gradient_accumulation_steps=3), model=Counting())
+    rehearse_longest(load_config(PYDOC), backend)
+    assert backend.backward.call_count == 2
+    assert backend.model.forwards == 0
 
 
 def test_where_the_size_is_part_of_the_loss_or_must_be_known(capsys):

@@ -152,6 +152,7 @@ class RecipeConfig(Section):
     @check
     def _settings_that_go_together(self) -> Iterator[str]:
         rate = self.learning_rate
+        checkpoint = self.checkpoint
         faults = self.faults
         sizes = self.batch.sizes
         normalizes = self.model.uses_batch_norm
@@ -166,7 +167,7 @@ class RecipeConfig(Section):
         if not self.coupled_features:
             yield from self.without_effect("compute.couple", "each sample of this task has its own loss")
         # It may stay where `then` is given as null, as `verify` does.
-        if self.checkpoint.then is None and "then" not in self.checkpoint.model_fields_set:
+        if checkpoint.then is None and "then" not in checkpoint.model_fields_set:
             yield from self.without_effect("checkpoint.then_seconds", "checkpoint.then is null")
         # It may stay where a trial of the recipe has no trackers at all.
         if self.logging.trackers == ["tensorboard"]:
@@ -176,8 +177,10 @@ class RecipeConfig(Section):
             yield from self.without_effect("logging.peak_tflops", why)
         for name in sorted(self.evaluation.sets.keys() - self.further_sets):
             yield f'evaluation.sets: train.py does not evaluate "{name}"; remove it, or add it to Config.further_sets'
-        if faults.on_non_finite == "roll_back" and self.checkpoint.every is None:
+        if faults.on_non_finite == "roll_back" and not (checkpoint.every or checkpoint.keep_every):
             yield 'checkpoint.every: faults.on_non_finite "roll_back" needs it; write one, such as {"steps": 100}'
+        if checkpoint.keep_best and "ema/" in checkpoint.keep_best.metric and not self.optimizer.ema_half_life:
+            yield "checkpoint.keep_best.metric: averaged weights need optimizer.ema_half_life; write it, or another one"
         if normalizes and not self.batch.drop_last:
             yield "batch.drop_last: false changes the loss of a model with BatchNorm at the end of an epoch; write true"
         if self.coupled_features and min(sizes) == 1:

@@ -241,7 +241,7 @@ class Checkpoint(Section):
     keep_best: KeepBest | None = None
     """Writes a checkpoint after each evaluation that is better than all before, and deletes it only when a better one
     is complete. null: none."""
-    then: list[NonEmpty] | None = None
+    then: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
     """A command, word by word, that the main process runs beside training for each checkpoint that `keep_every` or
     `keep_best` keeps, and for the last. `{model}` stands for a folder with the exported weights, deleted afterwards,
     `{step}` for the step. Numbers in a JSON object in its last line go into evaluations.jsonl, as "then/<name>"."""

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.optim import Optimizer
 
 from largebatch.config.optimizers import ParameterRole
@@ -17,7 +17,8 @@ from largebatch.words import did_you_mean
 
 # Ends of names, and modules of output layers, as torchvision, timm and transformers name them.
 POSITIONS_AND_TOKENS = ("_token", "_embed", "_embedding", "_embeddings")
-OUTPUT_NAMES = {"classifier", "fc", "head", "heads", "score"}
+OUTPUT_NAMES = {"classifier", "fc", "head", "heads", "lm_head", "score"}
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
@@ -97,8 +98,9 @@ def _roles_of(trainable: Mapping[str, nn.Parameter], model: nn.Module, plan: Run
     output = _output_layer(model)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            # Several modules may share it.
-            places.setdefault(parameter, (module, name))
+            # Several modules may share it: an output layer that is tied is an embedding.
+            if parameter not in places or isinstance(module, EMBEDDINGS):
+                places[parameter] = (module, name)
     exempt = _declared_without_decay(model)
     named: dict[str, dict[str, Any]] = {name: {} for name in trainable}
     for field, patterns in plan.name_patterns.items():
@@ -110,7 +112,9 @@ def _roles_of(trainable: Mapping[str, nn.Parameter], model: nn.Module, plan: Run
         module, own_name = places[parameter]
         kind = _kind_of(module, own_name, output)
         decays = name not in exempt and kind not in plan.optimizer.no_decay and "no_decay_names" not in named[name]
-        about = (has_inputs_first(module), isinstance(module, _ConvNd), named[name])
+        # A transposed convolution's weight is no matrix of its outputs.
+        convolves = isinstance(module, _ConvNd) and not isinstance(module, _ConvTransposeNd)
+        about = (has_inputs_first(module), convolves, named[name])
         roles[name] = ParameterRole(kind, tuple(parameter.shape), decays, *about)
     return roles
 
@@ -135,7 +139,7 @@ def _kind_of(module: nn.Module, name: str, output: nn.Module | None) -> Paramete
     if name == "bias" or name.endswith("_bias"):
         return "bias"
     # A vision transformer's class token and positions are not modules of their own.
-    if isinstance(module, nn.Embedding) or name.endswith(POSITIONS_AND_TOKENS):
+    if isinstance(module, EMBEDDINGS) or name.endswith(POSITIONS_AND_TOKENS):
         return "embedding"
     return "output" if module is output else None
 

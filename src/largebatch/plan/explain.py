@@ -109,12 +109,13 @@ def _steps(plan: RunPlan) -> list[str]:
     of = plan.num_eval_samples
     evaluated = evaluation.samples_of(of)
     every = f"every {checkpoint.every.length}, " if checkpoint.every else ""
+    best = f"after each best {checkpoint.keep_best.metric}, " if checkpoint.keep_best else ""
     kept = f"; one every {checkpoint.keep_every.length} is never deleted" if checkpoint.keep_every else ""
     return [
         *lines,
         f"evaluated {_when(evaluation)} on {evaluated:,} of {of:,} samples, each counted once",
         *(f'"{name}" evaluated {_when(each)}' for name, each in evaluation.sets.items()),
-        f"checkpoint {every}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}",
+        f"checkpoint {every}{best}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}",
         *_noise_scale(plan),
     ]
 

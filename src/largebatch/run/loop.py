@@ -86,7 +86,7 @@ class Loop:
         before = start.manifest.best if start.manifest and start.in_place else None
         if before and not (recorder.folder.checkpoints_dir / folder_name(before.step)).is_dir():
             before = None
-        self.best = Best(self.plan.checkpoint.keep_best, before, self.plan.evaluation.sets)
+        self.best = Best(self.plan.checkpoint.keep_best, before)
         self.then = Then(self.plan.checkpoint, recorder.folder.then_dir, recorder.answered, recorder.not_answered)
         self.writer = CheckpointWriter(
             backend,
@@ -190,7 +190,7 @@ class Loop:
         self.agree_on_compiling()
         self.recorder.evaluated(means)
         if self.plan.checkpoint.keep_best is not None and self.completed_steps > self.start.step:
-            is_best = self.best.is_found(self.completed_steps, means, of_further_set=name is not None)
+            is_best = self.best.is_found(self.completed_steps, means)
             self.save_due |= self.backend.gather_objects(is_best)[0]
         return means
 
@@ -207,9 +207,11 @@ class Loop:
 
     def _save_and_stop_if_due(self) -> None:
         """After a step and its evaluation: write a checkpoint if one is due, and stop if a process was asked to."""
-        if self.writer.poll():
-            self._follow_kept(self.writer.last_step)
+        for step in self.writer.poll():
+            self._follow_kept(step)
         self.then.poll()
+        if warning := self.best.not_found():
+            self.recorder.say(f"WARNING: {warning}")
         if not self.save_due:
             return
         with self.metrics.stopwatch.counting(False):
@@ -231,7 +233,7 @@ class Loop:
         """Have the command of `checkpoint.then` follow a complete checkpoint, if it is kept."""
         is_best = self.best.latest is not None and self.best.latest.step == step
         if self.backend.is_main_process and (is_last or is_best or self.plan.keeps_checkpoint_of(step)):
-            self.then.follow(step, self.writer.require(step))
+            self.then.follow(step, self.writer.folder / folder_name(step))
 
     def _end_stopped(self, reason: StopReason) -> None:
         """Wait for the checkpoint, report that the run can be resumed, and leave the process group."""
@@ -258,7 +260,8 @@ class Loop:
                 self._finish_checkpoint()
             about = {"bad_steps": self.bad_steps.count, "best": self.best.latest and asdict(self.best.latest)}
             self.recorder.finished(self.writer.require(step), about, self.watchdog.heartbeat)
-            self._follow_kept(step, is_last=True)
+            for each in sorted({*self.writer.poll(), step}):
+                self._follow_kept(each, is_last=each == step)
             if self.plan.checkpoint.then is not None:
                 wait_together(self.backend, self.watchdog.heartbeat, in_thread("then", self.then.finish))
             self._leave()

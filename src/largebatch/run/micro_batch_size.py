@@ -51,6 +51,7 @@ def rehearse_longest(config: RecipeConfig, backend: Backend) -> None:
     example_batch = getattr(import_from(folder_of(type(config)), "model"), "example_batch", None)
     if example_batch:
         batch = {name: tensor.to(backend.device) for name, tensor in example_batch(config).items()}
+        buffers = {each: each.clone() for each in backend.model.buffers()}
         # The second micro-batch adds to the gradients of the first.
         passes = min(2, backend.plan.max_gradient_accumulation_steps)
         for number in range(passes):
@@ -60,6 +61,9 @@ def rehearse_longest(config: RecipeConfig, backend: Backend) -> None:
             backend.backward(torch.stack(sums).sum(), math.nan)
         # No strategy takes a step whose gradient is not finite.
         backend.clip_and_step(measure_norm=True, max_norm=math.inf)
+        # Some count forward passes.
+        for buffer, value in buffers.items():
+            buffer.copy_(value)
     if backend.device.type == "cuda":
         free, total = torch.cuda.mem_get_info()
         if free < MIN_FREE_FRACTION * total:

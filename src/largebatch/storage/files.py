@@ -136,8 +136,14 @@ def read_json_lines(path: Path) -> list[Line]:
 
 def parse_line(text: bytes) -> Line | None:
     """The object in a line; None if it is not a line of a journal."""
+    line = parse_object(text)
+    return line if line is not None and isinstance(line.get("step", 0), int | float) else None
+
+
+def parse_object(text: bytes) -> Line | None:
+    """A JSON object; None if the text is something else."""
     try:
-        line = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return line if isinstance(line, dict) and isinstance(line.get("step", 0), int | float) else None
+    return value if isinstance(value, dict) else None

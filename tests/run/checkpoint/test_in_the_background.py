@@ -45,6 +45,8 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, monkeypatch):
     assert run.writer.last_step == 4
     run.writer.wait()
     assert run.writer.last_step == 8
+    assert run.writer.poll() == [4, 8]
+    assert run.writer.poll() == []
     assert usable(run.checkpoints) == [8, 4]
 
 

@@ -51,12 +51,15 @@ def _without_export(monkeypatch):
 @pytest.mark.usefixtures("_without_export")
 class TestCommands:
     def test_one_at_a_time_and_the_newest_waits(self, tmp_path):
-        program = "import json, sys, time; time.sleep(1); print('words'); print(json.dumps({'step': int(sys.argv[2])}))"
+        program = (
+            "import json, sys, time; time.sleep(1); print('words'); "
+            "print(json.dumps({'n': int(sys.argv[2]), 'step': sys.argv[2]}))"
+        )
         follower = Follower(tmp_path, program)
         for step in (1, 2, 3):
             follower.then.follow(step, tmp_path)
         follower.finish()
-        assert follower.answers == [(1, {"step": 1.0}), (3, {"step": 3.0})]
+        assert follower.answers == [(1, {"n": 1.0}), (3, {"n": 3.0})]
         assert follower.failures == []
         assert not (tmp_path / "then").exists()
 
@@ -92,6 +95,16 @@ class TestCommands:
         assert 3.0 <= follower.finish() < 9.0
         assert "has ended with code -9" in follower.failures[0][1]
         assert not is_running(mark.read_text())
+
+    def test_what_a_command_leaves_running_does_not_hold_up_its_answer(self, tmp_path):
+        follower = Follower(
+            tmp_path,
+            "import subprocess, sys; subprocess.Popen(['sleep', '20'], start_new_session=True); print('{\"a\": 1}'); "
+            "assert not sys.stdin.read()",
+        )
+        follower.then.follow(4, tmp_path)
+        assert follower.finish() < 15.0
+        assert follower.answers == [(4, {"a": 1.0})]
 
     def test_a_flood_of_output_is_refused(self, tmp_path):
         follower = Follower(tmp_path, "while True: print('x' * 1000)")

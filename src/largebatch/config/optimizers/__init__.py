@@ -39,7 +39,7 @@ class ParameterRole(NamedTuple):
     shape: Shape
     decays: bool  # whether the recipe and the model give it weight decay, if there is any
     inputs_first: bool = False  # whether its module's inputs, not its outputs, are the first dimension, as in GPT-2
-    convolves: bool = False  # whether its module is a convolution
+    convolves: bool = False  # whether its module is a convolution that is not transposed
     # What the section's `name_patterns` say of its name, by field.
     named: Mapping[str, Any] = MappingProxyType({})
 

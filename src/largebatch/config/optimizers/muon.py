@@ -86,7 +86,8 @@ def muon_group(role: ParameterRole) -> GroupOptions:
     if len(role.shape) > 2 and not role.convolves:
         raise ConfigError(
             f"optimizer: Muon does not know which matrices a parameter of shape {role.shape} holds: it belongs to no "
-            'convolution; write a pattern of its name, such as "*.experts.*", into optimizer.adamw_names'
+            'convolution, or to a transposed one; write a pattern of its name, such as "*.experts.*", into '
+            "optimizer.adamw_names"
         )
     outputs = role.shape[1] if role.inputs_first else role.shape[0]
     if outputs % parts:

@@ -1,9 +1,8 @@
 """Which evaluation of a run was the best so far, whose checkpoint is kept."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from largebatch.config.sections import KeepBest
-from largebatch.errors import UserError
 from largebatch.storage.layout import BestEvaluation
 
 
@@ -15,12 +14,11 @@ class Best:
     Args:
         keep: What is compared; None means nothing.
         before: The best one that the run's checkpoints have, if they belong to the same run folder.
-        sets: The names of further evaluation sets, with which the names of their metrics begin.
     """
 
-    def __init__(self, keep: KeepBest | None, before: BestEvaluation | None, sets: Collection[str] = ()):
+    def __init__(self, keep: KeepBest | None, before: BestEvaluation | None):
         self._keep = keep
-        self._sets = sets
+        self._other_metrics: set[str] = set()
         self._found = [before] if keep and before and (before.metric, before.mode) == (keep.metric, keep.mode) else []
         self._not_written: set[int] = set()
 
@@ -30,28 +28,25 @@ class Best:
         written = [each for each in self._found if each.step not in self._not_written]
         return written[-1] if written else None
 
-    def is_found(self, step: int, means: Mapping[str, float], of_further_set: bool) -> bool:
-        """Whether an evaluation after `step` is better than all before; it is the latest from here on.
-
-        Raises:
-            UserError: The main evaluation has no such metric.
-        """
+    def is_found(self, step: int, means: Mapping[str, float]) -> bool:
+        """Whether an evaluation after `step` is better than all before; it is the latest from here on."""
         keep = self._keep
-        if keep is None:
-            return False
-        if keep.metric not in means:
-            if not of_further_set and keep.metric.partition("/")[0] not in self._sets:
-                names = ", ".join(sorted(means))
-                raise UserError(
-                    f"checkpoint.keep_best.metric: the evaluation has no {keep.metric!r}; it has {names}",
-                    everywhere=True,
-                )
+        if keep is None or keep.metric not in means:
+            self._other_metrics.update(means)
             return False
         value = means[keep.metric]
         if self.latest and (value >= self.latest.value if keep.mode == "min" else value <= self.latest.value):
             return False
         self._found.append(BestEvaluation(keep.metric, keep.mode, step, value))
         return True
+
+    def not_found(self) -> str | None:
+        """That no evaluation so far had the metric, if there was one since the last call."""
+        names = ", ".join(sorted(self._other_metrics))
+        self._other_metrics.clear()
+        if self._keep is None or self._found or not names:
+            return None
+        return f"checkpoint.keep_best.metric: no evaluation so far had {self._keep.metric!r}, but only {names}"
 
     def forget(self, step: int) -> None:
         """Return to the best evaluation before `step`, whose checkpoint could not be written."""

@@ -85,7 +85,7 @@ class CheckpointWriter:
         self._work: Future[None] | None = None
         self._progress = threading.Event()
         self._writing = 0
-        self._polled_step = self.last_step
+        self._completed: list[int] = []
 
     def save(self, step: int, about: Callable[[], Mapping[str, Any]]) -> None:
         """Write a checkpoint of the current state, after waiting for one that is still being written.
@@ -148,6 +148,7 @@ class CheckpointWriter:
         error = work.exception()
         self._work = None
         if error is None:
+            self._completed.append(step)
             self.last_step = step
             self.latest = self.folder / folder_name(step)
         elif not isinstance(error, StorageError):
@@ -169,13 +170,13 @@ class CheckpointWriter:
             )
         return self.latest
 
-    def poll(self) -> bool:
-        """Whether a checkpoint has been completed since the last call; raise TrainingFailed as `save` does."""
+    def poll(self) -> list[int]:
+        """The steps of checkpoints completed since the last call; raise TrainingFailed as `save` does."""
         if self._work is not None and self._work.done():
             self._conclude(self._work)
-        known = self._polled_step
-        self._polled_step = self.last_step
-        return self.last_step > known
+        completed = self._completed
+        self._completed = []
+        return completed
 
     # --- taking the state -----------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from largebatch.config.sections import Checkpoint
 from largebatch.errors import TrainingFailed
 from largebatch.run.watch.waiting import in_thread
-from largebatch.storage.files import parse_line, remove_folder
+from largebatch.storage.files import parse_object, remove_folder
 from largebatch.system.parent_process import die_with_thread
 
 MAX_OUTPUT_BYTES = 2**20
@@ -108,7 +108,7 @@ class Then:
         try:
             # By another process, whose work does not slow down training.
             self._last_line_of([sys.executable, "-m", "largebatch", "export", str(checkpoint), str(model)])
-            answer = parse_line(self._last_line_of(words)) or {}
+            answer = parse_object(self._last_line_of(words)) or {}
         finally:
             remove_folder(self.folder)
         numbers = {name: value for name, value in answer.items() if type(value) in (int, float)}
@@ -117,8 +117,11 @@ class Then:
     def _last_line_of(self, command: list[str]) -> bytes:
         """Run a command, and return the last line that it prints."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(JOB_VARIABLES)}
+        output = b""
         with subprocess.Popen(
             command,
+            bufsize=0,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -127,9 +130,20 @@ class Then:
         ) as process:
             self._process = process
             assert process.stdout is not None
-            last = process.stdout.read(MAX_OUTPUT_BYTES).strip().rpartition(b"\n")[2]
+            os.set_blocking(process.stdout.fileno(), False)
             # A command that prints more fails, rather than filling this process's memory.
+            while len(output) < MAX_OUTPUT_BYTES:
+                # What it has started may outlive it, and keep its output open.
+                has_ended = process.poll() is not None
+                new = process.stdout.read(MAX_OUTPUT_BYTES)
+                if new:
+                    output += new
+                elif has_ended or new is not None:
+                    break
+                else:
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
             process.stdout.close()
+        last = output.strip().rpartition(b"\n")[2]
         if process.returncode:
             text = last.decode(errors="replace")
             raise TrainingFailed(f"{command[0]} has ended with code {process.returncode}: {text}")

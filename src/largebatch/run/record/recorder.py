@@ -233,8 +233,8 @@ class Recorder:
         self.attempt.check()
         export_intact(checkpoint, self.folder.model_dir, progress=exported)
         evaluations = self.folder.evaluations()
-        # The latest of each name: sets have intervals of their own.
-        latest = {name: value for line in evaluations for name, value in line.items()}
+        # The latest of each name: sets have intervals of their own. The answer of `checkpoint.then` is still to come.
+        latest = {name: value for line in evaluations for name, value in line.items() if not name.startswith("then/")}
         place = position_fields(self._plan, 0)
         summary = self.metrics.summary(self.step) | {
             **about,
