@@ -83,7 +83,7 @@ def main(config: Config, options: RunOptions) -> None:
             own = row(batch)
             found: dict[str, Value] = {}
             for name, this, other in (("recall", "first", "second"), ("reverse_recall", "second", "first")):
-                nearest = (own[this] @ everything[other].T).topk(max(RANKS)).indices
+                nearest = (own[this] @ everything[other].T).topk(min(max(RANKS), len(everything[other]))).indices
                 # Another pair with the same text is as right.
                 is_right = (everything["ids"][nearest] == own["ids"].unsqueeze(1)).any(dim=2)
                 found |= {f"{name}@{rank}": is_right[:, :rank].any(dim=1).float() for rank in RANKS}

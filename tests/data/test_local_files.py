@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from largebatch.data.columns import Use
 from largebatch.data.hub import open_splits
 from largebatch.data.local_files import found_files
 from largebatch.data.preparation import Preparation
@@ -187,3 +188,14 @@ def test_a_folder_of_images_has_classes_and_any_endings(capsys):
     train, _ = open_splits(section, ASKED_FOR)
     assert train["label"] == [0, 1]
     assert "1 file that nothing reads: .txt" in capsys.readouterr().out
+
+
+def test_files_of_a_folder_that_datasets_passes_over_are_named(tmp_path, capsys):
+    written("train.jsonl", "validation.jsonl", "more.jsonl", "train2.csv")
+    section = data_of("x", path=str(tmp_path), data_files=None)
+    train, _ = open_splits(section, ASKED_FOR, {"text": Use("text_column")})
+    assert len(train) == 1
+    said = capsys.readouterr().out
+    assert "1 file that nothing reads: .csv\n" in said
+    # `more` and `held_out`.
+    assert "2 files that nothing reads: .jsonl\n" in said

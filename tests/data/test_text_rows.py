@@ -3,11 +3,15 @@
 import csv
 import gzip
 import json
+import os
+import shutil
+import zipfile
 from contextlib import suppress
 
 import datasets
 import pyarrow
 import pytest
+import zstandard
 from pyarrow import parquet
 
 from largebatch.config.data import HubText
@@ -194,6 +198,65 @@ def test_columns_that_nothing_reads_are_named(name, reader, content, tmp_path, c
         assert capsys.readouterr().out.removeprefix("cells of the data are separated by ','\n") == told
     rows_of(file, reader, {"instruction": Use("prompt", "optional")})
     assert capsys.readouterr().out == ""
+
+
+def write_parts(folder, *columns):
+    for number, column in enumerate(columns):
+        parquet.write_table(pyarrow.table(column), folder / f"{number}.parquet")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ([10001], ["02139"], r"'a' is of type string in .*1\.parquet, and integer in .*0\.parquet; write it with"),
+        ([1.0], [7], "is of type integer in .*, and double in "),
+        (pyarrow.array([1.5], "float32"), [3.141592653589793], "is of type double in .*, and float in "),
+        (["x"], pyarrow.array([0], "date32"), "is of type date32"),
+        (["x"], None, r"no column 'a'; the data has b, in .*1\.parquet; name one of these"),
+    ],
+)
+def test_a_column_has_one_type_in_all_parquet_files(first, second, told, tmp_path):
+    """`datasets` would cast each file to the types of the first."""
+    write_parts(tmp_path, {"a": first}, {"b": [1]} if second is None else {"a": second})
+    with pytest.raises(DataError, match=told):
+        rows_of(tmp_path / "*.parquet", "parquet", {"a": Use("prompt")})
+
+
+def test_types_of_parquet_that_are_written_alike(tmp_path):
+    texts = [pyarrow.array(["007"], "string"), pyarrow.array(["x"], "large_string")]
+    texts += [pyarrow.array(["y"]).dictionary_encode(), pyarrow.array([None], "string")]
+    write_parts(tmp_path, *({"a": text, "n": pyarrow.array([1], f"int{8 * 2**k}")} for k, text in enumerate(texts)))
+    read = rows_of(f"{tmp_path}/*.parquet", "parquet", {"a": Use("prompt"), "n": Use("answer")})
+    assert [(row["a"], row["n"]) for row in read] == [("007", 1), ("x", 1), ("y", 1), (None, 1)]
+
+
+def test_a_file_of_another_size_is_read_anew_even_if_its_time_is_the_same(tmp_path):
+    file = tmp_path / "rows.csv"
+    for content in ("q\nold\n", "q\nnewer\n"):
+        file.write_text(content)
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        assert rows_of(file, "csv", {"q": Use("prompt")}) == [{"q": content.split()[1]}]
+
+
+def test_a_file_that_holds_others_or_is_cut_off_is_refused(tmp_path):
+    row = b'{"q": "one"}\n'
+    with zipfile.ZipFile(tmp_path / "one.zip", "w") as archive:
+        archive.writestr("a.jsonl", row)
+    shutil.copy(tmp_path / "one.zip", tmp_path / "two.zip")
+    with zipfile.ZipFile(tmp_path / "two.zip", "a") as archive:
+        archive.writestr("b.jsonl", row)
+    (tmp_path / "rows.tar.gz").write_bytes(gzip.compress(row))
+    whole = zstandard.compress(row * 1000)
+    (tmp_path / "cut.zst").write_bytes(whole[: len(whole) // 2])
+    uses = {"q": Use("prompt")}
+    assert rows_of(tmp_path / "one.zip", "json", uses) == [{"q": "one"}]
+    for name, told in {
+        "two.zip": "holds other files; unpack it",
+        "rows.tar.gz": "holds other files",
+        "cut.zst": "Compressed file ended before",
+    }.items():
+        with pytest.raises(DataError, match=told):
+            rows_of(tmp_path / name, "json", uses)
 
 
 def test_csv_and_guessed_json_of_the_hub_are_refused(hub):

@@ -76,6 +76,20 @@ def swapped_profile():
     return profile.replace(b"rXYZ", b"----").replace(b"bXYZ", b"rXYZ").replace(b"----", b"bXYZ")
 
 
+def gray_profile():
+    """Of linear grays: an ICC header, white, and a tone curve without points."""
+    tags = {b"wtpt": b"XYZ \0\0\0\0" + struct.pack(">3i", 63190, 65536, 54061), b"kTRC": b"curv" + bytes(8)}
+    table = struct.pack(">I", len(tags))
+    content = b""
+    for name, tag in tags.items():
+        table += name + struct.pack(">2I", 128 + 4 + 12 * len(tags) + len(content), len(tag))
+        content += tag
+    size = 128 + len(table + content)
+    header = struct.pack(">I4x4s4s4s4s", size, b"\x02\x10\0\0", b"mntr", b"GRAY", b"XYZ ") + bytes(12) + b"acsp"
+    white = struct.pack(">3i", 63190, 65536, 54061)
+    return (header + bytes(28) + white).ljust(128, b"\0") + table + content
+
+
 RGBA = np.dstack([COLORS, ALPHA])
 PALETTE = Image.fromarray(GRAY % 4)
 PALETTE.putpalette([0, 0, 0, 50, 60, 70, 200, 100, 0, 255, 255, 255])
@@ -136,6 +150,18 @@ def test_pixels_are_those_that_a_viewer_shows(name):
     assert np.abs(seen(encoded) - expected).max() <= (name in TRANSPARENT)
     smaller = center_crop(Image.fromarray(np.asarray(expected, np.uint8)), 4).transpose(1, 2, 0).astype(int)
     assert np.abs(seen(encoded, 4) - smaller).max() <= 1
+
+
+def test_a_gray_profile_is_for_gray_with_transparency_too():
+    profile = gray_profile()
+    plain = seen(as_png(GRAY, icc_profile=profile))
+    # As the formula of sRGB has it, but near black, where Little CMS is coarse.
+    linear = GRAY / 255
+    np.testing.assert_allclose(
+        plain, gray(255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)), atol=9
+    )
+    opaque_pixels = np.full_like(GRAY, 255)
+    assert (seen(as_png(np.dstack([GRAY, opaque_pixels]), icc_profile=profile)) == plain).all()
 
 
 @pytest.mark.parametrize(

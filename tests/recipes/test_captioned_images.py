@@ -35,7 +35,9 @@ def sample(number):
     """An image, JPEG or PNG, whose color tells its number, and its caption."""
     pixels = np.full((40 + number % 7, 50, 3), 2 * number, np.uint8)
     caption = f"number {number}\n" if number % 5 else f"die Nummer „{number}“"
-    return {("jpg" if number % 2 else "png"): (jpeg if number % 2 else png)(pixels), "txt": caption.encode()}
+    # A text file of Windows begins with a byte order mark.
+    text = caption.encode("utf-8-sig" if number % 3 == 0 else "utf-8")
+    return {("jpg" if number % 2 else "png"): (jpeg if number % 2 else png)(pixels), "txt": text}
 
 
 def write_tar(path, samples):
@@ -57,7 +59,7 @@ def by_hand(paths):
             for member in tar.getmembers():
                 name, _, ending = member.name.partition(".")
                 members.setdefault(name, {})[ending] = tar.extractfile(member).read()
-        found += [(each.get("jpg", each.get("png")), each["txt"].decode()) for each in members.values()]
+        found += [(each.get("jpg", each.get("png")), each["txt"].decode("utf-8-sig")) for each in members.values()]
     return found
 
 

@@ -1,5 +1,6 @@
 """What the columns of a data set are used for."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from largebatch.errors import DataError
@@ -22,5 +23,11 @@ Uses = dict[str, Use]
 def column(dataset: "datasets.Dataset", name: str, field: str) -> str:
     """`name`, if it is a column of the data set; otherwise a DataError that names the config's `field`."""
     if name not in dataset.column_names:
-        raise DataError(f"data.{field}: no column {name!r}; the data has {', '.join(dataset.column_names)}")
+        raise no_column(name, field, dataset.column_names)
     return name
+
+
+def no_column(name: str, field: str, names: Iterable[str], file: object = None) -> DataError:
+    """The error that no column of these names is `name`, in a file."""
+    where = f", in {file}; name one of these" if file else ""
+    return DataError(f"data.{field}: no column {name!r}; the data has {', '.join(names)}{where}")

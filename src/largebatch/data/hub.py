@@ -50,6 +50,7 @@ def open_splits(
     import datasets
     from datasets.exceptions import DatasetGenerationError
 
+    from largebatch.data.parquet_types import check_types
     from largebatch.data.text_rows import with_exact_text
 
     if config.data_files is not None:
@@ -76,6 +77,8 @@ def open_splits(
                 )
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
+            if builder.name == "parquet":
+                check_types(_local_files(builder), uses or {})
         with forked_by_datasets():
             try:
                 builder.download_and_prepare(num_proc=preparation.num_workers)
@@ -128,17 +131,16 @@ def _name_unread(
     """Print the files of a folder of images that are none, and the columns that are not used: both may be missed."""
     from largebatch.data.text_rows import TextRows
 
+    listed = _local_files(builder)
+    # Of a folder, `datasets` takes the files of one kind, some only if it knows their names.
+    folder = Path(config.path).expanduser()
+    present = listed if config.data_files else folder.rglob("[!.]*.*")
     if builder.name == "imagefolder":
-        listed = [Path(file) for files in builder.config.data_files.values() for file in files]
-        # Of a folder, `datasets` lists only images.
-        files = listed if config.data_files else Path(config.path).expanduser().rglob("[!.]*.*")
-        others = Counter(
-            file.suffix.lower()
-            for file in files
-            if file.suffix.lower() not in builder.EXTENSIONS and file.stem != "metadata" and file.is_file()
-        )
-        for suffix, count in others.items():
-            print(f"{counted(count, 'file')} that nothing reads: {suffix or 'without an ending'}")
+        listed = [file for file in listed if file.suffix.lower() in builder.EXTENSIONS or file.stem == "metadata"]
+    read = {file.resolve() for file in listed}
+    others = Counter(file.suffix.lower() for file in present if file.is_file() and file.resolve() not in read)
+    for suffix, count in others.items():
+        print(f"{counted(count, 'file')} that nothing reads: {suffix or 'without an ending'}")
     if uses is None:
         return
     columns = train.column_names
@@ -148,6 +150,12 @@ def _name_unread(
             print(f"cells of the data are separated by {builder.config.separator!r}")
     if unread := [name for name in columns if name not in uses]:
         print(f"{counted(len(unread), 'column')} of the data that nothing reads: {', '.join(unread)}")
+
+
+def _local_files(builder: "datasets.DatasetBuilder") -> list[Path]:
+    """The files of a builder that are on this machine."""
+    files = (file for split in (builder.config.data_files or {}).values() for file in split)
+    return [Path(file) for file in files if "://" not in file]
 
 
 def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:
@@ -163,13 +171,15 @@ def _listed(files: list[LocalFile]) -> "DataFilesList":
     """Files as `datasets` lists them, with what tells it that one has changed."""
     from datasets.data_files import DataFilesList
 
-    return DataFilesList([str(file.path.absolute()) for file in files], [(str(file.changed),) for file in files])
+    return DataFilesList(
+        [str(file.path.absolute()) for file in files], [(f"{file.changed} {file.size}",) for file in files]
+    )
 
 
 def _size(builder: "datasets.DatasetBuilder") -> int:
     """Bytes of a data set's files, about what local ones hold if they are compressed."""
     files = [file for split in (builder.config.data_files or {}).values() for file in split]
-    local = [Path(file) for file in files if "://" not in file]
+    local = _local_files(builder)
     if local or not files:
         sizes = [file.stat().st_size * (COMPRESSION if infer_compression(file.name) else 1) for file in local]
         # Some hold far more, so what a job may prepare is counted.

@@ -98,6 +98,8 @@ class TarRows:
             with tarfile.open(file, "r:") as tar:
                 samples: dict[str, dict[str, tarfile.TarInfo]] = {}
                 for member in tar:
+                    if member.islnk() or member.issym():
+                        raise DataError(f"data: {file} has a link, {member.name}; write it with the files themselves")
                     if member.issparse() or not 0 <= member.size <= size - member.offset_data:
                         raise ValueError(
                             f"the header of {member.name!r} is damaged, of a sparse file, or of one cut off"
@@ -145,7 +147,7 @@ class TarRows:
         for number, start, size, *other in self._index[indices].tolist():
             file = self._files[number]
             images.append({"bytes": _bytes(file, start, size), "path": f"{file} at byte {start:,}"})
-            others.append(_bytes(file, *other).decode(errors="surrogateescape") if self._has_texts else other[0])
+            others.append(_bytes(file, *other).decode("utf-8-sig", "surrogateescape") if self._has_texts else other[0])
         return dict(zip(self._columns.values(), (images, others), strict=True))
 
 

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from pathlib import Path
 from typing import IO, Any
+from zipfile import ZipFile
 
 import datasets
 import fsspec
 
-from largebatch.data.columns import Use, Uses
+from largebatch.data.columns import Use, Uses, no_column
 from largebatch.errors import DataError
 
 READERS = ("csv", "json", "text")
@@ -70,10 +72,7 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 yield where, {name: _text(where, name, use, row.get(name)) for name, use in uses.items()}
             for name, use in uses.items():
                 if names and use.kind != "optional" and name not in names:
-                    raise DataError(
-                        f"data.{use.field}: no column {name!r}; the data has {', '.join(names)}, in {file}; "
-                        "name one of these"
-                    )
+                    raise no_column(name, use.field, names, file)
 
 
 def _text(where: str, name: str, use: Use, value: Any) -> str | None:
@@ -125,6 +124,9 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
     Raises:
         DataError: The file is not in the reader's format, or has something twice.
     """
+    name = Path(file)
+    if ".tar" in name.suffixes or (name.suffix == ".zip" and len(ZipFile(name).namelist()) != 1):
+        raise DataError(f"{file} holds other files; unpack it")
     with fsspec.open(file, "rb", compression="infer") as opened:
         file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
         rows: Iterator[tuple[int, Row]]

@@ -38,7 +38,7 @@ def opaque(image: Image.Image) -> Image.Image:
         # 0 to 65,535 as 0 to 255, rounded.
         return image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
     # Other modes would not fit their profile.
-    mode = image.mode if image.mode in ("L", "CMYK") else "RGB"
+    mode = {"L": "L", "LA": "L", "La": "L", "CMYK": "CMYK"}.get(image.mode, "RGB")
     if not image.has_transparency_data:
         return image.convert(mode)
     colors = image.convert("RGBA")
