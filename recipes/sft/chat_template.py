@@ -7,7 +7,7 @@ marks, it is what the template writes up to and including it, minus what it writ
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -27,8 +27,10 @@ REMEDY = (
 )
 WEIGHTS = ("weight", "train", "training", "train_detail")
 """Keys with which other programs choose the messages that are predicted: OpenAI's, and axolotl's."""
-NO_TEXT = ("role", "content", "tool_calls", "tool_call_id", *WEIGHTS)
+NO_TEXT = ("role", "content", "tool_call_id", *WEIGHTS)
 """Keys of messages that hold no text besides what is compared elsewhere."""
+CALL_NO_TEXT = ("id", "type")
+"""Keys of calls that need not be written."""
 
 
 MAX_SECONDS = 10  # of the processor, in which a template writes one conversation
@@ -145,7 +147,9 @@ class ChatTemplate:
         if self.tools and self._writes(text, conversation, tools=None):
             yield "tools"
         for number, message in enumerate(conversation):
-            for key, other in _without_a_text(message):
+            # The name of a result is that of the function that was called.
+            no_text = (*NO_TEXT, "name") if message["role"] == "tool" else NO_TEXT
+            for key, other in _without_a_text(message, no_text):
                 if self._writes(text, [*conversation[:number], other, *conversation[number + 1 :]]):
                     yield key
 
@@ -200,18 +204,23 @@ def _with_text_of_its_own(number: int, message: dict[str, Any]) -> dict[str, Any
     return stand_in
 
 
-def _without_a_text(message: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a message without each of its keys that have a text, and without the arguments of its calls."""
-    for key in sorted(message.keys() - NO_TEXT):
-        value = message[key]
-        if key == "name" and message["role"] == "tool":
-            # That of the function that was called.
-            continue
-        if value.strip() if isinstance(value, str) else isinstance(value, list | dict) and value:
-            yield key, {name: each for name, each in message.items() if name != key}
-    calls = message.get("tool_calls", [])
-    if any(call.get("function", call).get("arguments") for call in calls):
-        yield "arguments", message | {"tool_calls": [_with_function(call, {"arguments": {}}) for call in calls]}
+def _without_a_text(fields: dict[str, Any], no_text: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a message, a call or its function without the text of each of its keys, those of its calls included."""
+    for key, value in fields.items():
+        if key == "tool_calls":
+            for number, call in enumerate(value):
+                for name, other in _without_a_text(call, CALL_NO_TEXT):
+                    yield name, fields | {key: [*value[:number], other, *value[number + 1 :]]}
+        elif key == "function" and isinstance(value, dict):
+            for name, other in _without_a_text(value, CALL_NO_TEXT):
+                yield name, fields | {key: other}
+        elif has_text(value) and key not in no_text:
+            yield key, fields | {key: type(value)()}
+
+
+def has_text(value: Any) -> bool:
+    """Whether a value of JSON is a text, or may hold one."""
+    return bool(value.strip() if isinstance(value, str) else isinstance(value, list | dict) and value)
 
 
 def _with_function(call: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -86,8 +86,8 @@ class ChatEncoder:
         text, spans = template.turns(conversation, numbers)
         if lost := set(template.left_out(conversation, text)).difference(self.layout.may_omit):
             raise UnusableConversation(
-                f"the chat template does not write {', '.join(sorted(lost))}; use a template that does, remove them, "
-                "or name them in data.messages.may_omit"
+                f"the chat template does not write {', '.join(sorted(lost))}; use a template that does, write what a "
+                'call says as "arguments", remove them, or name them in data.messages.may_omit'
             )
         return encode_parts(self.tokenizer, text, [place for span in spans for place in span])
 
@@ -135,7 +135,7 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
     message["role"] = role
     if role == "function_call":
         calls = _calls(where, _from_json(f"the {layout.content} of {where}", content))
-        functions = [{"type": "function", "function": call.get("function", call)} for call in calls]
+        functions = [{"type": "function"} | (call if "function" in call else {"function": call}) for call in calls]
         return message | {"role": "assistant", "tool_calls": functions}
     if "function_call" in message:
         called = 'is an earlier form of calls; write "tool_calls": [{"type": "function", "function": …}] instead'

@@ -336,7 +336,8 @@ def test_text_that_the_template_does_not_write(message, lost, tmp_path):
         return
     problems = encoder(tmp_path, UNMARKED)(rows)["problem"]
     assert problems == ["", f"unusable messages: the chat template does not write {lost}; use a template that does, "
-                            "remove them, or name them in data.messages.may_omit"]  # fmt: skip
+                            'write what a call says as "arguments", remove them, or name them in '
+                            "data.messages.may_omit"]  # fmt: skip
     allowed = encoder(tmp_path, UNMARKED, may_omit=lost.split(", "))(rows)
     assert allowed["problem"] == ["", ""]
     assert allowed["input_ids"][0] == allowed["input_ids"][1]
@@ -350,6 +351,23 @@ def test_tools_and_arguments_that_the_template_does_not_write(tmp_path):
     found = encoder(tmp_path, names_only)({"messages": [[ASK, call]], "tools": [TOOLS]})
     assert "does not write arguments, tools;" in found["problem"][0]
     assert encoder(tmp_path, WRITES_ALL)({"messages": [[ASK, call]], "tools": [TOOLS]})["problem"] == [""]
+
+
+@pytest.mark.parametrize(
+    ("call", "lost"),
+    [
+        ({"name": "f", "args": {"town": "Oslo"}, "id": "c1", "type": "tool_call"}, "args"),
+        ({"type": "function", "function": {"name": "f", "parameters": {"town": "Oslo"}}}, "parameters"),
+        ({"function": {"name": "f", "arguments": {}}, "extra_content": "north"}, "extra_content"),
+        ({"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}", "thought": None}, "extra": None}, None),
+    ],
+)
+def test_fields_of_a_call_that_the_template_does_not_write(call, lost, tmp_path):
+    called = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}, call]}
+    turn = {"role": "function_call", "content": json.dumps(call)}
+    flat_too = template("qwen").replace("tool_call.function.", "(tool_call.function or tool_call).")
+    for problem in encoder(tmp_path, flat_too)({"messages": [[ASK, called], [ASK, turn]]})["problem"]:
+        assert (f"does not write {lost}; " in problem) if lost else (problem == ""), problem
 
 
 def test_the_column_of_the_system_comes_first(tmp_path):
