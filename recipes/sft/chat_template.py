@@ -117,9 +117,21 @@ class ChatTemplate:
             InexactTemplate: It is not clear what the assistant writes.
             UnusableConversation: The template cannot write the conversation.
         """
-        found = self._find(conversation, numbers)
+        text, spans = self._find(conversation, numbers)
         self._check(conversation, numbers)
-        return found
+        # Templates strip answers. What else they rewrite would be lost, such as reasoning before "</think>".
+        written = "".join("".join(text[start:end] for start, end in spans).split())
+        place = 0
+        for number in numbers:
+            content = conversation[number].get("content", "")
+            letters = "".join(content.split())
+            place = written.find(letters, place) + len(letters)
+            if place < len(letters):
+                raise UnusableConversation(
+                    f"the chat template does not write all of message {number}, {content[:60]!r}; use one that does, or "
+                    "write what it leaves out, such as reasoning, under a key that it reads"
+                )
+        return text, spans
 
     def _find(self, conversation: Conversation, numbers: list[int]) -> tuple[str, list[Span]]:
         text, marks = self.write(conversation)

@@ -343,6 +343,24 @@ def test_text_that_the_template_does_not_write(message, lost, tmp_path):
     assert allowed["input_ids"][0] == allowed["input_ids"][1]
 
 
+# As DeepSeek-R1's: no turn keeps what was thought before it.
+THE_MARKED = "{%- generation %}\n            {{- message['content']"
+SPLIT = MARKED.replace(THE_MARKED, THE_MARKED + ".split('</think>')[-1] | trim")
+
+
+@pytest.mark.parametrize(
+    ("train_on", "messages", "lost"),
+    [
+        ("all", [ASK, THOUGHT], 1),
+        ("all", [ASK, SAY, THOUGHT | {"role": "user"}, THOUGHT], 3),
+        ("last", [ASK, THOUGHT, ASK, SAY | {"content": " Very\ngood.\n"}], None),
+    ],
+)
+def test_a_part_of_an_answer_that_the_template_does_not_write(train_on, messages, lost, tmp_path):
+    (problem,) = encoder(tmp_path, SPLIT, train_on=train_on)({"messages": [messages]})["problem"]
+    assert (f"does not write all of message {lost}, '<think>" in problem) if lost else (problem == "")
+
+
 def test_tools_and_arguments_that_the_template_does_not_write(tmp_path):
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"town": "Oslo"}}}]}
     names_only = WRITES_ALL.replace("tools | tojson if tools", "'' if tools").replace(
