@@ -27,7 +27,7 @@ REMEDY = (
 )
 WEIGHTS = ("weight", "train", "training", "train_detail")
 """Keys with which other programs choose the messages that are predicted: OpenAI's, and axolotl's."""
-NO_TEXT = ("role", "content", "tool_call_id", *WEIGHTS)
+NO_TEXT = ("role", "content", *WEIGHTS)
 """Keys of messages that hold no text besides what is compared elsewhere."""
 CALL_NO_TEXT = ("id", "type")
 """Keys of calls that need not be written."""
@@ -128,8 +128,8 @@ class ChatTemplate:
             place = written.find(letters, place) + len(letters)
             if place < len(letters):
                 raise UnusableConversation(
-                    f"the chat template does not write all of message {number}, {content[:60]!r}; use one that does, or "
-                    "write what it leaves out, such as reasoning, under a key that it reads"
+                    f"the chat template does not write all of message {number}, {content[:60]!r}; use one that does, "
+                    "or write what it leaves out, such as reasoning, under a key that it reads"
                 )
         return text, spans
 
@@ -158,11 +158,18 @@ class ChatTemplate:
         """Yield what makes no difference to the text of a conversation: keys of messages, and "tools"."""
         if self.tools and self._writes(text, conversation, tools=None):
             yield "tools"
+        calls: list[dict[str, Any]] = []
         for number, message in enumerate(conversation):
-            # The name of a result is that of the function that was called.
-            no_text = (*NO_TEXT, "name") if message["role"] == "tool" else NO_TEXT
-            for key, other in _without_a_text(message, no_text):
-                if self._writes(text, [*conversation[:number], other, *conversation[number + 1 :]]):
+            known = {}
+            if message["role"] != "tool":
+                calls = [*message.get("tool_calls", [])]
+            elif calls:
+                # Results that follow their calls in order, one each, need not say whose they are.
+                call = calls.pop(0)
+                known = {"tool_call_id": call.get("id"), "name": call.get("function", call)["name"]}
+            for key, other in _without_a_text(message):
+                is_known = message.get(key, "") == known.get(key)
+                if not is_known and self._writes(text, [*conversation[:number], other, *conversation[number + 1 :]]):
                     yield key
 
     def _writes(self, text: str, conversation: Conversation, **options: Any) -> bool:
@@ -216,7 +223,7 @@ def _with_text_of_its_own(number: int, message: dict[str, Any]) -> dict[str, Any
     return stand_in
 
 
-def _without_a_text(fields: dict[str, Any], no_text: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _without_a_text(fields: dict[str, Any], no_text: Sequence[str] = NO_TEXT) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a message, a call or its function without the text of each of its keys, those of its calls included."""
     for key, value in fields.items():
         if key == "tool_calls":

@@ -388,6 +388,17 @@ def test_fields_of_a_call_that_the_template_does_not_write(call, lost, tmp_path)
         assert (f"does not write {lost}; " in problem) if lost else (problem == ""), problem
 
 
+def test_results_whose_order_does_not_say_whose_they_are(tmp_path):
+    """The template writes neither ids nor names of results."""
+    calls = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "fg"]
+    of_f, of_g = ({"role": "tool", "content": "cold", "tool_call_id": name, "name": name} for name in "fg")
+    results = [[of_f, of_g], [of_g, of_f], [of_g], [of_f, of_f], [of_f, of_g, of_g], [of_f, ASK, of_g]]
+    call = {"role": "assistant", "tool_calls": calls}
+    found = encoder(tmp_path, template("qwen"))({"messages": [[ASK, call, *each, SAY] for each in results]})
+    assert found["problem"][0] == ""
+    assert all("does not write name, tool_call_id;" in problem for problem in found["problem"][1:])
+
+
 def test_the_column_of_the_system_comes_first(tmp_path):
     system = {"role": "system", "content": "Use tools."}
     tokens = encoder(tmp_path, MARKED)({"messages": [[system, ASK, SAY]]})["input_ids"]
