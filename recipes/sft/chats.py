@@ -10,7 +10,15 @@ from largebatch.data.columns import Use, Uses
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
 from largebatch.errors import DataError
 
-from .chat_template import WEIGHTS, ChatTemplate, Conversation, InexactTemplate, Tools, UnusableConversation
+from .chat_template import (
+    WEIGHTS,
+    ChatTemplate,
+    Conversation,
+    InexactTemplate,
+    Tools,
+    UnusableConversation,
+    has_text,
+)
 from .config import Messages, Role
 from .pairs import Encoded, as_columns
 
@@ -133,6 +141,8 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
     apart = (layout.role, layout.content)
     message = {key: item for key, item in value.items() if item is not None and key not in apart}
     message["role"] = role
+    if (message.get("content") or content) != content:
+        raise UnusableConversation(f"{where} has {layout.content} and another text in content; keep one of them")
     if role == "function_call":
         calls = _calls(where, _from_json(f"the {layout.content} of {where}", content))
         functions = [{"type": "function"} | (call if "function" in call else {"function": call}) for call in calls]
@@ -147,14 +157,20 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
         return message
     text = _text_of(content)
     if not isinstance(text, str) or (is_needed and role in ("user", "assistant") and not text.strip()):
-        raise UnusableConversation(f"{where} has the {layout.content} {_short(content)}; write text")
+        raise UnusableConversation(
+            f"{where} has the {layout.content} {_short(content)}; write text, or parts with only that"
+        )
     return message | {"content": text}
 
 
 def _text_of(content: Any) -> Any:
     """Parts of the type "text" one after the other, as templates that know parts write them; anything else as it is."""
     is_text = isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+        isinstance(part, dict)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+        and {key for key, value in part.items() if has_text(value)} <= {"type", "text"}
+        for part in content
     )
     return "".join(part["text"] for part in content) if is_text else content
 

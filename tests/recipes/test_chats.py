@@ -19,7 +19,7 @@ ASK = {"role": "user", "content": "Hello"}
 SAY = {"role": "assistant", "content": "Good."}
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
 THOUGHT = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nGood."}
-PARTS = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+PARTS = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo", "citations": None}]
 TWO_TURNS = [ASK, SAY, ASK, SAY]
 MARKED = template("chatml")
 UNMARKED = template("chatml", marked=False)
@@ -141,6 +141,10 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
         (
             {"messages": [ASK | {"content": [*PARTS, {"type": "image"}]}, SAY]},
             'message 0 has the content [{"type": "text", "text": "Hel"}, {"type": "text", "text": "…; write text',
+        ),
+        (
+            {"messages": [ASK | {"content": [{"type": "text", "text": "Hi", "citations": ["north"]}]}, SAY]},
+            '"citations": ["north"]}]; write text, or parts with only that',
         ),
         ({"messages": [ASK, SAY | {"weight": 0}]}, "message 1 has weight 0, but is predicted: messages.train_on"),
         ({"messages": [ASK | {"train": True}, SAY]}, "message 0 has train true, but is not predicted: "),
@@ -397,6 +401,17 @@ def test_results_whose_order_does_not_say_whose_they_are(tmp_path):
     found = encoder(tmp_path, template("qwen"))({"messages": [[ASK, call, *each, SAY] for each in results]})
     assert found["problem"][0] == ""
     assert all("does not write name, tool_call_id;" in problem for problem in found["problem"][1:])
+
+
+def test_a_message_has_one_text(tmp_path):
+    texts = [("Hello", None), ("Hello", ""), ("Hello", "Hello"), ("Hello", "<b>lost</b>"), (None, "lost")]
+    rows = [
+        [{"role": "user", "text": text, "content": other}, {"role": "assistant", "text": "Good."}]
+        for text, other in texts
+    ]
+    found = encoder(tmp_path, MARKED, content="text")({"messages": rows})
+    assert found["problem"][:3] == ["", "", ""]
+    assert all("message 0 has text and another text in content" in problem for problem in found["problem"][3:])
 
 
 def test_the_column_of_the_system_comes_first(tmp_path):
