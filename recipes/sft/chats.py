@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import product
 from typing import Any, get_args
 
 from largebatch.data.columns import Use, Uses
+from largebatch.data.text_rows import parse_json
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
 from largebatch.errors import DataError
 
@@ -102,8 +102,7 @@ class ChatEncoder:
 
 def conversation_of(value: Any, layout: Messages) -> Conversation:
     """The messages of a row, or of its JSON, with the names of keys and roles that chat templates know."""
-    with suppress(UnusableConversation):
-        value = _from_json(layout.column, value)
+    value = _from_json(layout.column, value)
     if not isinstance(value, list) or not value:
         raise UnusableConversation(f"{layout.column} is {_short(value)}; write a list of messages")
     return [_message(f"message {number}", message, layout) for number, message in enumerate(value)]
@@ -198,9 +197,9 @@ def tools_of(value: Any) -> Tools:
 
 def _from_json(what: str, value: Any) -> Any:
     try:
-        return json.loads(value) if isinstance(value, str) and value else value
+        return parse_json(value) if isinstance(value, str) and value else value
     except (ValueError, RecursionError) as error:
-        raise UnusableConversation(f"{what}, {_short(value)}, are not JSON: {error}") from error
+        raise UnusableConversation(f"{what}, {_short(value)}, cannot be read as JSON: {error}") from error
 
 
 def _short(value: Any) -> str:

@@ -72,7 +72,7 @@ def test_cells_of_a_csv_are_text(separator, name, encoding, first, told, tmp_pat
 def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path):
     numbers = ("1", "0.50", "3E5", "-0.0", "12345678901234567890123", "true", "NaN")
     rows = [json.dumps({"q": cell, "list": [{"n": 0.5, "text": cell}]}) for cell in CELLS]
-    rows += [f'{{"q": {number}, "tools": "x"}}' for number in numbers]
+    rows += [f'{{"q": {number}, "tools": "x", "list": [0.50, 1E-7, 30e0, NaN]}}' for number in numbers]
     rows.append('{"q": null}')
     file = tmp_path / "rows.json"
     file.write_text("\n\n".join(rows) + "\n" if kind == "lines" else "[" + ",\n".join(rows) + "]")
@@ -90,6 +90,7 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
     assert [json.loads(row["list"]) for row in read[: len(CELLS)]] == [[{"n": 0.5, "text": cell}] for cell in CELLS]
     assert {row["system"] for row in read} == {None}
     assert read[-2]["tools"] == "x"
+    assert read[-2]["list"] == "[0.5, 1e-07, 30.0, NaN]"
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,7 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         ("json", b'{"q": 1, "q": 2}\n', "line 1: 'q' occurs twice"),
         ("json", b'{"q": 1}\n["q"]\n', 'line 2 is ["q"], not an object'),
         ("json", b'{"q": 1}\n{"q": {"b": [1, 2]}}\n', """line 2: 'q' holds {"b": [1, 2]}, neither text nor a number"""),
+        ("json", b'{"q": {"b": [0.1234567890123456789]}}\n', "line 1: 'q' holds the number 0.1234567890123456789, "),
         ("json", b'{"q": 1}\n{"q": "\xe9"}\n', "line 2: 'utf-8' codec can't decode byte 0xe9"),
         ("json", b'{"q": "\\ud800"}\n', "line 1: 'q' has half of a character, 0xd800, which is not text"),
         ("json", b'{\n"q": 1\n}\n', "line 1: Expecting property name"),

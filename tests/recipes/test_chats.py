@@ -121,7 +121,16 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"messages": "Hello"}, 'messages is "Hello"; write a list of messages'),
+        ({"messages": "Hello"}, 'messages, "Hello", cannot be read as JSON: Expecting value'),
+        ({"messages": '"Hello"'}, 'messages is "Hello"; write a list of messages'),
+        (
+            {"messages": '[{"role": "user", "content": "kept?", "content": "last"}]'},
+            "cannot be read as JSON: 'content' occurs twice",
+        ),
+        (
+            {"messages": [ASK, CALL | {"tool_calls": [{"name": "f", "arguments": '{"id": 12345678901234567890.0}'}]}]},
+            "the number 12345678901234567890.0, which would become 1.2345678901234567e+19",
+        ),
         ({"messages": [ASK, "Good."]}, 'message 1 is "Good."; write an object with role and content'),
         (
             {"messages": [ASK, SAY | {"role": "bot"}]},
@@ -150,8 +159,8 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
         ({"messages": [ASK | {"train": True}, SAY]}, "message 0 has train true, but is not predicted: "),
         ({"messages": [ASK, SAY | {"train_detail": [{"end_offset": 2}]}]}, "message 1 has train_detail [{"),
         ({"messages": [ASK, SAY | {"tool_calls": "f"}]}, 'message 1 has the tool_calls "f"; write a list of functions'),
-        ({"messages": [ASK, SAY], "tools": "[" * 10**5}, ", are not JSON: maximum recursion depth exceeded"),
-        ({"messages": "[" * 10**5}, "write a list of messages"),
+        ({"messages": [ASK, SAY], "tools": "[" * 10**5}, ", cannot be read as JSON: maximum recursion depth exceeded"),
+        ({"messages": "[" * 10**5}, ", cannot be read as JSON: maximum recursion depth exceeded"),
         (
             {"messages": [ASK, {"role": "function_call", "content": "[" * 10**5}]},
             'the content of message 1, "[[[',

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from largebatch.errors import DataError
 
 READERS = ("csv", "json", "text")
 """Names of the builders of `datasets` whose files are read here."""
-FORMAT = "1"
+FORMAT = "2"
 SEPARATORS = ",;\t|"  # of the cells of a CSV
 LINE = "\n"
 
@@ -78,17 +78,19 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 def _text(where: str, name: str, use: Use, value: Any) -> str | None:
     if value is None:
         return None
-    if isinstance(value, list | dict) and use.kind == "text":
-        raise DataError(f"{where}: {name!r} holds {json.dumps(value)[:60]}, neither text nor a number; write text")
-    if isinstance(value, _Float):
+    if isinstance(value, _Number):
         return value.literal
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     try:
+        text = value if isinstance(value, str) else _as_json(value)
         text.encode()
+        if isinstance(value, list | dict) and use.kind == "text":
+            raise ValueError(f"{text[:60]}, neither text nor a number; write text")
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         what = f"the byte {code - 0xDC00:#x}" if 0xDC80 <= code <= 0xDCFF else f"half of a character, {code:#x}"
         raise DataError(f"{where}: {name!r} has {what}, which is not text; save the file as UTF-8") from None
+    except ValueError as error:
+        raise DataError(f"{where}: {name!r} holds {error}") from None
     return text
 
 
@@ -176,22 +178,49 @@ def _json_rows(file: IO[bytes]) -> Iterator[tuple[int, Row]]:
         rows = ((number, _parsed(line, number)) for number, line in following)
     for number, row in rows:
         if not isinstance(row, dict):
-            raise ValueError(f"line {number} is {json.dumps(row)[:60]}, not an object with a key for each column")
+            raise ValueError(
+                f"line {number} is {_as_json(row, ensure_ascii=True)[:60]}, not an object with a key for each column"
+            )
         yield number, row
 
 
 def _parsed(text: bytes, line: int) -> Any:
     try:
-        return json.loads(text.decode(), parse_float=_Float, parse_constant=_Float, object_pairs_hook=_object)
+        return parse_json(text.decode(), _Number)
     except ValueError as error:
         raise ValueError(f"line {line}: {error}") from None
 
 
-class _Float(float):
-    """A number, and how it is written."""
+@dataclass
+class _Number:
+    """A number that is not whole, as it is written."""
 
-    def __init__(self, literal: str):
-        self.literal = literal
+    literal: str
+
+
+def _as_json(value: Any, ensure_ascii: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, default=lambda number: _exact(number.literal))
+
+
+def _exact(literal: str) -> float:
+    """The number; raise ValueError if it would have other digits."""
+    number = float(literal)
+    if _digits(str(number)) != _digits(literal):
+        raise ValueError(f"the number {literal}, which would become {number}; write {number}, or a text")
+    return number
+
+
+def _digits(literal: str) -> str:
+    return literal.lower().partition("e")[0].replace(".", "").strip("-0")
+
+
+def parse_json(text: str, number: Callable[[str], Any] = _exact) -> Any:
+    """The value of a text in JSON.
+
+    Raises:
+        ValueError: It is not JSON, or has something that would be lost: a key twice, or digits of a number.
+    """
+    return json.loads(text, parse_float=number, object_pairs_hook=_object)
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> Row:
