@@ -94,8 +94,8 @@ class ChatEncoder:
         text, spans = template.turns(conversation, numbers)
         if lost := set(template.left_out(conversation, text)).difference(self.layout.may_omit):
             raise UnusableConversation(
-                f"the chat template does not write {', '.join(sorted(lost))}; use a template that does, write what a "
-                'call says as "arguments", remove them, or name them in data.messages.may_omit'
+                f"the chat template does not write {', '.join(sorted(lost))}; use a template that does, "
+                'remove them (in calls, write "arguments"), or name them in data.messages.may_omit'
             )
         return encode_parts(self.tokenizer, text, [place for span in spans for place in span])
 
