@@ -32,6 +32,9 @@ from .config import AdditionData, Config, HubPairs
 from .model import configuration
 from .pairs import Encoded, Pairs, PairSamples, as_columns
 
+FORMAT = "2"
+"""Another number where the same rows make other tokens, or are not accepted any more."""
+
 
 def sources(config: Config, preparation: Preparation) -> Sources:
     """The training and evaluation samples.
@@ -214,8 +217,9 @@ def tokenize(
 
     Raises:
         NotPrepared: They are not there, and may not be made here.
+        DataError: Text of the data is not in UTF-8.
     """
-    fingerprint = Hasher.hash([dataset._fingerprint, Hasher.hash(encoder)])
+    fingerprint = Hasher.hash([FORMAT, dataset._fingerprint, Hasher.hash(encoder)])
     cache = None
     num_workers = 0
     if isinstance(data, HubPairs):
@@ -225,19 +229,22 @@ def tokenize(
             preparation.check(data, dataset.data.nbytes)
     number = datasets.Value("int32")
     text = datasets.Value("string")
-    with forked_by_datasets():
-        return dataset.map(
-            encoder,
-            batched=True,
-            remove_columns=dataset.column_names,
-            features=datasets.Features(
-                input_ids=datasets.List(number), predicted=datasets.List(number), num_tokens=number, problem=text
-            ),
-            num_proc=num_workers or None,
-            cache_file_name=None if cache is None else str(cache),
-            new_fingerprint=fingerprint,
-            desc="tokenizing",
-        )
+    try:
+        with forked_by_datasets():
+            return dataset.map(
+                encoder,
+                batched=True,
+                remove_columns=dataset.column_names,
+                features=datasets.Features(
+                    input_ids=datasets.List(number), predicted=datasets.List(number), num_tokens=number, problem=text
+                ),
+                num_proc=num_workers or None,
+                cache_file_name=None if cache is None else str(cache),
+                new_fingerprint=fingerprint,
+                desc="tokenizing",
+            )
+    except UnicodeDecodeError as error:
+        raise DataError(f"data: a text cannot be read: {error}; save it as UTF-8") from error
 
 
 def _is_whole(cache: Path) -> bool:

@@ -7,6 +7,7 @@ import os
 import shutil
 import zipfile
 from contextlib import suppress
+from decimal import Decimal
 
 import datasets
 import pyarrow
@@ -214,6 +215,7 @@ def write_parts(folder, *columns):
         ([1.0], [7], "is of type integer in .*, and double in "),
         (pyarrow.array([1.5], "float32"), [3.141592653589793], "is of type double in .*, and float in "),
         (["x"], pyarrow.array([0], "date32"), "is of type date32"),
+        ([Decimal("0.5")], [Decimal("0.25")], "is of type decimal with 2 decimal places"),
         (["x"], None, r"no column 'a'; the data has b, in .*1\.parquet; name one of these"),
     ],
 )
@@ -227,9 +229,16 @@ def test_a_column_has_one_type_in_all_parquet_files(first, second, told, tmp_pat
 def test_types_of_parquet_that_are_written_alike(tmp_path):
     texts = [pyarrow.array(["007"], "string"), pyarrow.array(["x"], "large_string")]
     texts += [pyarrow.array(["y"]).dictionary_encode(), pyarrow.array([None], "string")]
-    write_parts(tmp_path, *({"a": text, "n": pyarrow.array([1], f"int{8 * 2**k}")} for k, text in enumerate(texts)))
-    read = rows_of(f"{tmp_path}/*.parquet", "parquet", {"a": Use("prompt"), "n": Use("answer")})
+    write_parts(
+        tmp_path,
+        *(
+            {"a": text, "n": pyarrow.array([1], f"int{8 * 2**k}"), "d": [Decimal(f"{10 ** (3 - k)}.5")]}
+            for k, text in enumerate(texts)
+        ),
+    )
+    read = rows_of(f"{tmp_path}/*.parquet", "parquet", dict.fromkeys("and", Use("prompt")))
     assert [(row["a"], row["n"]) for row in read] == [("007", 1), ("x", 1), ("y", 1), (None, 1)]
+    assert [str(row["d"]) for row in read] == ["1000.5", "100.5", "10.5", "1.5"]
 
 
 def test_a_file_of_another_size_is_read_anew_even_if_its_time_is_the_same(tmp_path):

@@ -128,3 +128,14 @@ def test_other_numbers_of_parquet_and_sparks_layout(tmp_path):
     assert texts == [first, f"{second}10.00", first, f"{second}11.00"]
     with pytest.raises(DataError, match=r"data\.prompt: no column 'lang'; the data has single, nan"):
         open_with(load_with(ADDITION, data | {"prompt": "{lang}"}), BY_THE_COMMAND)
+
+
+def test_text_of_parquet_that_is_not_utf8_is_a_sentence(tmp_path):
+    latin = pyarrow.array([b"caf\xe9"])
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 1, latin.buffers())
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"text": text}), file)
+    data = {"source": "datasets", "path": "parquet", "data_files": dict.fromkeys(["train", "eval"], str(file))}
+    data |= {"prompt": "{text}", "answer": "{text}", "tokenizer": "bytes", "block_size": 64, "num_train_samples": 1}
+    with pytest.raises(DataError, match=r"^data: a text cannot be read: 'utf-8' codec can't decode byte 0xe9"):
+        open_with(load_with(ADDITION, data | {"num_eval_samples": 1}), BY_THE_COMMAND)

@@ -37,4 +37,6 @@ def _written_alike(kind: pa.DataType) -> str:
         kind = kind.value_type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return "string"
+    if pa.types.is_decimal(kind):
+        return f"decimal with {kind.scale} decimal places"
     return "integer" if pa.types.is_integer(kind) else str(kind)
