@@ -85,7 +85,7 @@ class TextPairs(Mixable, Texts):
     passage_prefix: str = ""
     """What every passage begins with, such as "passage: "."""
 
-    per_source_fields = ("query_column", "passage_column")
+    per_source_fields = ("query_column", "passage_column", "query_prefix", "passage_prefix")
 
 
 class Tower(Transformer):
@@ -144,7 +144,7 @@ class Loss(Section):
     min_temperature: PositiveFloat = 0.01
     """A learned temperature stays above this: CLIP's is never under 0.01."""
     duplicates: Literal["negatives", "left_out"] = "left_out"
-    """What pairs with the same second text are to each other. "left_out": neither positive nor negative."""
+    """What pairs with the same first or second text are to each other. "left_out": neither positive nor negative."""
 
 
 class ZeroShot(Section):
@@ -202,6 +202,14 @@ class Config(RecipeConfig):
             yield "loss.learned: a BERT has no parameter for a temperature; write false"
         if isinstance(model, SharedText) and data.max_tokens > model.max_positions:
             yield f"data.max_tokens: {data.max_tokens} is more than model.max_positions; write fewer"
+        if model.architecture == "clip" and model.end_of_text == 2:
+            # It takes 2 for the mark of an earlier release, which wrote it for any token.
+            yield (
+                "model.end_of_text: with 2, `CLIPModel` would read a text's features at its largest token instead of "
+                "its end; use a tokenizer with another end of text"
+            )
+        if model.architecture == "siglip" and model.features != model.image.hidden_size:
+            yield f"model.features: it is the width of siglip's image tower; write {model.image.hidden_size}"
 
     @check
     def _fitting_loss(self) -> Iterator[str]:

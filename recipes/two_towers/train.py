@@ -94,9 +94,16 @@ def main(config: Config, options: RunOptions) -> None:
 
         run.evaluate(eval_set, evaluate_batch, before=encode_everything)
 
+    def encode_and_log(batch: Batch) -> dict[str, torch.Tensor]:
+        encoded = encode(batch)
+        if config.loss.learned:
+            # FSDP frees what it has gathered.
+            run.log({name: encoded[name].detach().clone() for name in ("scale", "bias") if name in encoded})
+        return encoded
+
     for step in run.steps(train_set):
         # The loss compares each pair with all others of the global batch: one call for all micro-batches.
-        step.couple(encode, LOSSES[config.loss.name])
+        step.couple(encode_and_log, LOSSES[config.loss.name])
         run.update(step)
         if run.should_evaluate:
             evaluate()

@@ -320,6 +320,12 @@ def test_a_column_without_texts_is_named(values, tmp_path, pairs):
         (CLIP_DIGITS, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
+        (CLIP_DIGITS, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features"),
+        (
+            CLIP_DIGITS,
+            [*SIGLIP, "--model.features=8"],
+            "model.features: it is the width of siglip's image tower; write",
+        ),
         (EMBED_PYDOC, ["--data.max_tokens=4096"], "data.max_tokens: 4096 is more than model.max_positions"),
     ],
 )

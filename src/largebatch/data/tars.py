@@ -68,9 +68,10 @@ class TarRows:
             raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
         self._columns = {field: getattr(config, field) for field in ("image_column", text_field or "label_column")}
         self._has_texts = text_field is not None
+        self._skips = getattr(config, "on_invalid", "refuse") == "skip"
         files = found_files(config)[split]
         # The name that `datasets` has for what tells the rows of two data sets apart.
-        self._fingerprint = xxhash.xxh3_64_hexdigest(repr([state_of(files), self._columns]).encode())
+        self._fingerprint = xxhash.xxh3_64_hexdigest(repr([state_of(files), self._columns, self._skips]).encode())
         path = kept_path(f"tars_{split}_{self._fingerprint}")
         if not path.is_file():
             preparation.check(config, sum(file.size for file in files))
@@ -129,7 +130,7 @@ class TarRows:
     def _member(self, file: Path, name: str, members: dict[str, tarfile.TarInfo], field: str) -> tarfile.TarInfo:
         endings = self._columns[field].split(";")
         found = [member for ending, member in members.items() if ending in endings]
-        if self._has_texts and field != "image_column" and not found:
+        if self._has_texts and not found and (self._skips or field != "image_column"):
             return tarfile.TarInfo()
         if len(found) != 1:
             raise DataError(

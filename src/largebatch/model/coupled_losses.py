@@ -1,6 +1,6 @@
 """Losses that compare each sample with all others of the global batch, for `Step.couple`.
 
-Each returns the losses of the samples in a range, shape (rows,), and never holds more pairs than rows x samples. `own`
+Each returns the losses of the samples in a range, shape (rows,), and never holds more pairs than rows x vectors. `own`
 is what the samples in the range are encoded as, and `everyone` what all are: vectors of length 1, each of shape
 (samples, size) unless a loss says otherwise, and "scale", a scalar that multiplies their cosines: 1 / temperature.
 """
