@@ -161,12 +161,16 @@ class ChatTemplate:
         calls: list[dict[str, Any]] = []
         for number, message in enumerate(conversation):
             known = {}
-            if message["role"] != "tool":
-                calls = [*message.get("tool_calls", [])]
-            elif calls:
+            if message["role"] == "assistant":
+                calls = [*calls, *message["tool_calls"]] if message.get("tool_calls") else []
+            elif message["role"] == "tool" and calls:
+                identity = message.get("tool_call_id")
+                call = next((each for each in calls if each.get("id") == identity), calls[0])
+                known["name"] = call.get("function", call)["name"]
                 # Results that follow their calls in order, one each, need not say whose they are.
-                call = calls.pop(0)
-                known = {"tool_call_id": call.get("id"), "name": call.get("function", call)["name"]}
+                if call is calls[0] and identity == call.get("id", identity if len(calls) == 1 else None):
+                    known["tool_call_id"] = identity
+                calls.remove(call)
             for key, other in _without_a_text(message):
                 is_known = message.get(key, "") == known.get(key)
                 if not is_known and self._writes(text, [*conversation[:number], other, *conversation[number + 1 :]]):
@@ -232,7 +236,8 @@ def _without_a_text(fields: dict[str, Any], no_text: Sequence[str] = NO_TEXT) ->
                     yield name, fields | {key: [*value[:number], other, *value[number + 1 :]]}
         elif key == "function" and isinstance(value, dict):
             for name, other in _without_a_text(value, CALL_NO_TEXT):
-                yield name, fields | {key: other}
+                # `may_omit` is of messages' names.
+                yield "tool_calls" if name == "name" else name, fields | {key: other}
         elif has_text(value) and key not in no_text:
             yield key, fields | {key: type(value)()}
 

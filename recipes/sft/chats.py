@@ -168,7 +168,7 @@ def _text_of(content: Any) -> Any:
         isinstance(part, dict)
         and part.get("type") == "text"
         and isinstance(part.get("text"), str)
-        and {key for key, value in part.items() if has_text(value)} <= {"type", "text"}
+        and {key for key, value in part.items() if has_text(value)} <= {"type", "text", "cache_control"}
         for part in content
     )
     return "".join(part["text"] for part in content) if is_text else content

@@ -119,7 +119,6 @@ class PairSamples:
     num_samples: int  # how many samples to use
     field: str  # the config's field for that number
     pack_size: int | None = None  # the most tokens in a pack; None means one pair per sample
-    has_checksums = True
 
     def __post_init__(self) -> None:
         lengths = self.pairs.lengths

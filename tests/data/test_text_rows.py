@@ -216,6 +216,7 @@ def write_parts(folder, *columns):
         (pyarrow.array([1.5], "float32"), [3.141592653589793], "is of type double in .*, and float in "),
         (["x"], pyarrow.array([0], "date32"), "is of type date32"),
         ([Decimal("0.5")], [Decimal("0.25")], "is of type decimal with 2 decimal places"),
+        ([{"n": [1.5]}], [{"n": [7]}], r"'a\.n' is of type integer in .*, and double in "),
         (["x"], None, r"no column 'a'; the data has b, in .*1\.parquet; name one of these"),
     ],
 )
@@ -228,7 +229,7 @@ def test_a_column_has_one_type_in_all_parquet_files(first, second, told, tmp_pat
 
 def test_types_of_parquet_that_are_written_alike(tmp_path):
     texts = [pyarrow.array(["007"], "string"), pyarrow.array(["x"], "large_string")]
-    texts += [pyarrow.array(["y"]).dictionary_encode(), pyarrow.array([None], "string")]
+    texts += [pyarrow.array(["y"]).dictionary_encode(), pyarrow.array([None])]
     write_parts(
         tmp_path,
         *(
@@ -239,6 +240,17 @@ def test_types_of_parquet_that_are_written_alike(tmp_path):
     read = rows_of(f"{tmp_path}/*.parquet", "parquet", dict.fromkeys("and", Use("prompt")))
     assert [(row["a"], row["n"]) for row in read] == [("007", 1), ("x", 1), ("y", 1), (None, 1)]
     assert [str(row["d"]) for row in read] == ["1000.5", "100.5", "10.5", "1.5"]
+
+
+def test_a_split_that_is_not_used_may_lack_columns(tmp_path):
+    """As the answers of a test set."""
+    for name in ("train", "validation", "test"):
+        columns = {"q": ["x"]} | ({} if name == "test" else {"a": ["x"]})
+        parquet.write_table(pyarrow.table(columns), tmp_path / f"{name}.parquet")
+    section = {"source": "datasets", "path": str(tmp_path), "tokenizer": "bytes", "block_size": 1}
+    section = HubText(**section, num_train_samples=1, num_eval_samples=1, eval_split="validation[:1]")
+    train, _ = open_splits(section, Preparation(), {"a": Use("text_column")})
+    assert train["a"][:] == ["x"]
 
 
 def test_a_file_of_another_size_is_read_anew_even_if_its_time_is_the_same(tmp_path):

@@ -402,9 +402,13 @@ def test_results_whose_order_does_not_say_whose_they_are(tmp_path):
     of_f, of_g = ({"role": "tool", "content": "cold", "tool_call_id": name, "name": name} for name in "fg")
     results = [[of_f, of_g], [of_g, of_f], [of_f, of_f], [of_f, of_g, of_g]]
     rows = {"messages": [[ASK, CALL | {"tool_calls": calls}, *each, SAY] for each in results]}
-    (in_order, *problems) = encoder(tmp_path, template("qwen"))(rows)["problem"]
+    in_order, swapped, *problems = encoder(tmp_path, template("qwen"))(rows)["problem"]
     assert in_order == ""
+    # The name is that of the call with this id.
+    assert "does not write tool_call_id;" in swapped
     assert all("does not write name, tool_call_id;" in problem for problem in problems)
+    with_ids = template("qwen").replace("message.content", "message.content ~ message.tool_call_id")
+    assert encoder(tmp_path, with_ids)(rows)["problem"][1] == ""
 
 
 def test_a_message_has_one_text(tmp_path):

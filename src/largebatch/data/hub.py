@@ -78,7 +78,7 @@ def open_splits(
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
             if builder.name == "parquet":
-                check_types(_local_files(builder), uses or {})
+                check_types(_local_files(builder, splits), uses or {})
         with forked_by_datasets():
             try:
                 builder.download_and_prepare(num_proc=preparation.num_workers)
@@ -133,12 +133,14 @@ def _name_unread(
 
     listed = _local_files(builder)
     # Of a folder, `datasets` takes the files of one kind, some only if it knows their names.
-    folder = Path(config.path).expanduser()
-    present = listed if config.data_files else folder.rglob("[!.]*.*")
+    folder = Path(config.path).expanduser().absolute()
+    inside = [] if config.data_files else folder.rglob("[!.]*.*")
+    visible = [file for file in inside if "/." not in f"/{file.relative_to(folder)}" and file.name != "README.md"]
+    present = listed if config.data_files else visible
     if builder.name == "imagefolder":
         listed = [file for file in listed if file.suffix.lower() in builder.EXTENSIONS or file.stem == "metadata"]
-    read = {file.resolve() for file in listed}
-    others = Counter(file.suffix.lower() for file in present if file.is_file() and file.resolve() not in read)
+    read = set(listed)
+    others = Counter(file.suffix.lower() for file in present if file not in read and file.is_file())
     for suffix, count in others.items():
         print(f"{counted(count, 'file')} that nothing reads: {suffix or 'without an ending'}")
     if uses is None:
@@ -152,10 +154,11 @@ def _name_unread(
         print(f"{counted(len(unread), 'column')} of the data that nothing reads: {', '.join(unread)}")
 
 
-def _local_files(builder: "datasets.DatasetBuilder") -> list[Path]:
-    """The files of a builder that are on this machine."""
-    files = (file for split in (builder.config.data_files or {}).values() for file in split)
-    return [Path(file) for file in files if "://" not in file]
+def _local_files(builder: "datasets.DatasetBuilder", splits: Iterable[str] | None = None) -> list[Path]:
+    """The files of a builder that are on this machine, of all splits or of those that have parts such as train[:9]."""
+    of_splits = (builder.config.data_files or {}).items()
+    chosen = (files for name, files in of_splits if splits is None or any(str(name) in each for each in splits))
+    return [Path(file) for files in chosen for file in files if "://" not in file]
 
 
 def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:

@@ -99,14 +99,14 @@ class TarRows:
             with tarfile.open(file, "r:") as tar:
                 samples: dict[str, dict[str, tarfile.TarInfo]] = {}
                 for member in tar:
-                    if member.islnk() or member.issym():
-                        raise DataError(f"data: {file} has a link, {member.name}; write it with the files themselves")
                     if member.issparse() or not 0 <= member.size <= size - member.offset_data:
                         raise ValueError(
                             f"the header of {member.name!r} is damaged, of a sparse file, or of one cut off"
                         )
                     folder, slash, name = member.name.rpartition("/")
                     stem, _, ending = name.partition(".")
+                    if (member.islnk() or member.issym()) and ending in ";".join(self._columns.values()).split(";"):
+                        raise DataError(f"data: {file} has a link, {member.name}; write it with the files themselves")
                     if member.isfile() and stem:
                         members = samples.setdefault(f"{folder}{slash}{stem}", {})
                         if ending in members:

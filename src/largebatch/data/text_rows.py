@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
@@ -127,7 +128,9 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
         DataError: The file is not in the reader's format, or has something twice.
     """
     name = Path(file)
-    if ".tar" in name.suffixes or (name.suffix == ".zip" and len(ZipFile(name).namelist()) != 1):
+    members = ZipFile(name).namelist() if name.suffix == ".zip" else ["one"]
+    # macOS adds files of its own.
+    if len([each for each in members if not each.startswith("__MACOSX/")]) != 1 or ".tar" in name.suffixes[-2:]:
         raise DataError(f"{file} holds other files; unpack it")
     with fsspec.open(file, "rb", compression="infer") as opened:
         file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
@@ -205,13 +208,10 @@ def _as_json(value: Any, ensure_ascii: bool = False) -> str:
 def _exact(literal: str) -> float:
     """The number; raise ValueError if it would have other digits."""
     number = float(literal)
-    if _digits(str(number)) != _digits(literal):
-        raise ValueError(f"the number {literal}, which would become {number}; write {number}, or a text")
+    # Some programs write 17 digits of any number.
+    if Decimal(literal) not in (Decimal(str(number)), Decimal(f"{number:.17g}")):
+        raise ValueError(f"the number {literal}, which would become {number}; write fewer digits, or a text")
     return number
-
-
-def _digits(literal: str) -> str:
-    return literal.lower().partition("e")[0].replace(".", "").strip("-0")
 
 
 def parse_json(text: str, number: Callable[[str], Any] = _exact) -> Any:

@@ -86,7 +86,7 @@ class Loop:
         before = start.manifest.best if start.manifest and start.in_place else None
         if before and not (recorder.folder.checkpoints_dir / folder_name(before.step)).is_dir():
             before = None
-        self.best = Best(self.plan.checkpoint.keep_best, before)
+        self.best = Best(self.plan.checkpoint.keep_best, before, self.plan.evaluation.sets)
         self.then = Then(self.plan.checkpoint, recorder.folder.then_dir, recorder.answered, recorder.not_answered)
         self.writer = CheckpointWriter(
             backend,

@@ -51,7 +51,7 @@ def rehearse_longest(config: RecipeConfig, backend: Backend) -> None:
     example_batch = getattr(import_from(folder_of(type(config)), "model"), "example_batch", None)
     if example_batch:
         batch = {name: tensor.to(backend.device) for name, tensor in example_batch(config).items()}
-        buffers = {each: each.clone() for each in backend.model.buffers()}
+        buffers = {name: buffer.clone() for name, buffer in backend.model.named_buffers()}
         # The second micro-batch adds to the gradients of the first.
         passes = min(2, backend.plan.max_gradient_accumulation_steps)
         for number in range(passes):
@@ -62,8 +62,8 @@ def rehearse_longest(config: RecipeConfig, backend: Backend) -> None:
         # No strategy takes a step whose gradient is not finite.
         backend.clip_and_step(measure_norm=True, max_norm=math.inf)
         # Some count forward passes.
-        for buffer, value in buffers.items():
-            buffer.copy_(value)
+        for name, buffer in backend.model.named_buffers():
+            buffer.copy_(buffers[name])
     if backend.device.type == "cuda":
         free, total = torch.cuda.mem_get_info()
         if free < MIN_FREE_FRACTION * total:

@@ -6,6 +6,7 @@ import pytest
 from test_every_step_of_a_save import DIED, NEW, OLD, Interruption, calls, forked
 
 from jobs import train, train_in_job
+from largebatch.config import load_config
 from largebatch.config.sections import KeepBest
 from largebatch.run.checkpoint.best import Best
 from largebatch.storage.files import read_json_lines
@@ -64,7 +65,16 @@ def test_a_metric_that_no_evaluation_has():
     assert best.not_found() is None
 
 
+def test_a_set_that_is_evaluated_less_often():
+    best = Best(KeepBest(metric="shifted/loss"), None, ["shifted"])
+    assert not best.is_found(1, {"loss": 1.0})
+    assert best.not_found() is None
+    assert not best.is_found(2, {"shifted/accuracy": 1.0})
+    assert "but only shifted/accuracy" in best.not_found()
+
+
 def test_averages_that_there_are_not():
+    load_config(PYDOC, ['--checkpoint.keep_best={"metric": "schema/loss"}'])
     problem = problem_of('--checkpoint.keep_best={"metric": "ema/loss"}')
     assert problem.endswith("averaged weights need optimizer.ema_half_life; write it, or another one")
 

@@ -106,6 +106,12 @@ class TestCommands:
         assert follower.finish() < 15.0
         assert follower.answers == [(4, {"a": 1.0})]
 
+    def test_a_checkpoint_that_is_gone_by_its_turn(self, tmp_path):
+        follower = Follower(tmp_path, "print(1)")
+        follower.then.follow(4, tmp_path / "step_4")
+        follower.finish()
+        assert follower.failures == [(4, "a better checkpoint has replaced this one before its turn")]
+
     def test_a_flood_of_output_is_refused(self, tmp_path):
         follower = Follower(tmp_path, "while True: print('x' * 1000)")
         follower.then.follow(4, tmp_path)

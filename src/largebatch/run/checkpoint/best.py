@@ -1,6 +1,6 @@
 """Which evaluation of a run was the best so far, whose checkpoint is kept."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from largebatch.config.sections import KeepBest
 from largebatch.storage.layout import BestEvaluation
@@ -14,10 +14,12 @@ class Best:
     Args:
         keep: What is compared; None means nothing.
         before: The best one that the run's checkpoints have, if they belong to the same run folder.
+        sets: The names of further evaluation sets, with which the names of their metrics begin.
     """
 
-    def __init__(self, keep: KeepBest | None, before: BestEvaluation | None):
+    def __init__(self, keep: KeepBest | None, before: BestEvaluation | None, sets: Collection[str] = ()):
         self._keep = keep
+        self._sets = sets
         self._other_metrics: set[str] = set()
         self._found = [before] if keep and before and (before.metric, before.mode) == (keep.metric, keep.mode) else []
         self._not_written: set[int] = set()
@@ -42,11 +44,17 @@ class Best:
 
     def not_found(self) -> str | None:
         """That no evaluation so far had the metric, if there was one since the last call."""
-        names = ", ".join(sorted(self._other_metrics))
+        names = sorted(self._other_metrics)
         self._other_metrics.clear()
         if self._keep is None or self._found or not names:
             return None
-        return f"checkpoint.keep_best.metric: no evaluation so far had {self._keep.metric!r}, but only {names}"
+        of_set, _, _ = self._keep.metric.partition("/")
+        # It may be evaluated less often.
+        if of_set in self._sets and not any(name.startswith(f"{of_set}/") for name in names):
+            return None
+        return (
+            f"checkpoint.keep_best.metric: no evaluation so far had {self._keep.metric!r}, but only {', '.join(names)}"
+        )
 
     def forget(self, step: int) -> None:
         """Return to the best evaluation before `step`, whose checkpoint could not be written."""

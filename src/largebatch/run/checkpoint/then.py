@@ -103,6 +103,8 @@ class Then:
         assert self.settings.then is not None
         model = self.folder / f"step_{step}"
         words = [word.replace("{model}", str(model)).replace("{step}", str(step)) for word in self.settings.then]
+        if not checkpoint.exists():
+            raise TrainingFailed("a better checkpoint has replaced this one before its turn")
         remove_folder(self.folder)
         self.folder.mkdir()
         try:
