@@ -133,7 +133,7 @@ class Then:
             self._process = process
             assert process.stdout is not None
             os.set_blocking(process.stdout.fileno(), False)
-            # A command that prints more fails, rather than filling this process's memory.
+            # More would fill this process's memory.
             while len(output) < MAX_OUTPUT_BYTES:
                 # What it has started may outlive it, and keep its output open.
                 has_ended = process.poll() is not None
@@ -146,6 +146,8 @@ class Then:
                     time.sleep(SECONDS_BETWEEN_LOOKS)
             process.stdout.close()
         last = output.strip().rpartition(b"\n")[2]
+        if len(output) >= MAX_OUTPUT_BYTES:
+            raise TrainingFailed(f"{command[0]} prints more than {MAX_OUTPUT_BYTES:,} bytes")
         if process.returncode:
             text = last.decode(errors="replace")
             raise TrainingFailed(f"{command[0]} has ended with code {process.returncode}: {text}")
