@@ -228,18 +228,20 @@ def test_a_column_has_one_type_in_all_parquet_files(first, second, told, tmp_pat
 
 
 def test_types_of_parquet_that_are_written_alike(tmp_path):
-    texts = [pyarrow.array(["007"], "string"), pyarrow.array(["x"], "large_string")]
-    texts += [pyarrow.array(["y"]).dictionary_encode(), pyarrow.array([None])]
+    texts = [
+        pyarrow.array([text], kind) for text, kind in zip("abc", ("string", "large_string", "string_view"), strict=True)
+    ]
+    texts += [pyarrow.array(["d"]).dictionary_encode(), pyarrow.array([None])]
     write_parts(
         tmp_path,
         *(
-            {"a": text, "n": pyarrow.array([1], f"int{8 * 2**k}"), "d": [Decimal(f"{10 ** (3 - k)}.5")]}
+            {"a": text, "n": pyarrow.array([1], f"int{8 * 2 ** min(k, 3)}"), "d": [Decimal(f"{10 ** (4 - k)}.5")]}
             for k, text in enumerate(texts)
         ),
     )
     read = rows_of(f"{tmp_path}/*.parquet", "parquet", dict.fromkeys("and", Use("prompt")))
-    assert [(row["a"], row["n"]) for row in read] == [("007", 1), ("x", 1), ("y", 1), (None, 1)]
-    assert [str(row["d"]) for row in read] == ["1000.5", "100.5", "10.5", "1.5"]
+    assert [(row["a"], row["n"]) for row in read] == [*((text, 1) for text in "abcd"), (None, 1)]
+    assert [str(row["d"]) for row in read] == ["10000.5", "1000.5", "100.5", "10.5", "1.5"]
 
 
 def test_a_split_that_is_not_used_may_lack_columns(tmp_path):

@@ -1,6 +1,7 @@
 """The command that follows kept checkpoints: what it gets, what becomes of its answer, and that it harms nothing."""
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -46,6 +47,20 @@ class Follower:
 def _without_export(monkeypatch):
     """A quick program in the place of the Python that exports."""
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
+
+
+@pytest.fixture
+def _typed():
+    """Four characters on the standard input of this process."""
+    original = os.dup(0)
+    reader, writer = os.pipe()
+    os.write(writer, b"yes\n")
+    os.close(writer)
+    os.dup2(reader, 0)
+    os.close(reader)
+    yield
+    os.dup2(original, 0)
+    os.close(original)
 
 
 @pytest.mark.usefixtures("_without_export")
@@ -99,12 +114,18 @@ class TestCommands:
     def test_what_a_command_leaves_running_does_not_hold_up_its_answer(self, tmp_path):
         follower = Follower(
             tmp_path,
-            "import subprocess, sys; subprocess.Popen(['sleep', '20'], start_new_session=True); print('{\"a\": 1}'); "
-            "assert not sys.stdin.read()",
+            "import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True); print('{\"a\": 1}')",
         )
         follower.then.follow(4, tmp_path)
         assert follower.finish() < 15.0
         assert follower.answers == [(4, {"a": 1.0})]
+
+    @pytest.mark.usefixtures("_typed")
+    def test_a_command_does_not_read_what_is_typed(self, tmp_path):
+        follower = Follower(tmp_path, "import json, sys; print(json.dumps({'characters': len(sys.stdin.read())}))")
+        follower.then.follow(4, tmp_path)
+        follower.finish()
+        assert follower.answers == [(4, {"characters": 0.0})]
 
     def test_a_checkpoint_that_is_gone_by_its_turn(self, tmp_path):
         follower = Follower(tmp_path, "print(1)")
