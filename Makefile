@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 help:
 	@echo "make train   train CONFIG ($(CONFIG))"
 	@echo "             under STRATEGY ($(STRATEGY); one of: $(STRATEGIES))"
-	@echo "             on NUM_PROCESSES processes (all GPUs; without a GPU, 2 on the CPU), with ARGS as overrides"
+	@echo "             on NUM_PROCESSES processes (as many GPUs as the batch allows, or 2 on the CPU), with ARGS as overrides"
 	@echo "make check   run linters and the tests that start no job, in under 3 minutes"
 	@echo "make oldest  run the tests that start no job with the oldest versions that pyproject.toml allows; once per release"
 	@echo "make test    run linters and the whole test suite, in about 15 minutes on 2 cores"
@@ -41,7 +41,13 @@ install: .venv/installed
 train: install
 	@test -f $(ACCELERATE_CONFIG) || { echo "error: unknown STRATEGY $(STRATEGY); one of: $(STRATEGIES)" >&2; exit 2; }
 	@set -e; \
-	processes=$${NUM_PROCESSES:-$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count() or 2)')}; \
+	processes=$${NUM_PROCESSES:-}; \
+	if [ -z "$$processes" ]; then \
+		gpus=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count() or 2)'); \
+		for processes in $$(seq $$gpus -1 1); do \
+			if $(BIN)/largebatch plan $(CONFIG) --world-size $$processes $(ARGS) >/dev/null 2>&1; then break; fi; \
+		done; \
+	fi; \
 	$(BIN)/largebatch plan $(CONFIG) --world-size $$processes $(ARGS) >/dev/null; \
 	set -x; \
 	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) --num_processes $$processes \
