@@ -16,7 +16,7 @@ from huggingface_hub.constants import HF_HOME
 from largebatch.config.data import HubOrLocal
 from largebatch.data.columns import Uses, column
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.local_files import LocalFile, found_files
+from largebatch.data.local_files import LocalFile, found_files, local_file
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
@@ -62,6 +62,8 @@ def open_splits(
     splits = (config.train_split, config.eval_split)
     try:
         builder = datasets.load_dataset_builder(**arguments)
+        if config.data_files is None and _local_files(builder):
+            builder = _of_files_alone(builder, splits)
         if builder.name == "text":
             # A byte order mark is no text.
             builder.config.encoding = "utf-8-sig"
@@ -159,6 +161,28 @@ def _local_files(builder: "datasets.DatasetBuilder", splits: Iterable[str] | Non
     of_splits = (builder.config.data_files or {}).items()
     chosen = (files for name, files in of_splits if splits is None or any(str(name) in each for each in splits))
     return [Path(file) for files in chosen for file in files if "://" not in file]
+
+
+def _of_files_alone(builder: "datasets.DatasetBuilder", splits: tuple[str, str]) -> "datasets.DatasetBuilder":
+    """The builder of a local folder's files without its README, by which `datasets` would cast columns to other types.
+
+    Of a folder with one, it also takes rows from its cache after files have changed, or those of another folder.
+
+    Raises:
+        DataError: Evaluation would read files that are in another split, for training.
+    """
+    import datasets
+
+    train, evaluation = (set(_local_files(builder, [split])) for split in splits)
+    if train != evaluation and (shared := sorted(train & evaluation)):
+        raise DataError(
+            f"data.path: the splits {' and '.join(splits)} both have {shared[0]}, because of its name; write data_files"
+        )
+    listed = {
+        name: _listed([local_file(Path(file), "data.path") for file in files])
+        for name, files in builder.config.data_files.items()
+    }
+    return datasets.load_dataset_builder(builder.name, data_files=listed)
 
 
 def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:
