@@ -6,7 +6,7 @@ after the number of different captions.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
@@ -24,7 +24,7 @@ from largebatch.data.images import Rows, decode, encoded_images
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation, keep, kept_path
 from largebatch.data.source import Batch
-from largebatch.data.tars import TarRows
+from largebatch.data.tars import open_tars
 from largebatch.errors import DataError
 from largebatch.words import counted, printable
 
@@ -56,9 +56,9 @@ def open_captioned(
         DataError: The data cannot be opened; or a pair that may not be skipped cannot be used, or none can.
         NotPrepared: The pairs have not been tried yet, and may not be here.
     """
-    splits: list[Rows]
+    splits: Sequence[Rows]
     if config.path == "webdataset" and config.data_files:
-        splits = [TarRows(config, split, preparation, "caption_column") for split in ("train", "validation")]
+        splits = open_tars(config, preparation, "caption_column")
     else:
         uses = {config.image_column: Use("image_column"), config.caption_column: Use("caption_column")}
         datasets = open_splits(config, preparation, uses)

@@ -42,34 +42,42 @@ MAX_DIGITS = 18
 MAX_PADDING = 2**24  # bytes of zeros after the end; tar writes records of 10,240 bytes, or of a size that is given
 
 
-class TarRows:
-    """The samples of some tars, by their indices, as rows of a `datasets` data set.
+def open_tars(
+    config: EncodedImages, preparation: Preparation, text_field: str | None = None
+) -> tuple["TarRows", "TarRows"]:
+    """The samples for training and those for evaluation.
 
     Args:
         config: The recipe's section; its columns are the endings of the members' names.
-        split: "train" or "validation".
         preparation: Who makes the index.
         text_field: The section's field for texts, such as "caption_column"; None if images have labels instead. A
             text that is not there is empty, and bytes that are not UTF-8 are Python's surrogate escapes.
 
     Raises:
-        DataError: A file is no tar without compression, or a sample lacks its image or its label.
+        DataError: A file is not a tar without compression, or a sample lacks its image or its label.
         NotPrepared: The index is not there, and may not be made here.
     """
+    if (config.train_split, config.eval_split) != ("train", "validation"):
+        raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
+    files = found_files(config)
+    train = TarRows(config, "train", files["train"], preparation, text_field)
+    return train, TarRows(config, "validation", files["validation"], preparation, text_field)
+
+
+class TarRows:
+    """The samples of some tars, by their indices, as rows of a `datasets` data set."""
 
     def __init__(
         self,
         config: EncodedImages,
         split: str,
+        files: list[LocalFile],
         preparation: Preparation,
-        text_field: str | None = None,
+        text_field: str | None,
     ):
-        if (config.train_split, config.eval_split) != ("train", "validation"):
-            raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
         self._columns = {field: getattr(config, field) for field in ("image_column", text_field or "label_column")}
         self._has_texts = text_field is not None
         self._skips = getattr(config, "on_invalid", "refuse") == "skip"
-        files = found_files(config)[split]
         # The name that `datasets` has for what tells the rows of two data sets apart.
         self._fingerprint = xxhash.xxh3_64_hexdigest(repr([state_of(files), self._columns, self._skips]).encode())
         path = kept_path(f"tars_{split}_{self._fingerprint}")
