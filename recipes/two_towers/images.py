@@ -22,7 +22,7 @@ from largebatch.data.crops import Crop, Pixels, center_crop, crop_box, random_bo
 from largebatch.data.hub import open_splits
 from largebatch.data.images import Rows, decode, encoded_images
 from largebatch.data.order import Indices, derive_seed
-from largebatch.data.preparation import Preparation, keep, kept_path
+from largebatch.data.preparation import Preparation, keep, kept_path, read_kept
 from largebatch.data.source import Batch
 from largebatch.data.tars import open_tars
 from largebatch.errors import DataError
@@ -84,7 +84,7 @@ def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None
             # Tell why.
             source.pair(0, None)
         keep(path, np.append(len(np.unique(captions[usable])), usable))
-    found = np.load(path, mmap_mode="r")
+    found = read_kept(path)
     source.places = found[1:]
     parts = []
     if unusable := len(source.rows) - len(source):
