@@ -119,7 +119,10 @@ def _separator_of(file: str, uses: Uses) -> str:
     with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace", newline="") as text:
         # A line "sep=;" above the header names the separator to Excel.
         header = next((line for line in text if not line.startswith("sep=")), "")
-    return next((each for each in SEPARATORS if needed <= {*next(csv.reader([header], delimiter=each))}), ",")
+    for separator in SEPARATORS:
+        if needed <= {*next(csv.reader([header], delimiter=separator))}:
+            return separator
+    return ","
 
 
 def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
