@@ -26,7 +26,6 @@ def sources(config: Config, preparation: Preparation) -> Sources:
 
 
 def _open(config: Config, preparation: Preparation, data: PydocData | HubText | MegatronText, _seed: int) -> Sources:
-    name = "bytes" if isinstance(data, PydocData) else data.tokenizer
-    tokenizer = load_tokenizer(name)
-    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(name))
+    tokenizer = load_tokenizer(data.tokenizer)
+    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(data.tokenizer))
     return pydoc_samples(data) if isinstance(data, PydocData) else tokenized_samples(data, tokenizer, preparation)

@@ -45,7 +45,7 @@ def sources(config: Config, preparation: Preparation) -> Sources:
 def _open(
     config: Config, preparation: Preparation, data: MaskedPydoc | MaskedHubText | MaskedMegatronText, seed: int
 ) -> Sources:
-    name = "bytes" if isinstance(data, PydocData) else data.tokenizer
+    name = data.tokenizer
     tokenizer = load_tokenizer(name)
     mask = tokenizer.mask_token
     if mask is None:

@@ -158,19 +158,7 @@ class ChatTemplate:
         """Yield what makes no difference to the text of a conversation: keys of messages, and "tools"."""
         if self.tools and self._writes(text, conversation, tools=None):
             yield "tools"
-        calls: list[dict[str, Any]] = []
-        for number, message in enumerate(conversation):
-            known = {}
-            if message["role"] == "assistant":
-                calls = [*calls, *message["tool_calls"]] if message.get("tool_calls") else []
-            elif message["role"] == "tool" and calls:
-                identity = message.get("tool_call_id")
-                call = next((each for each in calls if each.get("id") == identity), calls[0])
-                known["name"] = call.get("function", call)["name"]
-                # Results that follow their calls in order, one each, need not say whose they are.
-                if call is calls[0] and identity == call.get("id", identity if len(calls) == 1 else None):
-                    known["tool_call_id"] = identity
-                calls.remove(call)
+        for number, (message, known) in enumerate(zip(conversation, _known_from_calls(conversation), strict=True)):
             for key, other in _without_a_text(message):
                 is_known = message.get(key, "") == known.get(key)
                 if not is_known and self._writes(text, [*conversation[:number], other, *conversation[number + 1 :]]):
@@ -202,11 +190,12 @@ class ChatTemplate:
                     "writes it, or say in data.messages.roles which of its roles that is"
                 )
         # The model must learn to stop: marks that leave out what ends the last turn are wrong.
+        last = len(conversation) - 1
         (_, end) = spans[-1]
-        is_marked = self.has_marks and message["role"] == "assistant"
-        if is_marked and text[:end].rstrip().endswith(content) and text[end:].strip():
+        is_marked = self.has_marks and conversation[last]["role"] == "assistant"
+        if is_marked and text[:end].rstrip().endswith(_content(last)) and text[end:].strip():
             what = "has marks that leave out what ends {}, so the model would not learn to stop"
-            raise _inexact(number, what, REMEDY)
+            raise _inexact(last, what, REMEDY)
 
 
 def _content(number: int) -> str:
@@ -225,6 +214,31 @@ def _with_text_of_its_own(number: int, message: dict[str, Any]) -> dict[str, Any
     if message.get("tool_calls"):
         stand_in["tool_calls"] = [_with_function(call, {"name": _call(number)}) for call in message["tool_calls"]]
     return stand_in
+
+
+def _known_from_calls(conversation: Conversation) -> Iterator[dict[str, Any]]:
+    """Yield, for each message, the keys whose text follows from the calls before it, with that text.
+
+    The "name" of a result is that of the called function. Its "tool_call_id" follows if it answers the first call that
+    still waits for a result.
+    """
+    waiting: list[dict[str, Any]] = []
+    for message in conversation:
+        known = {}
+        if message["role"] == "assistant":
+            calls = message.get("tool_calls")
+            waiting = [*waiting, *calls] if calls else []
+        elif message["role"] == "tool" and waiting:
+            identity = message.get("tool_call_id")
+            first = waiting[0]
+            call = next((each for each in waiting if each.get("id") == identity), first)
+            known["name"] = call.get("function", call)["name"]
+            # Of a single call without an ID, a result may have any.
+            is_only = len(waiting) == 1 and "id" not in first
+            if first.get("id") == identity or is_only:
+                known["tool_call_id"] = identity
+            waiting.remove(call)
+        yield known
 
 
 def _without_a_text(fields: dict[str, Any], no_text: Sequence[str] = NO_TEXT) -> Iterator[tuple[str, dict[str, Any]]]:

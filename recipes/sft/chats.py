@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from itertools import product
 from typing import Any, get_args
 
 from largebatch.data.columns import Use, Uses
@@ -80,12 +79,15 @@ class ChatEncoder:
             raise UnusableConversation('it has no message with the role "assistant", so nothing is predicted')
         if self.layout.train_on == "last":
             numbers = numbers[-1:]
-        for (number, message), key in product(enumerate(conversation), WEIGHTS):
+        for number, message in enumerate(conversation):
             is_predicted = number in numbers
-            if message.get(key, is_predicted) != is_predicted:
-                found = f"message {number} has {key} {_short(message[key])}, but is {'' if is_predicted else 'not '}"
-                chosen = "messages.train_on chooses all turns of the assistant, or the last"
-                raise UnusableConversation(f"{found}predicted: {chosen}, not single ones; remove {key}")
+            for key in WEIGHTS:
+                if message.get(key, is_predicted) != is_predicted:
+                    raise UnusableConversation(
+                        f"message {number} has {key} {_short(message[key])}, but is {'' if is_predicted else 'not '}"
+                        "predicted: messages.train_on chooses all turns of the assistant, or the last, not single "
+                        f"ones; remove {key}"
+                    )
         template = ChatTemplate(self.tokenizer, tools)
         whole, _ = template.write(conversation)
         (tokens,) = (each[:-1] for each in self.tokenizer.encode([whole]))

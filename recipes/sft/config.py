@@ -115,9 +115,9 @@ class HubPairs(Mixable, Tokenized, PairData):
             raise ValueError(
                 f"{template!r} is not a template: {error}; a brace itself is written {{{{ or }}}}"
             ) from error
-        names = [name for _, name, _, _ in fields if name is not None]
         if not template:  # as written by `model_dump`
             return template
+        names = [name for _, name, _, _ in fields if name is not None]
         plain = all(name and not name.isdigit() and not set(name) & set(".[") for name in names)
         if "\\n" in template and "\n" not in template:
             raise ValueError(

@@ -82,15 +82,19 @@ def _check_fits_the_model(config: Config, tokenizer: Tokenizer, noun: str, longe
             f"data.tokenizer: it has {tokenizer.vocab_size} tokens, more than the model's vocabulary of "
             f"{model.vocab_size}; write the model's own tokenizer"
         )
+    given = f"data.block_size: the longest {noun} has {longest} tokens to predict from"
     rope = getattr(model, "rope_parameters", None) or {}
-    name = "original_max_position_embeddings"
-    original = rope.get(name, getattr(model, name, None)) if rope.get("rope_type") in ("longrope", "dynamic") else None
-    shared = "beyond {} the model's positions depend on the longest pair of a batch, so a pair's loss would on others"
+    if rope.get("rope_type") in ("longrope", "dynamic"):
+        name = "original_max_position_embeddings"
+        original = rope.get(name, getattr(model, name, None))
+        if original is not None and longest > original:
+            raise DataError(
+                f"{given}, but beyond {original} the model's positions depend on the longest pair of a batch, so a "
+                f"pair's loss would on others; write {original}"
+            )
     positions = getattr(model, "max_position_embeddings", None)
-    for limit, reason in ((original, shared), (positions, "the model reads at most {}")):
-        if limit is not None and longest > limit:
-            given = f"data.block_size: the longest {noun} has {longest} tokens to predict from"
-            raise DataError(f"{given}, but {reason.format(limit)}; write {limit}")
+    if positions is not None and longest > positions:
+        raise DataError(f"{given}, but the model reads at most {positions}; write {positions}")
 
 
 # --- sums ---------------------------------------------------------------------------------------------------------

@@ -58,15 +58,16 @@ class Pairs:
         if is_empty.any():
             first = int(is_empty.argmax())
             what, _, detail = dataset[first]["problem"].partition(": ")
-            problems.append((is_empty, f"{what} (the first is row {first}{detail and ': ' + detail})"))
+            problems.append((is_empty.sum(), f"{what} (the first is row {first}{detail and ': ' + detail})"))
         if is_long.any():
             what = f"more than data.block_size {block_size:,} tokens to predict from (the first is row "
-            problems.append((is_long, f"{what}{is_long.argmax()}, the longest has {lengths.max():,})"))
-        among = f"of {len(lengths):,} {split} {noun}s "
-        self.remark = " and ".join(
-            f"{chosen.sum():,} {among if number == 0 else ''}{'has' if chosen.sum() == 1 else 'have'} {what}"
-            for number, (chosen, what) in enumerate(problems)
-        )
+            problems.append((is_long.sum(), f"{what}{is_long.argmax()}, the longest has {lengths.max():,})"))
+        among = f" of {len(lengths):,} {split} {noun}s"
+        parts = []
+        for count, what in problems:
+            parts.append(f"{count:,}{among} {'has' if count == 1 else 'have'} {what}")
+            among = ""
+        self.remark = " and ".join(parts)
         if not skip_invalid or not len(self.rows):
             remedies = ["correct the data", *(["raise data.block_size"] if is_long.any() else [])]
             if len(self.rows):
@@ -137,7 +138,10 @@ class PairSamples:
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
         ranges = [np.arange(self.starts[index], self.starts[index + 1]) for index in indices]
         pairs = iter(self.pairs.read(np.concatenate(ranges)))
-        samples = [map(torch.cat, zip(*islice(pairs, len(numbers)), strict=True)) for numbers in ranges]
+        samples = []
+        for numbers in ranges:
+            parts = zip(*islice(pairs, len(numbers)), strict=True)
+            samples.append([torch.cat(part) for part in parts])
         inputs, labels, positions = map(list, zip(*samples, strict=True))
         batch = {
             "input_ids": pad_sequence(inputs, batch_first=True),

@@ -6,7 +6,7 @@ after the number of different captions.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
@@ -22,9 +22,9 @@ from largebatch.data.crops import Crop, Pixels, center_crop, crop_box, random_bo
 from largebatch.data.hub import open_splits
 from largebatch.data.images import Rows, decode, encoded_images
 from largebatch.data.order import Indices, derive_seed
-from largebatch.data.preparation import Preparation, keep, kept_path
+from largebatch.data.preparation import Preparation, keep, kept_path, read_kept
 from largebatch.data.source import Batch
-from largebatch.data.tars import TarRows
+from largebatch.data.tars import open_tars
 from largebatch.errors import DataError
 from largebatch.words import counted, printable
 
@@ -56,9 +56,9 @@ def open_captioned(
         DataError: The data cannot be opened; or a pair that may not be skipped cannot be used, or none can.
         NotPrepared: The pairs have not been tried yet, and may not be here.
     """
-    splits: list[Rows]
+    splits: Sequence[Rows]
     if config.path == "webdataset" and config.data_files:
-        splits = [TarRows(config, split, preparation, "caption_column") for split in ("train", "validation")]
+        splits = open_tars(config, preparation, "caption_column")
     else:
         uses = {config.image_column: Use("image_column"), config.caption_column: Use("caption_column")}
         datasets = open_splits(config, preparation, uses)
@@ -84,7 +84,7 @@ def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None
             # Tell why.
             source.pair(0, None)
         keep(path, np.append(len(np.unique(captions[usable])), usable))
-    found = np.load(path, mmap_mode="r")
+    found = read_kept(path)
     source.places = found[1:]
     parts = []
     if unusable := len(source.rows) - len(source):

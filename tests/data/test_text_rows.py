@@ -270,7 +270,8 @@ def test_a_file_that_holds_others_or_is_cut_off_is_refused(tmp_path):
     shutil.copy(tmp_path / "one.zip", tmp_path / "two.zip")
     with zipfile.ZipFile(tmp_path / "two.zip", "a") as archive:
         archive.writestr("b.jsonl", row)
-    (tmp_path / "rows.tar.gz").write_bytes(gzip.compress(row))
+    for name in ("rows.tar.gz", "rows.tgz"):
+        (tmp_path / name).write_bytes(gzip.compress(row))
     whole = zstandard.compress(row * 1000)
     (tmp_path / "cut.zst").write_bytes(whole[: len(whole) // 2])
     uses = {"q": Use("prompt")}
@@ -278,6 +279,7 @@ def test_a_file_that_holds_others_or_is_cut_off_is_refused(tmp_path):
     for name, told in {
         "two.zip": "holds other files; unpack it",
         "rows.tar.gz": "holds other files",
+        "rows.tgz": "holds other files",
         "cut.zst": "Compressed file ended before",
     }.items():
         with pytest.raises(DataError, match=told):

@@ -146,7 +146,8 @@ class HubOrLocal(Data):
             )
         files = self.data_files.by_split
         names = names_in(self.train_split) | names_in(self.eval_split)
-        if not names <= files.keys() or any(files[name] not in [files[read] for read in names] for name in files):
+        read = [files[name] for name in names & files.keys()]
+        if not names <= files.keys() or any(patterns not in read for patterns in files.values()):
             raise ValueError(
                 f"train_split {self.train_split!r} and eval_split {self.eval_split!r} do not read both data_files; "
                 'write "train" and "validation", or parts of them'
@@ -200,7 +201,8 @@ class Mixable(HubOrLocal):
     def _section(self, source: MixedSource) -> Data:
         own = dict(source.model_extra or {})
         kinds = {self.source: type(self), **self.other_kinds}
-        kind = kinds.get(str(name := own.get("source", self.source)))
+        name = own.get("source", self.source)
+        kind = kinds.get(str(name))
         if kind is None:
             raise ConfigError(f".source ({source.name}): {name!r} is unknown here; write one of {', '.join(kinds)}")
         common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.per_source_fields}
@@ -322,6 +324,7 @@ class PydocData(TextData):
     """
 
     source: Literal["pydoc"]
+    tokenizer: ClassVar[str] = "bytes"
 
 
 class Tokenized(Data):

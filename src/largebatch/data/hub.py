@@ -6,7 +6,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from zipfile import ZipFile
 
 import fsspec
@@ -96,23 +96,7 @@ def open_splits(
         train, evaluation = (builder.as_dataset(split) for split in splits)
     # `datasets` raises exceptions of many kinds for data that cannot be reached, parsed or found.
     except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None and not isinstance(cause, DataError):
-            cause = cause.__cause__
-        if isinstance(cause, DataError):
-            raise cause from None
-        if isinstance(cause, ImportError):
-            raise DataError(f"data.path: {config.path!r} needs a package: {cause}; install it with pip") from error
-        if isinstance(cause, OSError) and cause.errno in CACHE_WRITE_ERRNOS:
-            with write_errors(Path(HF_HOME)):
-                raise cause from None
-        if is_transient(cause) and not isinstance(cause, OF_THE_NETWORK):
-            with file_errors(f"data.path: {config.path!r} cannot be read now"):
-                raise cause from None
-        raise DataError(
-            f"data.path: {config.path!r} could not be loaded with splits {splits}: {reason_of(cause)}; correct that "
-            "or, for local data, write its folder, or data_files whose rows all have the same columns and types"
-        ) from error
+        _raise_explained(error, config.path, splits)
     for name, use in (uses or {}).items():
         for dataset in (train, evaluation):
             if use.kind != "optional":
@@ -127,18 +111,39 @@ def open_splits(
     return train, evaluation
 
 
+def _raise_explained(error: Exception, path: str, splits: tuple[str, str]) -> NoReturn:
+    """Raise an error of `datasets` as one that tells the user what to do: by its first cause, or by ours among them."""
+    cause: BaseException = error
+    while cause.__cause__ is not None and not isinstance(cause, DataError):
+        cause = cause.__cause__
+    if isinstance(cause, DataError):
+        raise cause from None
+    if isinstance(cause, ImportError):
+        raise DataError(f"data.path: {path!r} needs a package: {cause}; install it with pip") from error
+    if isinstance(cause, OSError) and cause.errno in CACHE_WRITE_ERRNOS:
+        with write_errors(Path(HF_HOME)):
+            raise cause from None
+    if is_transient(cause) and not isinstance(cause, OF_THE_NETWORK):
+        with file_errors(f"data.path: {path!r} cannot be read now"):
+            raise cause from None
+    raise DataError(
+        f"data.path: {path!r} could not be loaded with splits {splits}: {reason_of(cause)}; correct that or, for local "
+        "data, write its folder, or data_files whose rows all have the same columns and types"
+    ) from error
+
+
 def _name_unread(
     config: HubOrLocal, builder: "datasets.DatasetBuilder", train: "datasets.Dataset", uses: Uses | None
 ) -> None:
     """Print the files of a folder of images that are none, and the columns that are not used: both may be missed."""
     from largebatch.data.text_rows import TextRows
 
-    listed = _local_files(builder)
-    # Of a folder, `datasets` takes the files of one kind, some only if it knows their names.
-    folder = Path(config.path).expanduser().absolute()
-    inside = [] if config.data_files else folder.rglob("[!.]*.*")
-    visible = [file for file in inside if "/." not in f"/{file.relative_to(folder)}" and file.name != "README.md"]
-    present = listed if config.data_files else visible
+    listed = present = _local_files(builder)
+    if not config.data_files:
+        # Of a folder, `datasets` takes the files of one kind, some only if it knows their names.
+        folder = Path(config.path).expanduser().absolute()
+        inside = folder.rglob("[!.]*.*")
+        present = [file for file in inside if "/." not in f"/{file.relative_to(folder)}" and file.name != "README.md"]
     if builder.name == "imagefolder":
         listed = [file for file in listed if file.suffix.lower() in builder.EXTENSIONS or file.stem == "metadata"]
     read = set(listed)

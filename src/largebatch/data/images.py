@@ -20,7 +20,7 @@ from largebatch.data.hub import open_splits
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch
-from largebatch.data.tars import TarRows
+from largebatch.data.tars import TarRows, open_tars
 from largebatch.data.viewer import opaque
 from largebatch.errors import DataError, is_transient, reason_of
 
@@ -98,7 +98,7 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
         DataError: As `open_splits`; or a column has another type, or a sample lacks its image or its class.
     """
     if config.path == "webdataset" and config.data_files:
-        tars = TarRows(config, "train", preparation), TarRows(config, "validation", preparation)
+        tars = open_tars(config, preparation)
         for rows, split in zip(tars, ("train", "validation"), strict=True):
             _check_labels(rows.labels, config, split)
         return tars

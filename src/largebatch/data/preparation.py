@@ -88,3 +88,15 @@ def keep(path: Path, array: NDArray[np.int64]) -> None:
     with write_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content.getvalue())
+
+
+def read_kept(path: Path, shape: tuple[int, ...] = ()) -> NDArray[np.int64]:
+    """An array that `keep` has written, as a map of its file; DataError unless its items have this shape."""
+    damaged = DataError(f"{path} is damaged; remove it, and prepare the data again")
+    try:
+        array: NDArray[np.int64] = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError):
+        raise damaged from None
+    if array.dtype != np.int64 or array.shape[1:] != shape:
+        raise damaged
+    return array

@@ -8,7 +8,7 @@ index says where each sample's image lies, and its label or where its text lies.
 
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from io import FileIO
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from largebatch.config.data import EncodedImages
 from largebatch.data.local_files import LocalFile, found_files, state_of
 from largebatch.data.order import Indices
-from largebatch.data.preparation import Preparation, keep, kept_path
+from largebatch.data.preparation import Preparation, keep, kept_path, read_kept
 from largebatch.data.token_stream import MAX_MAPS
 from largebatch.errors import DataError
 from largebatch.system.parent_process import end_with_parent
@@ -31,6 +31,8 @@ from largebatch.system.parent_process import end_with_parent
 Index = NDArray[np.int64]
 """A row for each sample: the number of its tar, the image's first byte there and its size in bytes; and the text's
 first byte and size, or the label and 0."""
+Members = dict[str, tarfile.TarInfo]
+"""The files of a sample by the endings of their names."""
 
 REMEDIES = {
     "image_column": 'write other endings, as in "jpg;jpeg;png"',
@@ -42,34 +44,42 @@ MAX_DIGITS = 18
 MAX_PADDING = 2**24  # bytes of zeros after the end; tar writes records of 10,240 bytes, or of a size that is given
 
 
-class TarRows:
-    """The samples of some tars, by their indices, as rows of a `datasets` data set.
+def open_tars(
+    config: EncodedImages, preparation: Preparation, text_field: str | None = None
+) -> tuple["TarRows", "TarRows"]:
+    """The samples for training and those for evaluation.
 
     Args:
         config: The recipe's section; its columns are the endings of the members' names.
-        split: "train" or "validation".
         preparation: Who makes the index.
         text_field: The section's field for texts, such as "caption_column"; None if images have labels instead. A
             text that is not there is empty, and bytes that are not UTF-8 are Python's surrogate escapes.
 
     Raises:
-        DataError: A file is no tar without compression, or a sample lacks its image or its label.
+        DataError: A file is not a tar without compression, or a sample lacks its image or its label.
         NotPrepared: The index is not there, and may not be made here.
     """
+    if (config.train_split, config.eval_split) != ("train", "validation"):
+        raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
+    files = found_files(config)
+    train = TarRows(config, "train", files["train"], preparation, text_field)
+    return train, TarRows(config, "validation", files["validation"], preparation, text_field)
+
+
+class TarRows:
+    """The samples of some tars, by their indices, as rows of a `datasets` data set."""
 
     def __init__(
         self,
         config: EncodedImages,
         split: str,
+        files: list[LocalFile],
         preparation: Preparation,
-        text_field: str | None = None,
+        text_field: str | None,
     ):
-        if (config.train_split, config.eval_split) != ("train", "validation"):
-            raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
         self._columns = {field: getattr(config, field) for field in ("image_column", text_field or "label_column")}
         self._has_texts = text_field is not None
         self._skips = getattr(config, "on_invalid", "refuse") == "skip"
-        files = found_files(config)[split]
         # The name that `datasets` has for what tells the rows of two data sets apart.
         self._fingerprint = xxhash.xxh3_64_hexdigest(repr([state_of(files), self._columns, self._skips]).encode())
         path = kept_path(f"tars_{split}_{self._fingerprint}")
@@ -80,24 +90,23 @@ class TarRows:
             ) as pool:
                 keep(path, np.concatenate([*pool.map(self._rows, range(len(files)), files)]))
         self._files = [file.path for file in files]
-        try:
-            self._index: Index = np.load(path, mmap_mode="r")
-            is_whole = self._index.dtype == np.int64 and self._index.shape[1:] == (5,)
-        except (ValueError, EOFError):
-            is_whole = False
-        if not is_whole:
-            raise DataError(f"{path} is damaged; remove it, and prepare the data again")
+        self._index: Index = read_kept(path, (5,))
         self.labels = self._index[:, 3]
 
     def _rows(self, number: int, file: LocalFile) -> Index:
-        rows = [(number, *places) for places in self._samples(file.path, file.size)]
+        rows = []
+        for name, members in self._samples(file.path, file.size).items():
+            image, other = (self._member(file.path, name, members, field) for field in self._columns)
+            last = (other.offset_data, other.size) if self._has_texts else (_label(file.path, other), 0)
+            rows.append((number, image.offset_data, image.size, *last))
         return np.array(rows, np.int64).reshape(-1, 5)
 
-    def _samples(self, file: Path, size: int) -> Iterator[tuple[int, ...]]:
+    def _samples(self, file: Path, size: int) -> dict[str, Members]:
+        """The samples of a tar by their names."""
+        samples: dict[str, Members] = {}
         try:
             # Random access needs a tar without compression.
             with tarfile.open(file, "r:") as tar:
-                samples: dict[str, dict[str, tarfile.TarInfo]] = {}
                 for member in tar:
                     if member.issparse() or not 0 <= member.size <= size - member.offset_data:
                         raise ValueError(
@@ -113,10 +122,6 @@ class TarRows:
                             raise DataError(f"data: {file} has two files {member.name}; remove one of them")
                         members[ending] = member
                 _check_end(file, tar.offset)
-                for name, members in samples.items():
-                    image, other = (self._member(file, name, members, field) for field in self._columns)
-                    last = (other.offset_data, other.size) if self._has_texts else (_label(file, other), 0)
-                    yield image.offset_data, image.size, *last
         except DataError:
             raise
         # A damaged header may ask for any amount of memory, or lead to itself.
@@ -126,8 +131,9 @@ class TarRows:
                 f"data.data_files: {file} cannot be read: {what}; write tars without compression, and copy a damaged "
                 "one again"
             ) from error
+        return samples
 
-    def _member(self, file: Path, name: str, members: dict[str, tarfile.TarInfo], field: str) -> tarfile.TarInfo:
+    def _member(self, file: Path, name: str, members: Members, field: str) -> tarfile.TarInfo:
         endings = self._columns[field].split(";")
         found = [member for ending, member in members.items() if ending in endings]
         if self._has_texts and not found and (self._skips or field != "image_column"):

@@ -22,6 +22,7 @@ import fsspec
 
 from largebatch.data.columns import Use, Uses, no_column
 from largebatch.errors import DataError
+from largebatch.words import printable
 
 READERS = ("csv", "json", "text")
 """Names of the builders of `datasets` whose files are read here."""
@@ -84,14 +85,14 @@ def _text(where: str, name: str, use: Use, value: Any) -> str | None:
     try:
         text = value if isinstance(value, str) else _as_json(value)
         text.encode()
-        if isinstance(value, list | dict) and use.kind == "text":
-            raise ValueError(f"{text[:60]}, neither text nor a number; write text")
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         what = f"the byte {code - 0xDC00:#x}" if 0xDC80 <= code <= 0xDCFF else f"half of a character, {code:#x}"
         raise DataError(f"{where}: {name!r} has {what}, which is not text; save the file as UTF-8") from None
     except ValueError as error:
         raise DataError(f"{where}: {name!r} holds {error}") from None
+    if isinstance(value, list | dict) and use.kind == "text":
+        raise DataError(f"{where}: {name!r} holds {text[:60]}, neither text nor a number; write text")
     return text
 
 
@@ -118,19 +119,19 @@ def _separator_of(file: str, uses: Uses) -> str:
     with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace", newline="") as text:
         # A line "sep=;" above the header names the separator to Excel.
         header = next((line for line in text if not line.startswith("sep=")), "")
-    return next((each for each in SEPARATORS if needed <= {*next(csv.reader([header], delimiter=each))}), ",")
+    for separator in SEPARATORS:
+        if needed <= {*next(csv.reader([header], delimiter=separator))}:
+            return separator
+    return ","
 
 
 def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
-    """The rows of a file, which may be compressed, with the numbers of their lines, in a list of their places.
+    """The rows of a file, which may be compressed, each with the number of its line, or of its place in a JSON list.
 
     Raises:
         DataError: The file is not in the reader's format, or has something twice.
     """
-    name = Path(file)
-    members = ZipFile(name).namelist() if name.suffix == ".zip" else ["one"]
-    # macOS adds files of its own.
-    if len([each for each in members if not each.startswith("__MACOSX/")]) != 1 or ".tar" in name.suffixes[-2:]:
+    if _is_archive(Path(file)):
         raise DataError(f"{file} holds other files; unpack it")
     with fsspec.open(file, "rb", compression="infer") as opened:
         file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
@@ -146,6 +147,17 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
             yield from rows
         except (ValueError, RecursionError) as error:
             raise DataError(f"{file} cannot be read: {error}; correct it") from error
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether a file is a tar, or a zip that does not hold exactly one file."""
+    if ".tar" in path.suffixes[-2:] or path.suffix == ".tgz":
+        return True
+    if path.suffix != ".zip":
+        return False
+    # macOS adds files of its own.
+    members = [name for name in ZipFile(path).namelist() if not name.startswith("__MACOSX/")]
+    return len(members) != 1
 
 
 def _csv_rows(file: IO[bytes], separator: str) -> Iterator[tuple[int, Row]]:
@@ -175,15 +187,14 @@ def _json_rows(file: IO[bytes]) -> Iterator[tuple[int, Row]]:
     first = first.removeprefix(b"\xef\xbb\xbf")
     rows: Iterator[tuple[int, Any]]
     if first.lstrip().startswith(b"["):
-        rows = enumerate(_parsed(b"".join([first, *(line for _, line in lines)]), 1), 1)
+        rows = enumerate(_parsed(first + file.read(), 1), 1)
     else:
         following = ((number, line) for number, line in chain([(number, first)], lines) if line.strip())
         rows = ((number, _parsed(line, number)) for number, line in following)
     for number, row in rows:
         if not isinstance(row, dict):
-            raise ValueError(
-                f"line {number} is {_as_json(row, ensure_ascii=True)[:60]}, not an object with a key for each column"
-            )
+            what = printable(_as_json(row)[:60])
+            raise ValueError(f"line {number} is {what}, not an object with a key for each column")
         yield number, row
 
 
@@ -201,8 +212,8 @@ class _Number:
     literal: str
 
 
-def _as_json(value: Any, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, default=lambda number: _exact(number.literal))
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=lambda number: _exact(number.literal))
 
 
 def _exact(literal: str) -> float:

@@ -87,62 +87,58 @@ def run(options: argparse.Namespace) -> int:
         num_parts=num_parts,
     )
     sections = config.data.sections() or {"": config.data}
-    parts = {name: config.model_copy(update={"data": section}) for name, section in sections.items()}
     found: dict[str, dict[str, int]] = {}
-    code = max(_prepare(one, name, preparation, options, found) for name, one in parts.items())
-    if options.write and len(found) == len(parts):
+    code = 0
+    for source, section in sections.items():
+        where = f"{source}: " if source else ""
+        # Whatever is wrong with one source, others can still be prepared.
+        try:
+            found[source] = _prepare(config.model_copy(update={"data": section}), where, preparation, options)
+        except NotPrepared as missing:
+            print(f"{where}{missing}")
+            code = max(code, int(missing.job_would_refuse))
+        except OtherPartsMissing:
+            print(f"{where}this part of {num_parts} is prepared; others are not finished yet")
+        except UserError as error:
+            print(printable(f"error: {where}{error}"), file=sys.stderr)
+            code = max(code, error.exit_code)
+    if options.write and len(found) == len(sections):
         _write(options.config, found)
         print(f"wrote these numbers to {options.config}")
     return code
 
 
-def _prepare(
-    config: RecipeConfig,
-    source: str,
-    preparation: Preparation,
-    options: argparse.Namespace,
-    found: dict[str, dict[str, int]],
-) -> int:
-    """Prepare one source, or all data where there is only one, and return the exit code; `found` gets its samples."""
-    where = f"{source}: " if source else ""
-    try:
-        commits = find_commits(config, {})
-        for name, commit in commits.items():
-            print(f"{where}{name} is read at commit {commit}; ID@COMMIT in the recipe stays there")
-        config = at_commits(config, commits)
-        uncounted = _without_numbers(config)
-        opened = dict(zip(COUNTED, _open(uncounted, preparation), strict=False))
-        counts = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
-        for field, available in counts.items():
-            expected = getattr(config.data, field)
-            print(f"{where}data.{field:<18} {available:>15,} samples found; the recipe expects {expected:,}")
-            if remark := getattr(opened[field], "remark", None):
-                print(printable(f"{where}{remark}"))
-        if options.check:
-            # Before any is fetched here: loader processes would share what a source has opened for it.
-            check_readable(opened, counts, preparation.num_workers or 1)
-            print(f"{where}checksums agree, and each sample can be read")
-        for index in range(min(options.show, counts["num_train_samples"])):
-            sample = opened["num_train_samples"].fetch(np.array([index]), 0)
-            print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
-        found[source] = counts
-        if not options.write:
-            sources = tuple(opened.values())
-            if uncounted is not config:
-                # With the recipe's numbers, as a run opens it.
-                sources = _open(config, replace(preparation, allowed="nothing", verify_checksums=False))
-            check_sizes(sources, config.data)
-    except NotPrepared as missing:
-        print(f"{where}{missing}")
-        return int(missing.job_would_refuse)
-    except OtherPartsMissing:
-        print(f"{where}this part of {options.shard[1]} is prepared; others are not finished yet")
-        return 0
-    except UserError as error:
-        # Other sources can still be prepared.
-        print(printable(f"error: {where}{error}"), file=sys.stderr)
-        return error.exit_code
-    return 0
+def _prepare(config: RecipeConfig, where: str, preparation: Preparation, options: argparse.Namespace) -> dict[str, int]:
+    """Prepare one source, or all data if there is only one, and return its numbers of samples by the config's fields.
+
+    Every line that is printed begins with `where`.
+    """
+    commits = find_commits(config, {})
+    for name, commit in commits.items():
+        print(f"{where}{name} is read at commit {commit}; ID@COMMIT in the recipe stays there")
+    config = at_commits(config, commits)
+    uncounted = _without_numbers(config)
+    opened = dict(zip(COUNTED, _open(uncounted, preparation), strict=False))
+    counts = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
+    for field, available in counts.items():
+        expected = getattr(config.data, field)
+        print(f"{where}data.{field:<18} {available:>15,} samples found; the recipe expects {expected:,}")
+        if remark := getattr(opened[field], "remark", None):
+            print(printable(f"{where}{remark}"))
+    if options.check:
+        # Before any is fetched here: loader processes would share what a source has opened for it.
+        check_readable(opened, counts, preparation.num_workers or 1)
+        print(f"{where}checksums agree, and each sample can be read")
+    for index in range(min(options.show, counts["num_train_samples"])):
+        sample = opened["num_train_samples"].fetch(np.array([index]), 0)
+        print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
+    if not options.write:
+        sources = tuple(opened.values())
+        if uncounted is not config:
+            # With the recipe's numbers, as a run opens it.
+            sources = _open(config, replace(preparation, allowed="nothing", verify_checksums=False))
+        check_sizes(sources, config.data)
+    return counts
 
 
 def _without_numbers(config: RecipeConfig) -> RecipeConfig:
