@@ -22,12 +22,22 @@ Span = tuple[int, int]
 """The start and end of a part of a text."""
 
 HAS_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+AS_TEXT = "has {!r} in its text, which the tokenizer reads as a special token; remove it, or write it otherwise"
 REMEDY = (
     "write {% generation %} … {% endgeneration %} around what the assistant says in the tokenizer's chat_template.jinja"
 )
-WEIGHTS = ("weight", "train", "training", "train_detail")
-"""Keys with which other programs choose the messages that are predicted: OpenAI's, and axolotl's."""
-NO_TEXT = ("role", "content", *WEIGHTS)
+WITHOUT_TODAY = "{% set strftime_now = nothing %}\n"
+"""Takes from a template the function for today's date: many write a date of their own then, the same every day."""
+WEIGHTS = (
+    "weight",  # OpenAI
+    *("train", "training", "train_detail"),  # axolotl
+    *("loss", "loss_scale"),  # ms-swift
+    *("trainable", "is_trainable", "train_on_turn", "loss_mask", "loss_weight"),
+)
+"""Keys with which other programs choose the messages that are predicted."""
+MASKS = ("mask", "masked", "ignore")
+"""Keys with which other programs, such as torchtune, choose the messages that are not."""
+NO_TEXT = ("role", "content", *WEIGHTS, *MASKS)
 """Keys of messages that hold no text besides what is compared elsewhere."""
 CALL_NO_TEXT = ("id", "type")
 """Keys of calls that need not be written."""
@@ -78,7 +88,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: Tokenizer, tools: Tools = None):
         assert isinstance(tokenizer, PretrainedTokenizer)
         try:
-            self.template = tokenizer.tokenizer.get_chat_template(tools=tools)
+            self.template = WITHOUT_TODAY + tokenizer.tokenizer.get_chat_template(tools=tools)
         except ValueError as error:
             remedy = "use the tokenizer of a chat model, or add chat_template.jinja to a copy of its folder"
             raise DataError(f"data.tokenizer: it has no chat template: {reason_of(error)}; {remedy}") from error
@@ -119,17 +129,23 @@ class ChatTemplate:
         """
         text, spans = self._find(conversation, numbers)
         self._check(conversation, numbers)
-        # Templates strip answers. What else they rewrite would be lost, such as reasoning before "</think>".
-        written = "".join("".join(text[start:end] for start, end in spans).split())
+        # Templates strip texts. What else they rewrite would be lost, such as reasoning before "</think>", or "/think"
+        # in the middle of a path. Some write results of tools as JSON, and earlier answers without their reasoning.
+        answers = _letters("".join(text[start:end] for start, end in spans))
+        whole = _letters(text)
         place = 0
-        for number in numbers:
-            content = conversation[number].get("content", "")
-            letters = "".join(content.split())
-            place = written.find(letters, place) + len(letters)
-            if place < len(letters):
+        for number, message in enumerate(conversation):
+            letters = _letters(message.get("content", ""))
+            found = 0
+            if number in numbers:
+                found = answers.find(letters, place)
+                place = found + len(letters)
+            elif message["role"] in ("system", "developer", "user"):
+                found = whole.find(letters)
+            if found < 0:
                 raise UnusableConversation(
-                    f"the chat template does not write all of message {number}, {content[:60]!r}; use one that does, "
-                    "or write what it leaves out, such as reasoning, under a key that it reads"
+                    f"the chat template does not write all of message {number}, {message['content'][:60]!r}; use one "
+                    "that does, or write what it leaves out, such as reasoning, under a key that it reads"
                 )
         return text, spans
 
@@ -196,6 +212,11 @@ class ChatTemplate:
         if is_marked and text[:end].rstrip().endswith(_content(last)) and text[end:].strip():
             what = "has marks that leave out what ends {}, so the model would not learn to stop"
             raise _inexact(last, what, REMEDY)
+
+
+def _letters(text: str) -> str:
+    """A text without spaces and ends of lines."""
+    return "".join(text.split())
 
 
 def _content(number: int) -> str:

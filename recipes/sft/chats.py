@@ -10,6 +10,8 @@ from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Toke
 from largebatch.errors import DataError
 
 from .chat_template import (
+    AS_TEXT,
+    MASKS,
     WEIGHTS,
     ChatTemplate,
     Conversation,
@@ -41,9 +43,10 @@ class ChatEncoder:
         self.layout = layout
         self.tokenizer = tokenizer
         self.block_size = block_size
-        named = {"column": layout.column, "tools": layout.tools, "system": layout.system}
         self.uses: Uses = {
-            given or name: Use(f"messages.{name}", "any" if given else "optional") for name, given in named.items()
+            layout.column: Use("messages.column", "any"),
+            layout.tools or "tools": Use("messages.tools", "any", is_optional=not layout.tools),
+            layout.system or "system": Use("messages.system", is_optional=not layout.system),
         }
         # Raises an error if there is none.
         ChatTemplate(tokenizer)
@@ -81,13 +84,16 @@ class ChatEncoder:
             numbers = numbers[-1:]
         for number, message in enumerate(conversation):
             is_predicted = number in numbers
-            for key in WEIGHTS:
-                if message.get(key, is_predicted) != is_predicted:
+            for key in {*WEIGHTS, *MASKS}.intersection(message):
+                is_chosen = message[key] if key in WEIGHTS else not message[key]
+                if is_chosen != is_predicted:
                     raise UnusableConversation(
                         f"message {number} has {key} {_short(message[key])}, but is {'' if is_predicted else 'not '}"
                         "predicted: messages.train_on chooses all turns of the assistant, or the last, not single "
                         f"ones; remove {key}"
                     )
+            if token := self.tokenizer.special_token_in(message.get("content", "")):
+                raise UnusableConversation(f"message {number} {AS_TEXT.format(token)}")
         template = ChatTemplate(self.tokenizer, tools)
         whole, _ = template.write(conversation)
         (tokens,) = (each[:-1] for each in self.tokenizer.encode([whole]))

@@ -26,13 +26,13 @@ from largebatch.data.source import Sources
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts, load_tokenizer
 from largebatch.errors import DataError
 
-from .chat_template import ChatTemplate, InexactTemplate, UnusableConversation
+from .chat_template import AS_TEXT, ChatTemplate, InexactTemplate, UnusableConversation
 from .chats import ChatEncoder
 from .config import AdditionData, Config, HubPairs
 from .model import configuration
 from .pairs import Encoded, Pairs, PairSamples, as_columns
 
-FORMAT = "2"
+FORMAT = "3"
 """Another number where the same rows make other tokens, or are not accepted any more."""
 
 
@@ -115,7 +115,7 @@ def addition() -> tuple[datasets.Dataset, datasets.Dataset]:
 # --- tokenizing ---------------------------------------------------------------------------------------------------
 
 
-NOTHING: Encoded = ([], [], "an empty prompt or answer")
+EMPTY = "an empty prompt or answer"
 
 
 class PairEncoder:
@@ -151,19 +151,19 @@ class PairEncoder:
         texts = [self._texts(dict(zip(self.uses, values, strict=True))) for values in columns]
         return as_columns(self._apart(texts) if self.is_apart else self._together(texts))
 
-    def _apart(self, texts: list[tuple[str, str]]) -> Iterator[Encoded]:
+    def _apart(self, texts: list[tuple[str, str, str]]) -> Iterator[Encoded]:
         # The tokenizer ends each text; only the ends of answers are kept.
-        prompts = self.tokenizer.encode([prompt for prompt, _ in texts])
-        answers = self.tokenizer.encode([answer for _, answer in texts])
-        for (_, text), (*prompt, _), answer in zip(texts, prompts, answers, strict=True):
+        prompts = self.tokenizer.encode([prompt for prompt, _, _ in texts])
+        answers = self.tokenizer.encode([answer for _, answer, _ in texts])
+        for (_, text, problem), (*prompt, _), answer in zip(texts, prompts, answers, strict=True):
             tokens = [*self.begin, *prompt, *answer]
             start = len(tokens) - len(answer)
-            yield (tokens, [start, len(tokens)], "") if text and start else NOTHING
+            yield (tokens, [start, len(tokens)], "") if text and start else ([], [], problem)
 
-    def _together(self, texts: list[tuple[str, str]]) -> Iterator[Encoded]:
+    def _together(self, texts: list[tuple[str, str, str]]) -> Iterator[Encoded]:
         assert isinstance(self.tokenizer, PretrainedTokenizer)
         end = [] if self.template else [self.tokenizer.end_of_text]
-        for prompt, answer in texts:
+        for prompt, answer, problem in texts:
             try:
                 parts, (count,) = encode_parts(self.tokenizer, prompt + answer, [len(prompt)])
             except IndivisibleText as reason:
@@ -171,14 +171,24 @@ class PairEncoder:
                 continue
             tokens = [*self.begin, *parts, *end]
             start = len(self.begin) + count
-            yield (tokens, [start, len(tokens)], "") if answer and start else NOTHING
+            yield (tokens, [start, len(tokens)], "") if answer and start else ([], [], problem)
 
-    def _texts(self, row: dict[str, Any]) -> tuple[str, str]:
+    def _texts(self, row: dict[str, Any]) -> tuple[str, str, str]:
+        """A prompt and the text to predict after it; or two empty texts and what is wrong with the row."""
+        try:
+            return *self._written(row), EMPTY
+        except UnusableConversation as reason:
+            return "", "", f"unusable text: {reason}"
+
+    def _written(self, row: dict[str, Any]) -> tuple[str, str]:
         """A prompt and the text to predict after it; both are empty if one of them has only its template."""
         row = {name: _as_text(name, value) for name, value in row.items()}
         for names in self.columns.values():
             if not any(str(row[name]).strip() for name in names):
                 return "", ""
+        for name, value in row.items():
+            if token := self.tokenizer.special_token_in(str(value)):
+                raise UnusableConversation(f"{name} {AS_TEXT.format(token)}")
         prompt = self.prompt.format(**row)
         answer = self.answer.format(**row)
         if self.template is None:
@@ -186,7 +196,7 @@ class PairEncoder:
         conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         try:
             text, ((start, _),) = self.template.turns(conversation, [1])
-        except (InexactTemplate, UnusableConversation) as error:
+        except InexactTemplate as error:
             raise DataError(f'data.format: {error}; or write "plain", with templates of your own') from error
         return text[:start], text[start:]
 

@@ -74,5 +74,5 @@ def test_folders_of_one_name(tmp_path):
 def test_a_file_that_is_in_both_splits_by_its_name(tmp_path):
     for name in ("train", "dev", "train_dev"):
         (tmp_path / f"{name}.jsonl").write_text(f'{{"a": "{name}"}}\n')
-    with pytest.raises(DataError, match="both have .*train_dev.jsonl, because of its name; write data_files"):
+    with pytest.raises(DataError, match=r"both have .*train_dev\.jsonl, because of its name; write data_files"):
         read(tmp_path)

@@ -199,3 +199,8 @@ def test_files_of_a_folder_that_datasets_passes_over_are_named(tmp_path, capsys)
     assert "1 file that nothing reads: .csv\n" in said
     # `more` and `held_out`.
     assert "2 files that nothing reads: .jsonl\n" in said
+
+
+def test_a_name_with_brackets_is_a_name():
+    written("train[1].jsonl", "train1.jsonl")
+    assert found("train[1].jsonl") == ["train[1].jsonl"]

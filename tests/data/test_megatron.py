@@ -109,5 +109,10 @@ def test_documents_are_kept_apart_only_if_they_have_ends(sequences, documents, h
         train, _ = sources_of(prefix, attention="document", block_size=4)
         assert train.fetch(np.array([1]), 0)["position_ids"].tolist() == [[0, 0, 1, 2]]
     else:
+        good = write(tmp_path / "good", sequences=[[5, 0]], documents=[0, 1])
+        with pytest.raises(
+            DataError, match=r"data\.attention: the first document of .*corpus does not end with token 0"
+        ):
+            sources_of([good, prefix], attention="document", block_size=4)
         with pytest.raises(DataError, match=r"data\.attention: the first document of .* does not end with token 0"):
             sources_of(prefix, attention="document", block_size=4)

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
-from transformers import CTRLTokenizer
+from tokenizers import Tokenizer, models
+from transformers import CTRLTokenizer, PreTrainedTokenizerFast
 
 from largebatch.data import prepared
 from largebatch.data.preparation import Preparation
@@ -368,3 +369,16 @@ def test_a_slow_tokenizer_is_refused(tmp_path):
     )
     with pytest.raises(DataError, match="is a CTRLTokenizer, which is not a fast tokenizer"):
         PretrainedTokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("unknown", [None, "<unk>"])
+def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_refused(unknown, tmp_path):
+    letters = Tokenizer(models.BPE({"a": 0, "<end>": 1, "<unk>": 2}, [], unk_token=unknown))
+    PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<end>", unk_token=unknown).save_pretrained(tmp_path)
+    if unknown is None:
+        with pytest.raises(
+            DataError, match="leaves out characters that it does not know; make it with an unknown token"
+        ):
+            PretrainedTokenizer(str(tmp_path))
+    else:
+        assert PretrainedTokenizer(str(tmp_path)).encode(["aé"]) == [[0, 2, 1]]

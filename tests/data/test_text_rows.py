@@ -63,7 +63,7 @@ def test_cells_of_a_csv_are_text(separator, name, encoding, first, told, tmp_pat
         # Empty lines are left out.
         rows = [("a,b;c", "n"), (), *(("q", cell) for cell in CELLS)]
         csv.writer(written, delimiter=separator).writerows(rows)
-    uses = {"n": Use("prompt"), "a,b;c": Use("answer"), "m": Use("system", "optional")}
+    uses = {"n": Use("prompt"), "a,b;c": Use("answer"), "m": Use("system", is_optional=True)}
     read = rows_of(file, "csv", uses, num_workers=2, allowed="everything")
     assert [row["n"] for row in read] == [*CELLS]
     assert f"cells of the data are separated by {told}\n" in capsys.readouterr().out
@@ -83,8 +83,8 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         {
             "q": Use("prompt"),
             "list": Use("messages.column", "any"),
-            "system": Use("messages.system", "optional"),
-            "tools": Use("messages.tools", "optional"),
+            "system": Use("messages.system", is_optional=True),
+            "tools": Use("messages.tools", "any", is_optional=True),
         },
     )
     assert [row["q"] for row in read] == [*CELLS, *numbers, None]
@@ -98,6 +98,8 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
     ("reader", "content", "message"),
     [
         ("csv", b"q,q\n1,2\n", "'q' occurs twice, so one of its values would be lost"),
+        ("csv", b'q\ta\n"Wer?\t1\nx\t2\nund"\t3\n', "line 4: a cell in quotes has a tab and a line break"),
+        ("json", b'{"q": "a\\u0000b"}\n', "line 1: 'q' has a zero byte, which is not text; remove it"),
         ("csv", b"q,a\n1,2\n1,2,3\n", "line 3: it has 3 cells, but the header has 2"),
         ("csv", b'q,a\n1,"2\n', "line 2: unexpected end of data"),
         (
@@ -123,6 +125,13 @@ def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_
         rows_of(tmp_path / "rows", reader, {"q": Use("prompt")}, num_workers=2)
     assert message in str(caught.value)
     assert str(tmp_path / "rows") in str(caught.value)
+
+
+def test_columns_of_one_name_that_nothing_reads(tmp_path):
+    """Spreadsheets have columns without a name."""
+    (tmp_path / "rows.csv").write_text("q,,a,\n1,x,2,y\n")
+    uses = {"q": Use("prompt"), "a": Use("answer")}
+    assert rows_of(tmp_path / "rows.csv", "csv", uses) == [{"q": "1", "a": "2"}]
 
 
 @pytest.mark.parametrize(("reader", "content"), [("text", b"a\n"), ("json", b'{"text": "a"}'), ("csv", b"text\na\n")])
@@ -197,9 +206,9 @@ def test_columns_that_nothing_reads_are_named(name, reader, content, tmp_path, c
         (("instruction", "output"), "1 column of the data that nothing reads: input\n"),
         (("instruction", "input", "output"), ""),
     ):
-        rows_of(file, reader, {column: Use("prompt", "optional") for column in used}, allowed="everything")
+        rows_of(file, reader, {column: Use("prompt", "any", is_optional=True) for column in used}, allowed="everything")
         assert capsys.readouterr().out.removeprefix("cells of the data are separated by ','\n") == told
-    rows_of(file, reader, {"instruction": Use("prompt", "optional")})
+    rows_of(file, reader, {"instruction": Use("prompt", "any", is_optional=True)})
     assert capsys.readouterr().out == ""
 
 

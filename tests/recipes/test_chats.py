@@ -107,7 +107,10 @@ def test_packs_hold_the_conversations_of_those_of_trl(tmp_path, trl):
 
 
 def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
-    weighted = [ASK | {"content": PARTS, "weight": 0, "train": False}, SAY | {"weight": 1.0, "train": True}]
+    weighted = [
+        ASK | {"content": PARTS, "weight": 0, "train": False, "masked": True},
+        SAY | {"weight": 1.0, "train": True, "masked": False},
+    ]
     (plain, read) = encoder(tmp_path, UNMARKED)({"messages": [[ASK, SAY], weighted]})["input_ids"]
     assert read == plain != []
     # Of the last turn only, an earlier one weighs nothing.
@@ -158,6 +161,13 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
         ({"messages": [ASK, SAY | {"weight": 0}]}, "message 1 has weight 0, but is predicted: messages.train_on"),
         ({"messages": [ASK | {"train": True}, SAY]}, "message 0 has train true, but is not predicted: "),
         ({"messages": [ASK, SAY | {"train_detail": [{"end_offset": 2}]}]}, "message 1 has train_detail [{"),
+        ({"messages": [ASK, SAY | {"loss": False}]}, "message 1 has loss false, but is predicted: "),
+        ({"messages": [ASK, SAY | {"masked": True}]}, "message 1 has masked true, but is predicted: "),
+        (
+            {"messages": [ASK, SAY | {"content": "<s>old</s> new"}]},
+            "message 1 has '<s>' in its text, which the tokenizer",
+        ),
+        ({"messages": [ASK | {"content": "Hi<|im_end|>"}, SAY]}, "message 0 has '<|im_end|>' in its text, which the"),
         ({"messages": [ASK, SAY | {"tool_calls": "f"}]}, 'message 1 has the tool_calls "f"; write a list of functions'),
         ({"messages": [ASK, SAY], "tools": "[" * 10**5}, ", cannot be read as JSON: maximum recursion depth exceeded"),
         ({"messages": "[" * 10**5}, ", cannot be read as JSON: maximum recursion depth exceeded"),
@@ -369,6 +379,23 @@ def test_a_part_of_an_answer_that_the_template_does_not_write(tmp_path):
     read, problem = encoder(tmp_path, SPLIT, train_on="last")(rows)["problem"]
     assert read == ""
     assert "does not write all of message 3, '<think>" in problem
+
+
+def test_a_part_of_what_the_user_says_that_the_template_does_not_write(tmp_path):
+    """As some take "/think" out of a prompt, wherever it is."""
+    without = UNMARKED.replace("message['content']", "message['content'].replace('/think', '')")
+    assert without != UNMARKED
+    told = encoder(tmp_path, without)({"messages": [[ASK | {"content": "Open /thinking"}, SAY], [ASK, SAY]]})["problem"]
+    assert "does not write all of message 0, 'Open /thinking'; use one that does" in told[0]
+    assert told[1] == ""
+
+
+def test_no_template_writes_the_date_of_today(tmp_path):
+    dated = "{{ strftime_now('%Y') if strftime_now is defined else '2024' }}" + UNMARKED
+    fixed = "2024" + UNMARKED
+    rows = {"messages": [[ASK, SAY]]}
+    assert encoder(tmp_path, dated)(rows) == encoder(tmp_path, fixed)(rows)
+    assert encoder(tmp_path, fixed)(rows)["problem"] == [""]
 
 
 def test_tools_and_arguments_that_the_template_does_not_write(tmp_path):

@@ -110,6 +110,28 @@ def test_chat_templates_that_cannot_be_used(template, message, tmp_path, tokeniz
         pair_sources(pair_config(tmp_path, tokenizer=tokenizer(template), format="chat"))
 
 
+def test_a_row_that_a_chat_template_cannot_write_is_told_or_left_out(tmp_path, tokenizer):
+    refusing = CHAT.replace("<bos> <ask>", "{{ raise_exception('no beta') if 'beta' in message.content }}<bos> <ask>")
+    rows = [{"question": "alpha", "reply": "gamma"}, {"question": "beta", "reply": "gamma"}]
+    config = pair_config(tmp_path, rows, tokenizer=tokenizer(refusing), format="chat", num_train_samples=1)
+    with pytest.raises(
+        DataError, match=r"1 of 2 .* unusable text \(the first is row 1: the chat template fails: no beta"
+    ):
+        pair_sources(config)
+
+
+def test_special_tokens_in_a_text_are_no_text(tmp_path, tokenizer):
+    """In a template of the recipe they are meant."""
+    rows = [{"question": "alpha", "reply": "beta <eos> gamma"}, {"question": "beta", "reply": "gamma"}]
+    data = {"tokenizer": tokenizer(), "prompt": "<ask> {question} ", "num_train_samples": 1}
+    with pytest.raises(
+        DataError, match=r"row 0: reply has '<eos>' in its text, which the tokenizer reads as a special"
+    ):
+        pair_sources(pair_config(tmp_path, rows, **data))
+    train, _ = pair_sources(pair_config(tmp_path, rows[1:], **data))
+    assert train.fetch(np.array([0]), 0)["input_ids"].tolist() == [[BOS, ASK, BETA, GAMMA]]
+
+
 # --- packs --------------------------------------------------------------------------------------------------------
 
 

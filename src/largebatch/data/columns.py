@@ -13,7 +13,8 @@ class Use(NamedTuple):
     """What a column is used for."""
 
     field: str  # of `data`, for messages
-    kind: Literal["text", "any", "optional"] = "text"  # lists and objects are no text; some rows have optional ones
+    kind: Literal["text", "any"] = "text"  # lists and objects are no text
+    is_optional: bool = False  # whether there may be no such column
 
 
 Uses = dict[str, Use]

@@ -99,7 +99,7 @@ def open_splits(
         _raise_explained(error, config.path, splits)
     for name, use in (uses or {}).items():
         for dataset in (train, evaluation):
-            if use.kind != "optional":
+            if not use.is_optional:
                 column(dataset, name, use.field)
         # `datasets` has guessed the types of JSON on the hub.
         kind = train.features.get(name)

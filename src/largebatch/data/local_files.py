@@ -93,7 +93,8 @@ def _is_folder(pattern: str) -> bool:
 
 
 def _matches(pattern: str, field: str) -> list[Path]:
-    matches = sorted(glob(pattern, recursive=True))  # noqa: PTH207 - `Path.glob` takes no absolute patterns
+    # The name of a file may have brackets.
+    matches = [pattern] if os.path.exists(pattern) else sorted(glob(pattern, recursive=True))  # noqa: PTH110, PTH207
     files = [Path(name) for name in matches if not _is_folder(name)]
     # "**" also matches the folders in which it finds files.
     passed = {parent for file in files for parent in file.parents} if "**" in Path(pattern).parts else set()

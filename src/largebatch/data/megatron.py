@@ -33,18 +33,20 @@ def open_megatron(prefixes: Sequence[str], field: str, vocab_size: int, end_of_t
         end_of_text: The token that ends documents, if they are to be kept apart.
 
     Raises:
-        DataError: A file is missing, is of another format, or does not fit the other, or the first document has
+        DataError: A file is missing, is of another format, or does not fit the other, or the first document of one has
             another end.
     """
     found = check_once([path for prefix in prefixes for path in _found(prefix)], field)
-    parts, ends = zip(*(_read(path, field) for path in found), strict=True)
-    stream = TokenStream(parts, vocab_size)
-    if end_of_text is not None and ends[0] and stream.read(0, ends[0])[-1] != end_of_text:
-        raise DataError(
-            f"data.attention: the first document of {prefixes[0]} does not end with token {end_of_text}; make the "
-            'files with --append-eod, or write "block"'
-        )
-    return stream
+    parts = []
+    for path in found:
+        part, end = _read(path, field)
+        if end_of_text is not None and end and part.tokens()[end - 1] != end_of_text:
+            raise DataError(
+                f"data.attention: the first document of {path} does not end with token {end_of_text}; make the "
+                'files with --append-eod, or write "block"'
+            )
+        parts.append(part)
+    return TokenStream(parts, vocab_size)
 
 
 def _found(prefix: str) -> list[Path]:

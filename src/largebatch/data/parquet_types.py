@@ -28,7 +28,7 @@ def check_types(files: Iterable[Path], uses: Uses) -> None:
                             f"data.{use.field}: {part!r} is of type {kind} in {file}, and {expected} in {other}; write "
                             "it with the same type into all files"
                         )
-            elif use.kind != "optional":
+            elif not use.is_optional:
                 raise no_column(name, use.field, schema.names, file)
 
 

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import chain, islice
@@ -26,7 +26,7 @@ from largebatch.words import printable
 
 READERS = ("csv", "json", "text")
 """Names of the builders of `datasets` whose files are read here."""
-FORMAT = "2"
+FORMAT = "3"
 SEPARATORS = ",;\t|"  # of the cells of a CSV
 LINE = "\n"
 
@@ -73,7 +73,7 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
                 names |= dict.fromkeys(row)
                 yield where, {name: _text(where, name, use, row.get(name)) for name, use in uses.items()}
             for name, use in uses.items():
-                if names and use.kind != "optional" and name not in names:
+                if names and not use.is_optional and name not in names:
                     raise no_column(name, use.field, names, file)
 
 
@@ -91,6 +91,8 @@ def _text(where: str, name: str, use: Use, value: Any) -> str | None:
         raise DataError(f"{where}: {name!r} has {what}, which is not text; save the file as UTF-8") from None
     except ValueError as error:
         raise DataError(f"{where}: {name!r} holds {error}") from None
+    if "\0" in text:
+        raise DataError(f"{where}: {name!r} has a zero byte, which is not text; remove it, or save the file as UTF-8")
     if isinstance(value, list | dict) and use.kind == "text":
         raise DataError(f"{where}: {name!r} holds {text[:60]}, neither text nor a number; write text")
     return text
@@ -115,7 +117,7 @@ def with_exact_text(builder: datasets.DatasetBuilder, uses: Uses) -> datasets.Da
 
 def _separator_of(file: str, uses: Uses) -> str:
     """The separator with which the header of a CSV has the columns that it must have; a comma if there is none."""
-    needed = {name for name, use in uses.items() if use.kind != "optional"}
+    needed = {name for name, use in uses.items() if not use.is_optional}
     with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace", newline="") as text:
         # A line "sep=;" above the header names the separator to Excel.
         header = next((line for line in text if not line.startswith("sep=")), "")
@@ -140,7 +142,7 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
             lines = io.TextIOWrapper(file_of_lines, encoding="utf-8-sig", errors="surrogateescape")
             rows = enumerate(({"text": line.removesuffix("\n")} for line in lines), 1)
         elif config.separator:
-            rows = _csv_rows(file_of_lines, config.separator)
+            rows = _csv_rows(file_of_lines, config)
         else:
             rows = _json_rows(file_of_lines)
         try:
@@ -160,15 +162,22 @@ def _is_archive(path: Path) -> bool:
     return len(members) != 1
 
 
-def _csv_rows(file: IO[bytes], separator: str) -> Iterator[tuple[int, Row]]:
+def _csv_rows(file: IO[bytes], config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(sys.maxsize)
     # A spreadsheet's CSV may begin with a byte order mark. Bytes of other encodings are told with their row.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    separator = config.separator
     reader = csv.reader(text, delimiter=separator, strict=True)
     try:
         names = next((cells for cells in reader if cells[:1] != ["sep="]), [])
-        _check_names(names)
+        # Spreadsheets leave columns without a name.
+        _check_names(names, config.uses)
         for cells in reader:
+            # A quote that is only text takes all rows up to the next one into its cell.
+            if separator == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
+                raise ValueError(
+                    "a cell in quotes has a tab and a line break; write quotes of texts twice, or JSON lines"
+                )
             # As csv.DictReader does, leave out empty lines.
             if cells and len(cells) != len(names):
                 raise ValueError(
@@ -235,13 +244,13 @@ def parse_json(text: str, number: Callable[[str], Any] = _exact) -> Any:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> Row:
-    _check_names([name for name, _ in pairs])
+    names = [name for name, _ in pairs]
+    _check_names(names, names)
     return dict(pairs)
 
 
-def _check_names(names: Sequence[str]) -> None:
+def _check_names(names: Sequence[str], used: Iterable[str]) -> None:
     if any("\udc80" <= letter <= "\udcff" for name in names for letter in name):
         raise ValueError("its names are not in UTF-8; save it as UTF-8")
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} occurs twice, so one of its values would be lost")
+    if len(set(names)) < len(names) and (twice := [name for name in used if names.count(name) > 1]):
+        raise ValueError(f"{twice[0]!r} occurs twice, so one of its values would be lost")

@@ -27,6 +27,10 @@ class ByteTokenizer:
         """The documents' tokens, each with an end-of-text token."""
         return [[*(document or "").encode(), self.end_of_text] for document in documents]
 
+    def special_token_in(self, text: str) -> str | None:
+        """What of a text would be read as a special token."""
+        return "\0" if "\0" in text else None
+
     def decode(self, tokens: list[int]) -> str:
         """The text of tokens; the mask has none."""
         return bytes(token for token in tokens if token < self.vocab_size).decode(errors="replace")
@@ -55,6 +59,12 @@ class PretrainedTokenizer:
         # `transformers` makes an empty tokenizer from a folder with a model and no tokenizer.
         if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
             raise DataError(f"data.tokenizer: {path!r} has no tokenizer that makes tokens; write that of the model")
+        # A cuneiform sign, which few tokenizers know.
+        if not self.tokenizer("\N{CUNEIFORM SIGN A}", add_special_tokens=False)["input_ids"]:
+            raise DataError(
+                f"data.tokenizer: {path!r} leaves out characters that it does not know; make it with an unknown token, "
+                "or of bytes"
+            )
         # An encoder's tokenizer has a separator instead of an end-of-text token.
         candidates = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
         ends: list[int] = [token for token in candidates if token is not None]
@@ -74,6 +84,14 @@ class PretrainedTokenizer:
         # Without the offsets in the text, which `transformers` would compute, too.
         encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [[*document.ids, self.end_of_text] for document in encoded]
+
+    def special_token_in(self, text: str) -> str | None:
+        """What of a text would be read as a special token."""
+        return next((token for token in self._special_texts if token in text), None)
+
+    @cached_property
+    def _special_texts(self) -> list[str]:
+        return [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
 
     def decode(self, tokens: list[int]) -> str:
         """The text of tokens, special ones included."""
