@@ -28,7 +28,7 @@ REMEDY = (
 WEIGHTS = ("weight", "train", "training", "train_detail")
 """Keys with which other programs choose the messages that are predicted: OpenAI's, and axolotl's."""
 NO_TEXT = ("role", "content", *WEIGHTS)
-"""Keys of messages that hold no text besides what is compared elsewhere."""
+"""Keys of messages without a text, besides the content, which `ChatTemplate.turns` compares."""
 CALL_NO_TEXT = ("id", "type")
 """Keys of calls that need not be written."""
 
@@ -250,7 +250,7 @@ def _without_a_text(fields: dict[str, Any], no_text: Sequence[str] = NO_TEXT) ->
                     yield name, fields | {key: [*value[:number], other, *value[number + 1 :]]}
         elif key == "function" and isinstance(value, dict):
             for name, other in _without_a_text(value, CALL_NO_TEXT):
-                # `may_omit` is of messages' names.
+                # "name" in `may_omit` is that of a message, not that of a function.
                 yield "tool_calls" if name == "name" else name, fields | {key: other}
         elif has_text(value) and key not in no_text:
             yield key, fields | {key: type(value)()}

@@ -13,7 +13,7 @@ class Use(NamedTuple):
     """What a column is used for."""
 
     field: str  # of `data`, for messages
-    kind: Literal["text", "any", "optional"] = "text"  # lists and objects are no text; some rows have optional ones
+    kind: Literal["text", "any", "optional"] = "text"  # lists and objects are not text; "optional": in some rows
 
 
 Uses = dict[str, Use]
