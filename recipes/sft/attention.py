@@ -20,8 +20,8 @@ from .model import small_twin
 LENGTHS = (7, 5, 1, 9)
 # Largest differences, relative to the largest logit. Changing other tokens may change only the rounding, in mixtures of
 # experts; a pair alone is computed in tensors of different shapes, which round differently in every layer.
-OF_OTHER_TOKENS = 1e-6
-OF_BEING_ALONE = 1e-4
+MAX_DIFFERENCE_FROM_OTHERS = 1e-6
+MAX_DIFFERENCE_ALONE = 1e-4
 
 
 def check_causal(model: PreTrainedModel) -> None:
@@ -30,13 +30,13 @@ def check_causal(model: PreTrainedModel) -> None:
     Raises:
         UserError: They change, so that the model would read the answers that it must predict; or it cannot be run.
     """
-    with _asked(model) as asked:
-        tokens, others = (_tokens(asked, first, sum(LENGTHS)) for first in (3, 4))
-        before = _logits(asked, tokens)
-        after = _logits(asked, torch.cat([tokens[:-1], others[-1:]]))
+    with _testable(model) as tested:
+        tokens, others = (_tokens(tested, first, sum(LENGTHS)) for first in (3, 4))
+        before = _logits(tested, tokens)
+        after = _logits(tested, torch.cat([tokens[:-1], others[-1:]]))
         difference = _relative_difference(before[:-1], after[:-1])
         # Also true if the difference is not a number.
-        if not difference <= OF_OTHER_TOKENS:
+        if not difference <= MAX_DIFFERENCE_FROM_OTHERS:
             raise UserError(
                 f"model: {type(model).__name__} is not a causal language model: a token changes the logits of those "
                 f"before it, by {difference:.1e} of the largest, so it would read the answers that it must predict; "
@@ -50,13 +50,13 @@ def check_packing(model: PreTrainedModel) -> None:
     Raises:
         UserError: They differ, so that packing would train something else; or the model cannot be run.
     """
-    with _asked(model) as asked:
-        pairs, others = ([_tokens(asked, first, length) for length in LENGTHS] for first in (3, 4))
-        packed = _logits_of_pack(asked, *pairs)
+    with _testable(model) as tested:
+        pairs, others = ([_tokens(tested, first, length) for length in LENGTHS] for first in (3, 4))
+        packed = _logits_of_pack(tested, *pairs)
         for number, pair in enumerate(pairs):
-            surrounded = _logits_of_pack(asked, *others[:number], pair, *others[number + 1 :])[number]
-            (alone,) = _logits_of_pack(asked, pair)
-            for expected, limit in ((surrounded, OF_OTHER_TOKENS), (alone, OF_BEING_ALONE)):
+            surrounded = _logits_of_pack(tested, *others[:number], pair, *others[number + 1 :])[number]
+            (alone,) = _logits_of_pack(tested, pair)
+            for expected, limit in ((surrounded, MAX_DIFFERENCE_FROM_OTHERS), (alone, MAX_DIFFERENCE_ALONE)):
                 difference = _relative_difference(packed[number], expected)
                 if not difference <= limit:
                     raise UserError(
@@ -89,10 +89,10 @@ def _relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @contextmanager
-def _asked(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The model, or its twin if it has no weights, to be run without gradients and dropout.
+def _testable(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """The model, or its small twin if it has no weights, without gradients and dropout.
 
-    Its exceptions are reported as errors in its configuration.
+    An exception of the block is reported as an error in the model's configuration.
     """
     was_training = model.training
     model.eval()

@@ -38,7 +38,7 @@ WEIGHTS = (
 MASKS = ("mask", "masked", "ignore")
 """Keys with which other programs, such as torchtune, choose the messages that are not."""
 NO_TEXT = ("role", "content", *WEIGHTS, *MASKS)
-"""Keys of messages that hold no text besides what is compared elsewhere."""
+"""Keys of messages without a text, besides the content, which `ChatTemplate.turns` compares."""
 CALL_NO_TEXT = ("id", "type")
 """Keys of calls that need not be written."""
 
@@ -271,7 +271,7 @@ def _without_a_text(fields: dict[str, Any], no_text: Sequence[str] = NO_TEXT) ->
                     yield name, fields | {key: [*value[:number], other, *value[number + 1 :]]}
         elif key == "function" and isinstance(value, dict):
             for name, other in _without_a_text(value, CALL_NO_TEXT):
-                # `may_omit` is of messages' names.
+                # "name" in `may_omit` is that of a message, not that of a function.
                 yield "tool_calls" if name == "name" else name, fields | {key: other}
         elif has_text(value) and key not in no_text:
             yield key, fields | {key: type(value)()}

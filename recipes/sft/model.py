@@ -18,8 +18,8 @@ from largebatch.system.repositories import Place, find
 
 from .config import AutoCausalLM, Config, Lora
 
-# Settings for a loss that training does not add.
-OF_ROUTERS = ("output_router_logits", "router_aux_loss_coef")
+# Settings of a loss of mixtures of experts, which training does not add.
+ROUTER_SETTINGS = ("output_router_logits", "router_aux_loss_coef")
 MAX_LAYERS = 1000
 MAX_LABELS = 10**6
 
@@ -72,7 +72,7 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
         is_twice = config.attribute_map.get(name) in given
         is_of_a_window = "sliding_window" in name or name == "max_window_layers"
         is_off = value and ("drop" in name or (is_of_a_window and has_no_window))
-        if not is_own or is_twice or name in OF_ROUTERS or is_off:
+        if not is_own or is_twice or name in ROUTER_SETTINGS or is_off:
             idle.append(name)
     if idle:
         raise UserError(

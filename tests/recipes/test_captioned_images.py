@@ -209,6 +209,16 @@ def test_tars_that_are_damaged(shards, tmp_path):
         opened(section(shards, on_invalid="skip"))
 
 
+def test_a_list_of_pairs_that_is_damaged(shards, tmp_path):
+    opened(section(shards))
+    for path in (tmp_path / "cache/largebatch").glob("pairs_*"):
+        path.write_bytes(path.read_bytes()[:100])
+        with pytest.raises(DataError, match=r"pairs_.*\.npy is damaged; remove it, and prepare the data again"):
+            opened(section(shards))
+        path.unlink()
+    assert len(opened(section(shards))[0]) == NUMBER
+
+
 def test_if_none_can_be_used_the_reason_is_told(tmp_path):
     (tmp_path / "data.csv").write_text("image,caption\nnowhere.jpg,a\nnowhere.png,b\n")
     with pytest.raises(DataError, match=r"the image of sample 0 cannot be decoded: .*No such file.*[/']nowhere\.jpg'"):

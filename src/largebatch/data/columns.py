@@ -13,7 +13,7 @@ class Use(NamedTuple):
     """What a column is used for."""
 
     field: str  # of `data`, for messages
-    kind: Literal["text", "any"] = "text"  # lists and objects are no text
+    kind: Literal["text", "any"] = "text"  # lists and objects are not text
     is_optional: bool = False  # whether there may be no such column
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
 COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
-OF_THE_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
+NETWORK_ERRORS = (ConnectionError, TimeoutError, socket.gaierror)
 ROWS_AT_ONCE = 1000  # of a Parquet file, in memory
 
 
@@ -65,7 +65,7 @@ def open_splits(
         if config.data_files is None and _local_files(builder):
             builder = _of_files_alone(builder, splits)
         if builder.name == "text":
-            # A byte order mark is no text.
+            # A byte order mark is not text.
             builder.config.encoding = "utf-8-sig"
         _check_commit(builder, arguments.get("revision"))
         if builder.name == "parquet":
@@ -123,7 +123,7 @@ def _raise_explained(error: Exception, path: str, splits: tuple[str, str]) -> No
     if isinstance(cause, OSError) and cause.errno in CACHE_WRITE_ERRNOS:
         with write_errors(Path(HF_HOME)):
             raise cause from None
-    if is_transient(cause) and not isinstance(cause, OF_THE_NETWORK):
+    if is_transient(cause) and not isinstance(cause, NETWORK_ERRORS):
         with file_errors(f"data.path: {path!r} cannot be read now"):
             raise cause from None
     raise DataError(
@@ -135,7 +135,7 @@ def _raise_explained(error: Exception, path: str, splits: tuple[str, str]) -> No
 def _name_unread(
     config: HubOrLocal, builder: "datasets.DatasetBuilder", train: "datasets.Dataset", uses: Uses | None
 ) -> None:
-    """Print the files of a folder of images that are none, and the columns that are not used: both may be missed."""
+    """Print what nothing reads, and somebody may expect to be read: other files, and columns that are not used."""
     from largebatch.data.text_rows import TextRows
 
     listed = present = _local_files(builder)

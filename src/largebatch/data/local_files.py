@@ -36,8 +36,8 @@ def found_files(config: HubOrLocal) -> dict[str, list[LocalFile]]:
     """The files of `data_files` by their splits, sorted within each glob and folder.
 
     Raises:
-        DataError: Nothing is there, or what is no file; a folder has files that may not be meant; a file would be read
-            twice; or evaluation would read some of the files in a folder for training.
+        DataError: A pattern matches nothing, or something that is not a file; a folder has files that may not be meant;
+            a file would be read twice; or evaluation would read some of the files in a folder for training.
     """
     assert config.data_files is not None
     patterns = config.data_files.by_split
@@ -58,7 +58,7 @@ def found_files(config: HubOrLocal) -> dict[str, list[LocalFile]]:
 
 
 def local_file(path: Path, field: str) -> LocalFile:
-    """A file as it is now; DataError, which names the config's `field`, if it is none, or not there any more."""
+    """A file as it is now; DataError, which names the config's `field`, unless there is such a file."""
     try:
         status = path.stat()
     except OSError as error:
@@ -74,7 +74,7 @@ def state_of(files: Iterable[LocalFile]) -> str:
 
 
 def check_once(files: list[Path], field: str) -> list[Path]:
-    """The files; DataError if one of them is there twice, as of overlapping globs, or through a link."""
+    """The files; DataError if one of them is there twice, from overlapping globs or through a link."""
     ((file, count),) = Counter(_places(files)).most_common(1)
     if count > 1:
         raise DataError(f"{field}: {file} would be read {count} times; name it once, or weight it in data.sources")
@@ -135,7 +135,7 @@ def _files_in(folder: str, format_name: str, field: str) -> list[Path]:
         raise DataError(f"{field}: {folder!r} is a folder without files; write the path of another")
     usual, _ = Counter(file.suffix.lower() for file in files).most_common(1)[0]
     others = [file for file in files if file.suffix.lower() != usual]
-    # Images have many endings; what is none is counted when data are prepared.
+    # Images have many endings; other files are counted when data are prepared.
     if others and format_name != "imagefolder":
         raise DataError(f"{field}: {others[0]} is among files that end in {usual!r}; {WRITE_A_GLOB}")
     return files

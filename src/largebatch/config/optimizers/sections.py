@@ -52,11 +52,11 @@ class OptimizerSection(Section):
     them, and `largebatch export --ema` writes them. null: there is none."""
 
     rules: ClassVar[tuple[str, ...]] = ()
-    """Fields that are no options but rules by which options follow the batch; "fixed" is the rule that they do not."""
+    """Fields that are not options but rules by which options follow the batch; "fixed": they do not follow it."""
     square_root_rules: ClassVar[Mapping[str, str]] = {}
     """Of these fields, the rule that holds only with the square-root rule of the learning rate."""
     names: ClassVar[tuple[str, ...]] = ("no_decay_names",)
-    """Fields that are no options but patterns of parameters' names: lists, or mappings from patterns to values."""
+    """Fields that are not options but patterns of parameters' names: lists, or mappings from patterns to values."""
 
     @property
     def options(self) -> dict[str, Any]:
