@@ -113,13 +113,14 @@ class Backend(Processes, ABC):
         this."""
         if self._compiled is None:
             return None
-        failures = self.gather_objects(self._compiled.why_eager)
-        reason = next((f"on rank {rank}: {each}" for rank, each in enumerate(failures) if each is not None), None)
-        if reason is not None:
-            self._compiled.why_eager = reason
-            # Nothing is left to agree on.
-            self._compiled = None
-        return reason
+        for rank, failure in enumerate(self.gather_objects(self._compiled.why_eager)):
+            if failure is not None:
+                reason = f"on rank {rank}: {failure}"
+                self._compiled.why_eager = reason
+                # Nothing is left to agree on.
+                self._compiled = None
+                return reason
+        return None
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.unwrapped_model = model
@@ -148,11 +149,9 @@ class Backend(Processes, ABC):
         if not isinstance(optimizer, LayerwiseOptimizer):
             return
         parts = self._layer_parts()
-        ranges = [
-            (part.name, number, part.start, part.length)
-            for number, found in enumerate(parts.values())
-            for part in found
-        ]
+        ranges = []
+        for number, found in enumerate(parts.values()):
+            ranges += [(part.name, number, part.start, part.length) for part in found]
         everyone = self.gather_objects(ranges)
         ranks = torch.distributed.get_process_group_ranks(self._shard_group) if self.world_size > 1 else [0]
         held = [{each[0]: LayerRange(*each) for each in everyone[rank]} for rank in ranks]

@@ -174,8 +174,10 @@ def end_with_the_launcher() -> None:
 
 
 def _refuse_settings(environment: Mapping[str, str], precision: str) -> None:
-    settings = (PRECISION._replace(off=("no", precision)), *REFUSED)
-    for setting in settings if engine_of(environment) == "FSDP" else (*settings, UNLESS_FSDP):
+    settings = [PRECISION._replace(off=("no", precision)), *REFUSED]
+    if engine_of(environment) != "FSDP":
+        settings.append(UNLESS_FSDP)
+    for setting in settings:
         value = environment.get(setting.variable, setting.off[0])
         if value.lower() not in setting.off:
             raise LaunchError(f"the Accelerate config has {setting.key}: {value}; remove it; {setting.why}")

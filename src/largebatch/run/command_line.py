@@ -72,12 +72,25 @@ def _parse(config_class: type[Config], arguments: Sequence[str] | None, ending: 
     )
     parser.add_argument("--config", type=Path, required=True, help="the recipe's JSON file")
     parser.add_argument("--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>")
-    resume = '"auto" (default): resume from the latest checkpoint in the run\'s folder, if any; "none": start over; '
-    parser.add_argument("--resume", default="auto", help=f"{resume}or the folder of a checkpoint")
-    may_differ = "fields of the config that may differ from the checkpoint's"
-    parser.add_argument("--allow-change", action="append", default=[], metavar="FIELD,…", help=may_differ)
-    perturb = "change each initial weight of one process by a rounding error; largebatch verify measures how they grow"
-    parser.add_argument("--perturb-weights", type=int, metavar="SEED", help=perturb)
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        help='"auto" (default): resume from the latest checkpoint in the run\'s folder, if any; "none": start over; '
+        "or the folder of a checkpoint",
+    )
+    parser.add_argument(
+        "--allow-change",
+        action="append",
+        default=[],
+        metavar="FIELD,…",
+        help="fields of the config that may differ from the checkpoint's",
+    )
+    parser.add_argument(
+        "--perturb-weights",
+        type=int,
+        metavar="SEED",
+        help="change each initial weight of one process by a rounding error; largebatch verify measures how they grow",
+    )
     options, overrides = parser.parse_known_args(arguments)
     config = load_config(options.config, overrides, config_class)
     fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())

@@ -112,7 +112,7 @@ class CoupledBatch:
 
 
 def _part(everything: Encoded, rows: slice) -> Encoded:
-    """What some samples are encoded as: rows as tensors of their own, whose gradients are as small as they are."""
+    """What the samples in `rows` are encoded as, as new tensors: gradients of slices would be as large as the whole."""
     return {
         name: values[rows].detach().requires_grad_(values.requires_grad) if values.ndim else values
         for name, values in everything.items()
@@ -159,9 +159,11 @@ def _check(loss: CoupledLoss, rows: slice, everything: Encoded, model: nn.Module
                 f"step.couple: the loss depends on the parameter {name} itself, which would get no gradient; return "
                 "it from the model's forward pass, and from `encode` as a scalar"
             )
-    of_rows = [gradient for name, gradient in zip(names, gradients, strict=False) if everything[name].ndim]
-    others = [part_of for each in of_rows if each is not None for part_of in (each[: part.start], each[part.stop :])]
-    if losses.sum() > rounding and not any(each.any() for each in others):
+    reaches_others = False
+    for name, gradient in zip(names, gradients, strict=False):
+        if gradient is not None and everything[name].ndim:
+            reaches_others |= bool(gradient[: part.start].any() or gradient[part.stop :].any())
+    if losses.sum() > rounding and not reaches_others:
         raise UserError(
             "step.couple: the loss has no gradient for the samples that it compares its own with, so a part of the "
             "gradient would be missing; do not detach them"

@@ -104,14 +104,17 @@ class Evaluator:
         """This process's ranges of the first `num_samples` samples, as (start, stop), and their batches.
 
         Every process makes the same number of forward passes, because sharded strategies communicate in each; a process
-        for which no samples are left gets the empty range (0, 0) and the batch of the first sample.
+        for which no samples are left gets an empty range and the batch of the first sample.
         """
         backend = self.backend
         size = backend.plan.micro_batch_size
-        first = backend.rank * size
-        starts = range(first, num_samples + first, backend.world_size * size)
-        shares = [(start, min(start + size, num_samples)) if start < num_samples else (0, 0) for start in starts]
-        requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
+        shares = []
+        requests: list[Request] = []
+        for first in range(0, num_samples, backend.world_size * size):
+            start = min(first + backend.rank * size, num_samples)
+            stop = min(start + size, num_samples)
+            shares.append((start, stop))
+            requests.append((np.arange(start, stop) if start < stop else np.arange(1), None))
         batches = load(source, requests, self.num_workers, backend.device)
         for (start, stop), (batch, _) in zip(shares, batches, strict=True):
             self.heartbeat()

@@ -117,7 +117,7 @@ class Loop:
             for index, step_feed in enumerate(feed, first):
                 if index == first + 1 and self.plan.finds_micro_batch_size:
                     rehearse_longest(self.config, self.backend)
-                # An all-reduce on the host that nobody waits for: by when `update` reads its result, it has long ended.
+                # An all-reduce on the host. It has ended long before `update` reads its result, so nobody waits for it.
                 self.stop.vote()
                 # The recipe's turn: forward and backward passes, `update`, and an evaluation if one is due.
                 self.step = Step(index, self.backend, step_feed, self.watchdog.heartbeat)

@@ -168,7 +168,7 @@ class Run(Generic[Config]):
             if available > len(source):
                 self._print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used")
             if remark := getattr(source, "remark", None):
-                self._print(printable(f"  {'Data':<14}{remark}"))
+                self._print(f"  {'Data':<14}{remark}")
         return sources
 
     def build(self, build_model: Callable[[Config], M]) -> M:
@@ -398,9 +398,8 @@ class Run(Generic[Config]):
     def _agree_on_the_plan(self) -> None:
         """Refuse machines with a different copy of the recipe, which would silently train something else."""
         launch = self.backend.launch
-        strategy = (launch.strategy, launch.deepspeed_config, launch.reshards)
-        mine = (self._given.model_dump_json(), self.plan.to_json(), *strategy)
-        gathered = self.backend.gather_objects(mine)
+        recipe = (self._given.model_dump_json(), self.plan.to_json())
+        gathered = self.backend.gather_objects((recipe, launch.strategy, launch.deepspeed_config, launch.reshards))
         ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
         if ranks:
             what = f"the config differs from rank 0's on rank {', '.join(ranks)}"

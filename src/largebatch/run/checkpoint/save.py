@@ -278,10 +278,11 @@ class CheckpointWriter:
             self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
 
     def _manifest(self, step: int, about: Mapping[str, Any], state: EngineState, parts: Sequence[Part]) -> Manifest:
-        scalars = {name: numbers for part in parts for name, numbers in part.scalars.items()}
+        scalars: dict[str, Mapping[str, float]] = {}
         vectors: dict[str, list[Range]] = {}
         buffers: dict[str, tuple[int, ...]] = {}
         for rank, part in enumerate(parts):
+            scalars |= part.scalars
             for vector, (start, stop) in part.ranges.items():
                 vectors.setdefault(vector, []).append(Range(rank, start, stop))
             for name in part.buffers:

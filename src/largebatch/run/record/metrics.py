@@ -66,7 +66,8 @@ class StepMetrics:
         self._utilization = utilization
         self._first_step = first_step
         self._earlier_seconds = seconds
-        self._own = TaskMetrics()  # those of the step that was added last
+        # Of the step that was added last: what the task has logged, and the weight of the global batch.
+        self._own = TaskMetrics()
         self._weight = 0.0
         self._total_weight = 0.0
         # The last logged step, and as of then: seconds, weight, and seconds of waiting for data.
@@ -175,7 +176,7 @@ class StepMetrics:
         pending = self._pending
         self._pending = {}
         window = torch.stack([loss_sum for loss_sum, _ in pending.values()]).tolist()
-        bad = [(bad_step, loss) for bad_step, loss in zip(pending, window, strict=True) if not math.isfinite(loss)]
+        bad = [(step, loss) for step, loss in zip(pending, window, strict=True) if not math.isfinite(loss)]
         first_bad = bad[0] if bad else (math.inf, 0.0)
         waited = self.data_wait - self._logged[-1]
         # Zero without a GPU.
@@ -186,18 +187,21 @@ class StepMetrics:
         if (bad_step := min(bad_steps)) < math.inf:
             rank = bad_steps.index(bad_step)
             raise _not_finite(f"the loss is {bad_losses[rank]} at step {bad_step:.0f} on rank {rank}")
-        norms = {each: norm for each, (_, norm) in pending.items() if norm is not None}
-        for each, norm in zip(norms, torch.stack([*norms.values()]).tolist() if norms else [], strict=True):
-            if not math.isfinite(norm):
-                raise _not_finite(f"the gradient's norm is {norm} at step {each}")
+        norms = {step: norm for step, (_, norm) in pending.items() if norm is not None}
+        if norms:
+            for step, norm in zip(norms, torch.stack([*norms.values()]).tolist(), strict=True):
+                if not math.isfinite(norm):
+                    raise _not_finite(f"the gradient's norm is {norm} at step {step}")
         return numbers
 
 
 def goodput(history: Sequence[Mapping[str, Any]], step: int, train_seconds: float, now: float) -> float | None:
     """The share of the time since a run's first start that went into steps that were applied and are not repeated.
 
+    It is None if the history has no start, or nothing has been trained.
+
     Args:
-        history: The lines of history.jsonl. Unknown, None, without a start in them.
+        history: The lines of history.jsonl.
         step: Steps so far.
         train_seconds: Seconds of training in them.
         now: In seconds since 1970, as the times in the history.
@@ -209,7 +213,7 @@ def goodput(history: Sequence[Mapping[str, Any]], step: int, train_seconds: floa
 
 
 def position_fields(plan: RunPlan, step: int) -> dict[str, Any]:
-    """The progress of training after `step` steps: "step", "samples" trained on and, where there are such, "epoch"."""
+    """How far training is after `step` steps: "step", "samples" trained on and, unless sources are mixed, "epoch"."""
     place: dict[str, Any] = {"step": step, "samples": plan.batch_at(step).samples_before}
     return place if plan.mixture else place | {"epoch": round(float(plan.timeline.progress(step, "epochs")), 6)}
 
