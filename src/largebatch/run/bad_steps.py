@@ -111,7 +111,8 @@ class BadSteps:
         """Load the latest intact checkpoint and return its step."""
         self.writer.wait()
         candidates = checkpoints_of(self.recorder.folder.checkpoints_dir, self.backend)
-        candidates += [entry_at(self.start.checkpoint)] if self.start.checkpoint is not None else []
+        if self.start.checkpoint is not None:
+            candidates.append(entry_at(self.start.checkpoint))
         usable, skipped = latest_usable(candidates, self.backend)
         if usable is None:
             why = f"{skipped[0].path}: {skipped[0].problem}" if skipped else "none has been written yet"

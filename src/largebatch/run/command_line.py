@@ -116,7 +116,8 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
         with storage_errors():
             yield
     except UserError as error:
-        rank, local_rank = (whole_number_or_none(name) or 0 for name in ("RANK", "LOCAL_RANK"))
+        rank = whole_number_or_none("RANK") or 0
+        local_rank = whole_number_or_none("LOCAL_RANK") or 0
         joined = torch.distributed.is_initialized()
         alone = joined and not error.everywhere
         if alone or (rank if joined else local_rank) == 0:
@@ -124,10 +125,12 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
             if not isinstance(error, RunStopped):
                 ending.fail(error)
             where = f"[rank {rank}] " if alone else ""
-            lines = [f"{where}{error.title}: {error}", *([AFTER_A_MESSAGE] if _has_a_launcher() else [])]
+            message = f"{where}{error.title}: {error}"
+            if _has_a_launcher():
+                message += f"\n{AFTER_A_MESSAGE}"
             # The disk of the log may be the one that is full.
             with suppress(OSError):
-                print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
+                print(printable(message), file=sys.stderr, flush=True)
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.
             time.sleep(SECONDS_FOR_THE_REPORT)

@@ -50,7 +50,8 @@ class Evaluator:
                     before()
                     averaged = self._means_now(eval_set, num_samples, per_sample)
                 means |= {f"{EMA}/{value}": mean for value, mean in averaged.items()}
-        means = means if name is None else {f"{name}/{value}": mean for value, mean in means.items()}
+        if name is not None:
+            means = {f"{name}/{value}": mean for value, mean in means.items()}
         for value, mean in means.items():
             if self._sets.setdefault(value, name) != name:
                 raise UserError(

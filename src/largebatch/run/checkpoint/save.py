@@ -271,9 +271,9 @@ class CheckpointWriter:
         files = {name: asdict(record) for name, record in records.items()}
         replace_json_file(final / MARKER, {"step": manifest.step, "files": files})
         try:
-            best = {manifest.best.step} if manifest.best else set()
-            is_kept = self.backend.plan.keeps_checkpoint_of
-            prune(self.folder, self.settings.keep_last, lambda each: each in best or is_kept(each), self.attempt.name)
+            best = manifest.best.step if manifest.best else None
+            keeps = self.backend.plan.keeps_checkpoint_of
+            prune(self.folder, self.settings.keep_last, lambda step: step == best or keeps(step), self.attempt.name)
         except OSError as problem:
             self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
 

@@ -17,8 +17,6 @@ from largebatch.plan import RunPlan
 from largebatch.run.record.task_metrics import TaskMetrics
 from largebatch.system.hardware import GIB
 
-DATA_WAIT = "data_wait"  # the range in traces of a run's steps
-
 
 class Stopwatch:
     """Counts seconds of training, without the pauses."""
@@ -79,7 +77,8 @@ class StepMetrics:
         """The same batches, while the time that each takes to arrive is counted as waiting for data."""
         while True:
             start = time.perf_counter()
-            with record_function(DATA_WAIT):
+            # A range in traces of torch's profiler.
+            with record_function("data_wait"):
                 batch = next(batches, None)
             self.data_wait += time.perf_counter() - start
             if batch is None:

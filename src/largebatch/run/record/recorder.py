@@ -226,7 +226,7 @@ class Recorder:
             if result is not None:
                 result.result()
         if result is not None:
-            print(describe_summary(result.result(), self.folder), flush=True)
+            self.say(describe_summary(result.result(), self.folder))
 
     def _write_results(
         self, checkpoint: Path, about: Mapping[str, Any], exported: Callable[[], None]
