@@ -70,8 +70,8 @@ class Backend(Processes, ABC):
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.is_main_process: bool = self.rank == 0  # whether this process prints and writes
         self.is_local_main_process: bool = accelerator.is_local_main_process  # whether it is the first of its machine
+        self.has_checked_features = False  # whether `run.coupled` has made the checks of its first step
         self.model: nn.Module  # the model as the strategy wrapped it
-        self.has_checked_features = False  # whether a step's features were alike in all batches, as later ones will be
         self.unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
         self.optimizer: Optimizer
         self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged

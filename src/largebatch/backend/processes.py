@@ -43,7 +43,7 @@ class Processes:
         return values.unsqueeze(0) if self.world_size == 1 else all_gather(values, torch.distributed.group.WORLD)
 
     def check_rows(self, batches: Sequence[Rows], caller: str) -> None:
-        """Refuse, on all processes, batches that differ in names, dtypes or shapes of rows from any other's."""
+        """Refuse, on all processes, batches whose rows do not have the same names, dtypes and shapes on all of them."""
         mine = {
             ", ".join(f"{name!r} {tuple(rows.shape[1:])} {rows.dtype}" for name, rows in sorted(batch.items()))
             for batch in batches

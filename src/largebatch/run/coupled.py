@@ -58,7 +58,7 @@ class CoupledBatch:
         trained = {name: values.requires_grad_() for name, values in everything.items() if values.is_floating_point()}
         start = size * backend.rank // backend.world_size
         stop = size * (backend.rank + 1) // backend.world_size
-        # Of a pair of vectors; hard negatives are more.
+        # The vectors of a sample: a pair, or more with hard negatives.
         vectors = sum(values[0].numel() // values.shape[-1] for values in trained.values() if values.ndim)
         tile = max(1, 2 * PAIRS_PER_TILE // (size * max(2, vectors)))
         if is_first:

@@ -139,6 +139,7 @@ def mean_over_samples(
             (batch,) each, such as each sample's loss summed over its tokens, and its number of tokens.
         parts: Ranges of samples by name, over each of which there is another mean, named "value/part".
     """
+    # All samples, and those of each part.
     subsets = {"": range(2**63 - 1)} | {f"/{name}": part for name, part in parts.items()}
     totals = TaskMetrics()
     for start, stop, batch in batches:

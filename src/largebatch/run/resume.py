@@ -74,8 +74,8 @@ def find_start(
         # The same recipe starts over in the same folder, which keeps its history; a finished run is moved aside.
         changed = differences(folder.config(), config).keys() - {"batch.micro_batch_size"}
         return Start(in_place=not finished and not changed, skipped=skipped)
-    path = usable[0].resolve()
-    manifest = usable[1]
+    path, manifest = usable
+    path = path.resolve()
     try:
         refused, allowed = _split(manifest, config, plan, allow_change)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

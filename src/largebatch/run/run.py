@@ -313,7 +313,7 @@ class Run(Generic[Config]):
         Args:
             values: By name: a pair of sum and weight, such as (number of correct samples, number of samples), whose
                 sums over all micro-batches and processes are divided once; or a number, of which the main process's
-                last one is kept. Each is a number or a tensor without dimensions.
+                last one is kept. Each is a number or a tensor without dimensions, of which a copy is kept.
         """
         if self.loop.step is None:
             raise RuntimeError("run.log was called before the first step; call it between steps(…) and update")

@@ -167,10 +167,11 @@ class StepMetrics:
             self._gather()
 
     def _gather(self) -> list[list[float]]:
-        """Each process's sum of losses in the last step added; all since the last call must be finite.
+        """Gather numbers of every process; fails as `check` does.
 
-        Then, of each process: the number of metrics of the task's own in that step, the seconds of waiting for data
-        since the last line, and the peak of its GPU's memory in GiB.
+        Returns four lists, with a number of each process: the sum of losses in the step that was added last, the number
+        of the task's own metrics in that step, the seconds of waiting for data since the last line, and the peak of its
+        GPU's memory in GiB.
         """
         pending = self._pending
         self._pending = {}
