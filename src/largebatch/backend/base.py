@@ -78,6 +78,7 @@ class Backend(Processes, ABC):
         self.reduces: Policy = launch.entry.reduction_policies[0]  # when gradients are reduced; known after `prepare`
         self.learning_rate: float | None = None  # the schedule's; None until the first update
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
+        self.gradient_watch: GradientWatch  # of the first step's backward passes
         self.untouched: Untouched
 
     @abstractmethod
@@ -94,7 +95,7 @@ class Backend(Processes, ABC):
         self._shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
         self._wrap(model, optimizer)
         self._locate_layers()
-        self._watch = GradientWatch(self.unwrapped_model)
+        self.gradient_watch = GradientWatch(self.unwrapped_model)
         if self.plan.optimizer.ema_half_life is not None:
             self.statistics.start_averages()
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
@@ -243,10 +244,6 @@ class Backend(Processes, ABC):
         any. The gradient is that of all processes, so they all decide alike. If `measure_norm` is false, and nothing
         depends on the norm, it need not be computed.
         """
-
-    def parameters_without_gradient(self) -> list[str]:
-        """Names of trainable parameters that the first step's backward passes did not reach; before its `update`."""
-        return self._watch.end()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the schedule's learning rate, times each parameter group's own factor.

@@ -10,7 +10,7 @@ With one micro-batch per process, the graph of its features is kept for the back
 without gradients computes the features, and a second one, with the same randomness, those of one micro-batch at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -73,16 +73,7 @@ class CoupledBatch:
         for name, values in trained.items():
             values.grad = gradients[name]
         for first in range(start, stop, tile):
-            rows_of_tile = slice(first, min(first + tile, stop))
-            own = _part(everything, rows_of_tile)
-            with torch.enable_grad():
-                losses = loss(rows_of_tile, own, everything).sum()
-            leaves = {name: values for name, values in own.items() if values.ndim and values.requires_grad}
-            torch.autograd.backward(losses, inputs=[*trained.values(), *leaves.values()])
-            for name, values in leaves.items():
-                if values.grad is not None:
-                    gradients[name][rows_of_tile] += values.grad
-            self.loss_sum += losses.detach()
+            self.loss_sum += _add_gradients(loss, slice(first, min(first + tile, stop)), everything, gradients)
         # A loss that is not finite must show even if its gradient is finite.
         factor = torch.where(torch.isfinite(self.loss_sum), 1.0, torch.nan)
         self._gradients = {name: backend.sum_rows(share.mul_(factor), len(mine)) for name, share in gradients.items()}
@@ -117,6 +108,21 @@ def _part(everything: Encoded, rows: slice) -> Encoded:
         name: values[rows].detach().requires_grad_(values.requires_grad) if values.ndim else values
         for name, values in everything.items()
     }
+
+
+def _add_gradients(
+    loss: CoupledLoss, rows: slice, everything: Encoded, gradients: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """Return the sum of some samples' losses, and add their gradients, by the names of what is trained."""
+    own = _part(everything, rows)
+    with torch.enable_grad():
+        losses = loss(rows, own, everything).sum()
+    leaves = {name: values for name, values in own.items() if values.ndim and values.requires_grad}
+    torch.autograd.backward(losses, inputs=[*(everything[name] for name in gradients), *leaves.values()])
+    for name, values in leaves.items():
+        if values.grad is not None:
+            gradients[name][rows] += values.grad
+    return losses.detach()
 
 
 def _check_size(trained: Encoded, planned: int) -> None:
