@@ -97,8 +97,7 @@ def main(config: Config, options: RunOptions) -> None:
     def encode_and_log(batch: Batch) -> dict[str, torch.Tensor]:
         encoded = encode(batch)
         if config.loss.learned:
-            # FSDP frees what it has gathered.
-            run.log({name: encoded[name].detach().clone() for name in ("scale", "bias") if name in encoded})
+            run.log({name: encoded[name] for name in ("scale", "bias") if name in encoded})
         return encoded
 
     for step in run.steps(train_set):

@@ -34,6 +34,14 @@ def test_sums_over_all_micro_batches_and_processes_are_divided_once():
     assert not any(getattr(part, "requires_grad", False) for parts in second.values.values() for part in parts)
 
 
+def test_a_logged_tensor_may_change_afterward():
+    """As FSDP's gathered weights do, which it frees."""
+    scale = torch.tensor(2.0, dtype=torch.double)
+    metrics = logged({"scale": scale, "mean": (scale, 1)})
+    scale.zero_()
+    assert means(metrics) == {"scale": 2.0, "mean": 2.0}
+
+
 def test_sums_in_bf16_count_beyond_256_and_a_pass_for_the_others_adds_no_nan():
     ones = (torch.ones((), dtype=torch.bfloat16), 1)
     metrics = logged(*[{"accuracy": ones}] * 300)

@@ -70,14 +70,15 @@ class Backend(Processes, ABC):
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.is_main_process: bool = self.rank == 0  # whether this process prints and writes
         self.is_local_main_process: bool = accelerator.is_local_main_process  # whether it is the first of its machine
+        self.has_checked_features = False  # whether `run.coupled` has made the checks of its first step
         self.model: nn.Module  # the model as the strategy wrapped it
-        self.has_checked_features = False  # whether a step's features were alike in all batches, as later ones will be
         self.unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
         self.optimizer: Optimizer
         self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
         self.reduces: Policy = launch.entry.reduction_policies[0]  # when gradients are reduced; known after `prepare`
         self.learning_rate: float | None = None  # the schedule's; None until the first update
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
+        self.gradient_watch: GradientWatch  # of the first step's backward passes
         self.untouched: Untouched
 
     @abstractmethod
@@ -94,7 +95,7 @@ class Backend(Processes, ABC):
         self._shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
         self._wrap(model, optimizer)
         self._locate_layers()
-        self._watch = GradientWatch(self.unwrapped_model)
+        self.gradient_watch = GradientWatch(self.unwrapped_model)
         if self.plan.optimizer.ema_half_life is not None:
             self.statistics.start_averages()
         self.untouched = Untouched(self.unwrapped_model, self._torch_optimizer)
@@ -113,13 +114,14 @@ class Backend(Processes, ABC):
         this."""
         if self._compiled is None:
             return None
-        failures = self.gather_objects(self._compiled.why_eager)
-        reason = next((f"on rank {rank}: {each}" for rank, each in enumerate(failures) if each is not None), None)
-        if reason is not None:
-            self._compiled.why_eager = reason
-            # Nothing is left to agree on.
-            self._compiled = None
-        return reason
+        for rank, failure in enumerate(self.gather_objects(self._compiled.why_eager)):
+            if failure is not None:
+                reason = f"on rank {rank}: {failure}"
+                self._compiled.why_eager = reason
+                # Nothing is left to agree on.
+                self._compiled = None
+                return reason
+        return None
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.unwrapped_model = model
@@ -148,11 +150,9 @@ class Backend(Processes, ABC):
         if not isinstance(optimizer, LayerwiseOptimizer):
             return
         parts = self._layer_parts()
-        ranges = [
-            (part.name, number, part.start, part.length)
-            for number, found in enumerate(parts.values())
-            for part in found
-        ]
+        ranges = []
+        for number, found in enumerate(parts.values()):
+            ranges += [(part.name, number, part.start, part.length) for part in found]
         everyone = self.gather_objects(ranges)
         ranks = torch.distributed.get_process_group_ranks(self._shard_group) if self.world_size > 1 else [0]
         held = [{each[0]: LayerRange(*each) for each in everyone[rank]} for rank in ranks]
@@ -244,10 +244,6 @@ class Backend(Processes, ABC):
         any. The gradient is that of all processes, so they all decide alike. If `measure_norm` is false, and nothing
         depends on the norm, it need not be computed.
         """
-
-    def parameters_without_gradient(self) -> list[str]:
-        """Names of trainable parameters that the first step's backward passes did not reach; before its `update`."""
-        return self._watch.end()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the schedule's learning rate, times each parameter group's own factor.

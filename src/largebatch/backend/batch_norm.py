@@ -27,7 +27,7 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module):
         self._layers: list[tuple[_BatchNorm, float]] = []
-        self._kinds: dict[str, tuple[_BatchNorm, str]] = {}  # layer and attribute of each, by name
+        self._places: dict[str, tuple[_BatchNorm, str]] = {}  # layer and attribute of each, by name
         self.averages: dict[str, torch.Tensor] = {}  # their moving averages, if there are any, by name
         self._copies: list[torch.Tensor] = []
         for name, module in model.named_modules():
@@ -39,16 +39,16 @@ class RunningStatistics:
                     )
                 self._layers.append((module, module.momentum))
                 for kind in ("running_mean", "running_var"):
-                    self._kinds[f"{name}.{kind}".lstrip(".")] = (module, kind)
+                    self._places[f"{name}.{kind}".lstrip(".")] = (module, kind)
 
     @property
     def names(self) -> set[str]:
         """The names of the running means and variances, and of their moving averages."""
-        return {*self._kinds, *self.averages}
+        return {*self._places, *self.averages}
 
     def start_averages(self) -> None:
         """Keep moving averages of the statistics, too; to be called when the model is on its device."""
-        buffers = zip(self._kinds, self._buffers(), strict=True)
+        buffers = zip(self._places, self._buffers(), strict=True)
         self.averages = {f"{EMA}/{name}": buffer.clone() for name, buffer in buffers}
 
     def move_averages(self, weight: float) -> None:
@@ -104,7 +104,7 @@ class RunningStatistics:
             buffer.copy_(copy)
 
     def _buffers(self) -> list[torch.Tensor]:
-        return [getattr(layer, kind) for layer, kind in self._kinds.values()]
+        return [getattr(layer, kind) for layer, kind in self._places.values()]
 
 
 def synchronize(model: nn.Module, device: torch.device) -> None:

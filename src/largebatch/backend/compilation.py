@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from largebatch.config.sections import Compute
 from largebatch.errors import UserError, reason_of
-from largebatch.model.parts import convolves, repeated_blocks
+from largebatch.model.parts import convolves, differentiable, repeated_blocks
 from largebatch.plan.strategies import StrategyEntry, names_of
 
 # Compiled versions of one function: for blocks that differ, training and evaluation, and batches of several sizes.
@@ -99,12 +99,11 @@ class CompiledRegions:
         arguments, options = tree_map_only(
             torch.Tensor, lambda each: each.clone() if each.requires_grad else each, given
         )
-        trained = [each for each in tree_leaves((arguments, options)) if getattr(each, "requires_grad", False)]
+        trained = differentiable((arguments, options))
         buffers = [(buffer, buffer.clone()) for buffer in region.buffers()]
         try:
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-                outputs = tree_leaves(compiled(*arguments, **options))
-                outputs = [each for each in outputs if getattr(each, "requires_grad", False)]
+                outputs = differentiable(compiled(*arguments, **options))
                 if outputs:
                     # Of a region whose inputs need no gradient, the first.
                     trained = trained or [each for each in region.parameters() if each.requires_grad]

@@ -64,7 +64,8 @@ def steps_up_to(max_norm: float, optimizer: Any, all_max: Callable[[int], Callab
         # The engine asks again when it clips.
         if is_large is None:
             is_large = bool(all_max(int(norm > max_norm))())
-            refused.extend([float(norm)] if is_large else [])
+            if is_large:
+                refused.append(float(norm))
         return is_large
 
     module.is_invalid_grad_norm = is_refused  # type: ignore[attr-defined]

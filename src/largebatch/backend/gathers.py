@@ -108,12 +108,13 @@ class GatheredWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, _types: Any, arguments: tuple[Any, ...] = (), options: Mapping[str, Any] | None = None
     ) -> torch.Tensor:
+        aten = torch.ops.aten
         weight: GatheredWeight = next(each for each in arguments if isinstance(each, cls))
-        if function is torch.ops.aten._to_copy.default and (options or {}).get("dtype") == torch.bfloat16:
+        if function is aten._to_copy.default and (options or {}).get("dtype") == torch.bfloat16:
             return weight.numbers.detach()
-        if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+        if function in (aten.detach.default, aten.alias.default):
             return cls(weight.numbers.detach(), weight.parameter)
-        if function is torch.ops.aten.as_strided.default:
+        if function is aten.as_strided.default:
             # Drops the rows that pad it.
             return cls(weight.numbers.as_strided(*arguments[1:]), weight.parameter)
         raise BackendMismatch(

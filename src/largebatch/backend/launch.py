@@ -35,7 +35,6 @@ class Setting(NamedTuple):
         return self.variable_if_other or prefix + self.key.upper()
 
 
-PRECISION = Setting("mixed_precision", ("no",), "set precision in the recipe")
 REFUSED = (
     Setting("gradient_accumulation_steps", ("1", "auto"), "it follows from batch in the recipe"),
     Setting("gradient_clipping", ("auto", "none"), "set optimizer.clip_norm in the recipe"),
@@ -59,7 +58,7 @@ REFUSED = (
     *(Setting(f"parallelism_config_{kind}_size", ("1",), DATA_PARALLELISM) for kind in ("tp", "cp", "sp")),
 )
 UNLESS_FSDP = Setting("parallelism_config", ("false",), DATA_PARALLELISM, "ACCELERATE_USE_PARALLELISM_CONFIG")
-"""With FSDP, the section makes groups of processes that shard the model."""
+"""Refused unless the launch is for FSDP, for which the section forms groups of processes that shard the model."""
 SHARD_SIZE = "LARGEBATCH_SHARD_SIZE"
 DP_SHARD_SIZE = "PARALLELISM_CONFIG_DP_SHARD_SIZE"
 
@@ -159,7 +158,7 @@ def read_shard_size(environment: Mapping[str, str], local_world_size: int) -> in
 def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -> None:
     divisors = [size for size in range(min(2, world_size), world_size + 1) if world_size % size == 0]
     # Parts of a node, or whole nodes.
-    sizes = [size for size in divisors if 0 in (local_world_size % size, size % local_world_size)]
+    sizes = [size for size in divisors if local_world_size % size == 0 or size % local_world_size == 0]
     if shard_size not in sizes:
         raise LaunchError(
             f"hsdp cannot shard the model over groups of {shard_size}: with {world_size} processes, {local_world_size} "
@@ -173,9 +172,14 @@ def end_with_the_launcher() -> None:
         end_with_parent()
 
 
+def refused_settings(is_fsdp: bool, precision: str = "no") -> list[Setting]:
+    """The settings that must be off in a launch of a recipe, whose precision may be named once more."""
+    settings = [Setting("mixed_precision", ("no", precision), "set precision in the recipe"), *REFUSED]
+    return settings if is_fsdp else [*settings, UNLESS_FSDP]
+
+
 def _refuse_settings(environment: Mapping[str, str], precision: str) -> None:
-    settings = (PRECISION._replace(off=("no", precision)), *REFUSED)
-    for setting in settings if engine_of(environment) == "FSDP" else (*settings, UNLESS_FSDP):
+    for setting in refused_settings(engine_of(environment) == "FSDP", precision):
         value = environment.get(setting.variable, setting.off[0])
         if value.lower() not in setting.off:
             raise LaunchError(f"the Accelerate config has {setting.key}: {value}; remove it; {setting.why}")

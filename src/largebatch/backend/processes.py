@@ -43,7 +43,7 @@ class Processes:
         return values.unsqueeze(0) if self.world_size == 1 else all_gather(values, torch.distributed.group.WORLD)
 
     def check_rows(self, batches: Sequence[Rows], caller: str) -> None:
-        """Refuse, on all processes, batches that differ in names, dtypes or shapes of rows from any other's."""
+        """Refuse, on all processes, batches whose rows do not have the same names, dtypes and shapes on all of them."""
         mine = {
             ", ".join(f"{name!r} {tuple(rows.shape[1:])} {rows.dtype}" for name, rows in sorted(batch.items()))
             for batch in batches
@@ -64,8 +64,10 @@ class Processes:
                 have fewer rows than `micro_batch_size`.
             count: The number of samples of all processes.
         """
-        result = {}
-        for name, first in sorted(batches[0].items()) if batches else ():
+        result: Rows = {}
+        if not batches:
+            return result
+        for name, first in sorted(batches[0].items()):
             padded = first.new_zeros(len(batches), self._micro_batch_size, *first.shape[1:])
             for slot, batch in zip(padded, batches, strict=True):
                 slot[: len(batch[name])] = batch[name]
@@ -73,7 +75,7 @@ class Processes:
         return result
 
     def sum_rows(self, values: torch.Tensor, num_batches: int) -> torch.Tensor:
-        """The sums over all processes of values for the rows of `gather_rows`, of which each gets those of its batches.
+        """Sum values for the rows of `gather_rows` over all processes; each gets the sums for its own micro-batches.
 
         Args:
             values: Each process's own, one for each sample of all processes; or a scalar, which all get the sum of.

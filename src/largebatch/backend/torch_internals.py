@@ -53,9 +53,10 @@ def sharded_parameters(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def gathered_parameters(units: Iterable[Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The parameters of units that were gathered at least once: the shard, and the tensor that modules use."""
-    for shard in (shard for unit in units for shard in unit.fsdp_params):
-        if hasattr(shard, "_unsharded_param"):
-            yield shard.sharded_param, shard._unsharded_param
+    for unit in units:
+        for shard in unit.fsdp_params:
+            if hasattr(shard, "_unsharded_param"):
+                yield shard.sharded_param, shard._unsharded_param
 
 
 def padded_rows(shard: Any) -> torch.Tensor:

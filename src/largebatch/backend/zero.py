@@ -96,14 +96,13 @@ class ZeroBackend(Backend):
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self.device)
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
-        first: Any = None
-        for parameter in parameters:
+        first: Any
+        first, *others = parameters
+        materialize(first, self.device)
+        Init(module=nn.ParameterList([first]), config_dict_or_path=config)
+        for parameter in others:
             materialize(parameter, self.device)
-            if first is None:
-                Init(module=nn.ParameterList([parameter]), config_dict_or_path=config)
-                first = parameter
-            else:
-                first.convert_to_zero_parameters(param_list=[parameter])
+            first.convert_to_zero_parameters(param_list=[parameter])
 
     def mark_micro_step(self, is_last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(is_last)

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from largebatch.config import RecipeConfig
@@ -28,6 +28,7 @@ from largebatch.estimate.cuda_kernels import cuda_kernels
 from largebatch.model.activation_checkpointing import KEPT_RESULTS, blocks_to_recompute, checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.building import build_shapes, storage_of
+from largebatch.model.parts import differentiable
 from largebatch.task_folders import folder_of, import_from
 
 ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
@@ -116,9 +117,9 @@ def micro_batch_flops(model: nn.Module, config: RecipeConfig, example_batch: Exa
         in_place = {torch.ops.aten.addmm_: _addmm_flops}
         forward, backward = (FlopCounterMode(display=False, custom_mapping=in_place) for _ in range(2))
         with forward:
-            outputs = tree_leaves(model(**batch))
+            outputs = differentiable(model(**batch))
         with backward:
-            torch.autograd.backward([each.sum() for each in outputs if getattr(each, "requires_grad", False)])
+            torch.autograd.backward([each.sum() for each in outputs])
     return forward.get_total_flops(), backward.get_total_flops()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
 
 EMBEDDING_GETTERS = ("get_input_embeddings", "get_output_embeddings")
 
@@ -32,6 +33,11 @@ def convolves(model: nn.Module) -> bool:
     """Whether a model has more convolutions than linear layers."""
     modules = list(model.modules())
     return sum(isinstance(each, _ConvNd) for each in modules) > sum(isinstance(each, nn.Linear) for each in modules)
+
+
+def differentiable(values: Any) -> list[torch.Tensor]:
+    """The tensors with gradients among nested values, such as a model's outputs."""
+    return [each for each in tree_leaves(values) if getattr(each, "requires_grad", False)]
 
 
 def is_adapter(name: str) -> bool:

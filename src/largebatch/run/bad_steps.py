@@ -66,18 +66,16 @@ class BadSteps:
             TrainingFailed: `on_non_finite` is "stop", more steps were bad than `max_bad_steps` allows, or no checkpoint
                 can be restored.
         """
+        what = f"{self._what(self.backend.gather_objects(loss_sum), grad_norm)} at step {step}"
         if self._faults.on_non_finite == "stop":
             # Raises if something is not finite, and names step and rank.
             self.recorder.metrics.check()
-        else:
-            self.recorder.metrics.discard(step)
-        what = f"{self._what(self.backend.gather_objects(loss_sum), grad_norm)} at step {step}"
-        if self._faults.on_non_finite == "stop":
             raise TrainingFailed(
                 f"{what}; training stopped before its update. Look at the data of that step, raise "
                 'faults.spike.sigmas, or let faults.on_non_finite "skip" such steps',
                 everywhere=True,
             )
+        self.recorder.metrics.discard(step)
         self.count += 1
         allowed = self._faults.max_bad_steps
         if self.count > allowed:
@@ -113,7 +111,8 @@ class BadSteps:
         """Load the latest intact checkpoint and return its step."""
         self.writer.wait()
         candidates = checkpoints_of(self.recorder.folder.checkpoints_dir, self.backend)
-        candidates += [entry_at(self.start.checkpoint)] if self.start.checkpoint is not None else []
+        if self.start.checkpoint is not None:
+            candidates.append(entry_at(self.start.checkpoint))
         usable, skipped = latest_usable(candidates, self.backend)
         if usable is None:
             why = f"{skipped[0].path}: {skipped[0].problem}" if skipped else "none has been written yet"

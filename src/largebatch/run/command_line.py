@@ -72,12 +72,25 @@ def _parse(config_class: type[Config], arguments: Sequence[str] | None, ending: 
     )
     parser.add_argument("--config", type=Path, required=True, help="the recipe's JSON file")
     parser.add_argument("--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>")
-    resume = '"auto" (default): resume from the latest checkpoint in the run\'s folder, if any; "none": start over; '
-    parser.add_argument("--resume", default="auto", help=f"{resume}or the folder of a checkpoint")
-    may_differ = "fields of the config that may differ from the checkpoint's"
-    parser.add_argument("--allow-change", action="append", default=[], metavar="FIELD,…", help=may_differ)
-    perturb = "change each initial weight of one process by a rounding error; largebatch verify measures how they grow"
-    parser.add_argument("--perturb-weights", type=int, metavar="SEED", help=perturb)
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        help='"auto" (default): resume from the latest checkpoint in the run\'s folder, if any; "none": start over; '
+        "or the folder of a checkpoint",
+    )
+    parser.add_argument(
+        "--allow-change",
+        action="append",
+        default=[],
+        metavar="FIELD,…",
+        help="fields of the config that may differ from the checkpoint's",
+    )
+    parser.add_argument(
+        "--perturb-weights",
+        type=int,
+        metavar="SEED",
+        help="change each initial weight of one process by a rounding error; largebatch verify measures how they grow",
+    )
     options, overrides = parser.parse_known_args(arguments)
     config = load_config(options.config, overrides, config_class)
     fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
@@ -103,7 +116,8 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
         with storage_errors():
             yield
     except UserError as error:
-        rank, local_rank = (whole_number_or_none(name) or 0 for name in ("RANK", "LOCAL_RANK"))
+        rank = whole_number_or_none("RANK") or 0
+        local_rank = whole_number_or_none("LOCAL_RANK") or 0
         joined = torch.distributed.is_initialized()
         alone = joined and not error.everywhere
         if alone or (rank if joined else local_rank) == 0:
@@ -111,10 +125,12 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
             if not isinstance(error, RunStopped):
                 ending.fail(error)
             where = f"[rank {rank}] " if alone else ""
-            lines = [f"{where}{error.title}: {error}", *([AFTER_A_MESSAGE] if _has_a_launcher() else [])]
+            message = f"{where}{error.title}: {error}"
+            if _has_a_launcher():
+                message += f"\n{AFTER_A_MESSAGE}"
             # The disk of the log may be the one that is full.
             with suppress(OSError):
-                print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
+                print(printable(message), file=sys.stderr, flush=True)
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.
             time.sleep(SECONDS_FOR_THE_REPORT)

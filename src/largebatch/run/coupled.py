@@ -10,7 +10,7 @@ With one micro-batch per process, the graph of its features is kept for the back
 without gradients computes the features, and a second one, with the same randomness, those of one micro-batch at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -58,7 +58,7 @@ class CoupledBatch:
         trained = {name: values.requires_grad_() for name, values in everything.items() if values.is_floating_point()}
         start = size * backend.rank // backend.world_size
         stop = size * (backend.rank + 1) // backend.world_size
-        # Of a pair of vectors; hard negatives are more.
+        # The vectors of a sample: a pair, or more with hard negatives.
         vectors = sum(values[0].numel() // values.shape[-1] for values in trained.values() if values.ndim)
         tile = max(1, 2 * PAIRS_PER_TILE // (size * max(2, vectors)))
         if is_first:
@@ -73,16 +73,7 @@ class CoupledBatch:
         for name, values in trained.items():
             values.grad = gradients[name]
         for first in range(start, stop, tile):
-            rows_of_tile = slice(first, min(first + tile, stop))
-            own = _part(everything, rows_of_tile)
-            with torch.enable_grad():
-                losses = loss(rows_of_tile, own, everything).sum()
-            leaves = {name: values for name, values in own.items() if values.ndim and values.requires_grad}
-            torch.autograd.backward(losses, inputs=[*trained.values(), *leaves.values()])
-            for name, values in leaves.items():
-                if values.grad is not None:
-                    gradients[name][rows_of_tile] += values.grad
-            self.loss_sum += losses.detach()
+            self.loss_sum += _add_gradients(loss, slice(first, min(first + tile, stop)), everything, gradients)
         # A loss that is not finite must show even if its gradient is finite.
         factor = torch.where(torch.isfinite(self.loss_sum), 1.0, torch.nan)
         self._gradients = {name: backend.sum_rows(share.mul_(factor), len(mine)) for name, share in gradients.items()}
@@ -112,11 +103,26 @@ class CoupledBatch:
 
 
 def _part(everything: Encoded, rows: slice) -> Encoded:
-    """What some samples are encoded as: rows as tensors of their own, whose gradients are as small as they are."""
+    """What the samples in `rows` are encoded as, as new tensors: gradients of slices would be as large as the whole."""
     return {
         name: values[rows].detach().requires_grad_(values.requires_grad) if values.ndim else values
         for name, values in everything.items()
     }
+
+
+def _add_gradients(
+    loss: CoupledLoss, rows: slice, everything: Encoded, gradients: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """Return the sum of some samples' losses, and add their gradients, by the names of what is trained."""
+    own = _part(everything, rows)
+    with torch.enable_grad():
+        losses = loss(rows, own, everything).sum()
+    leaves = {name: values for name, values in own.items() if values.ndim and values.requires_grad}
+    torch.autograd.backward(losses, inputs=[*(everything[name] for name in gradients), *leaves.values()])
+    for name, values in leaves.items():
+        if values.grad is not None:
+            gradients[name][rows] += values.grad
+    return losses.detach()
 
 
 def _check_size(trained: Encoded, planned: int) -> None:
@@ -159,9 +165,11 @@ def _check(loss: CoupledLoss, rows: slice, everything: Encoded, model: nn.Module
                 f"step.couple: the loss depends on the parameter {name} itself, which would get no gradient; return "
                 "it from the model's forward pass, and from `encode` as a scalar"
             )
-    of_rows = [gradient for name, gradient in zip(names, gradients, strict=False) if everything[name].ndim]
-    others = [part_of for each in of_rows if each is not None for part_of in (each[: part.start], each[part.stop :])]
-    if losses.sum() > rounding and not any(each.any() for each in others):
+    reaches_others = False
+    for name, gradient in zip(names, gradients, strict=False):
+        if gradient is not None and everything[name].ndim:
+            reaches_others |= bool(gradient[: part.start].any() or gradient[part.stop :].any())
+    if losses.sum() > rounding and not reaches_others:
         raise UserError(
             "step.couple: the loss has no gradient for the samples that it compares its own with, so a part of the "
             "gradient would be missing; do not detach them"

@@ -50,7 +50,8 @@ class Evaluator:
                     before()
                     averaged = self._means_now(eval_set, num_samples, per_sample)
                 means |= {f"{EMA}/{value}": mean for value, mean in averaged.items()}
-        means = means if name is None else {f"{name}/{value}": mean for value, mean in means.items()}
+        if name is not None:
+            means = {f"{name}/{value}": mean for value, mean in means.items()}
         for value, mean in means.items():
             if self._sets.setdefault(value, name) != name:
                 raise UserError(
@@ -104,14 +105,17 @@ class Evaluator:
         """This process's ranges of the first `num_samples` samples, as (start, stop), and their batches.
 
         Every process makes the same number of forward passes, because sharded strategies communicate in each; a process
-        for which no samples are left gets the empty range (0, 0) and the batch of the first sample.
+        for which no samples are left gets an empty range and the batch of the first sample.
         """
         backend = self.backend
         size = backend.plan.micro_batch_size
-        first = backend.rank * size
-        starts = range(first, num_samples + first, backend.world_size * size)
-        shares = [(start, min(start + size, num_samples)) if start < num_samples else (0, 0) for start in starts]
-        requests: list[Request] = [(np.arange(start, max(stop, start + 1)), None) for start, stop in shares]
+        shares = []
+        requests: list[Request] = []
+        for first in range(0, num_samples, backend.world_size * size):
+            start = min(first + backend.rank * size, num_samples)
+            stop = min(start + size, num_samples)
+            shares.append((start, stop))
+            requests.append((np.arange(start, stop) if start < stop else np.arange(1), None))
         batches = load(source, requests, self.num_workers, backend.device)
         for (start, stop), (batch, _) in zip(shares, batches, strict=True):
             self.heartbeat()
@@ -135,6 +139,7 @@ def mean_over_samples(
             (batch,) each, such as each sample's loss summed over its tokens, and its number of tokens.
         parts: Ranges of samples by name, over each of which there is another mean, named "value/part".
     """
+    # All samples, and those of each part.
     subsets = {"": range(2**63 - 1)} | {f"/{name}": part for name, part in parts.items()}
     totals = TaskMetrics()
     for start, stop, batch in batches:

@@ -117,7 +117,7 @@ class Loop:
             for index, step_feed in enumerate(feed, first):
                 if index == first + 1 and self.plan.finds_micro_batch_size:
                     rehearse_longest(self.config, self.backend)
-                # An all-reduce on the host that nobody waits for: by when `update` reads its result, it has long ended.
+                # An all-reduce on the host. It has ended long before `update` reads its result, so nobody waits for it.
                 self.stop.vote()
                 # The recipe's turn: forward and backward passes, `update`, and an evaluation if one is due.
                 self.step = Step(index, self.backend, step_feed, self.watchdog.heartbeat)
@@ -138,29 +138,29 @@ class Loop:
         with self._checkpoint_finished_before_failing():
             if is_first:
                 step.check_first()
-            # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
-            # after a gradient that was not finite.
             self.stop_reason = self.stop.result()
             self.save_due = self.stop_reason is not None or self.plan.checkpoints_after(completed)
             is_logged = self.plan.logs_after(completed)
             # A checkpoint of the step before may still be copying the weights that are about to change.
             self.writer.wait_until_copied()
-            # Divided already: each backward pass has divided by the weight of the global batch, and the last one has
-            # reduced the gradient over the processes. It is the gradient of the global batch's mean loss.
             self.backend.set_learning_rate(self.plan.lr_of(step.batch))
             if ema_weight := self.plan.ema_weight_at(step.index):
                 self.backend.set_ema_weight(ema_weight)
-            # One call that also clears the gradients, because DeepSpeed's engine does all of it in one.
-            self.backend.untouched.forget()
+            # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
+            # after a gradient that was not finite.
             measure_norm = is_logged or self.save_due or bool(step.noise_parts)
+            # The gradient is that of the global batch's mean loss: each backward pass has divided by the weight of the
+            # global batch, and the last one has reduced the gradient over the processes. One call clips it, steps and
+            # clears it, because DeepSpeed's engine does all of it in one.
+            self.backend.untouched.forget()
             update = self.backend.clip_and_step(measure_norm, self.bad_steps.max_norm())
             if update.applied and ema_weight:
-                # After skipped steps alone, it is the first: the starting statistics do not count, as with weights.
+                # The averages begin with the first update that is applied, after any skipped steps, as weights' do.
                 weight = 1.0 if self.bad_steps.count == step.index else ema_weight
                 self.backend.statistics.move_averages(weight)
             self.backend.untouched.note()
             if is_first:
-                # Now, not at the first checkpoint.
+                # Too little memory is refused now, not at the first checkpoint.
                 self.writer.reserve()
             self.recorder.step = completed
             self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)

@@ -7,11 +7,11 @@ Nothing is tried again in processes that have been out of memory.
 import math
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from largebatch.backend.base import Backend
 from largebatch.backend.launch import Launch
 from largebatch.config import RecipeConfig
+from largebatch.model.parts import differentiable
 from largebatch.storage.run_folder import RunFolder
 from largebatch.task_folders import folder_of, import_from
 
@@ -56,8 +56,7 @@ def rehearse_longest(config: RecipeConfig, backend: Backend) -> None:
         passes = min(2, backend.plan.max_gradient_accumulation_steps)
         for number in range(passes):
             backend.begin_micro_step(number, passes)
-            outputs = tree_leaves(backend.model(**batch))
-            sums = [each.sum() for each in outputs if getattr(each, "requires_grad", False)]
+            sums = [each.sum() for each in differentiable(backend.model(**batch))]
             backend.backward(torch.stack(sums).sum(), math.nan)
         # No strategy takes a step whose gradient is not finite.
         backend.clip_and_step(measure_norm=True, max_norm=math.inf)

@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,22 +70,12 @@ def find_start(
     skipped = [f"{entry.path}: {entry.problem}" for entry in not_usable]
     if usable is None:
         with backend.raise_on_all_ranks():
-            if any(entry.is_transient for entry in not_usable):
-                raise StorageError(f"no checkpoint can be used: {'; '.join(skipped)}; the same command tries again")
-            if resume != "auto":
-                raise UserError(
-                    f"--resume: {skipped[0]}; `largebatch checkpoints` lists the checkpoints in a run folder"
-                )
-            if any((entry.path / MARKER).exists() for entry in candidates):
-                raise UserError(
-                    f"{folder.path} has checkpoints, but none of them can be used:{bulleted(skipped)}\n"
-                    "repair them and start again; --resume none starts over and moves the earlier run aside"
-                )
+            _refuse_to_start_over(resume, folder, not_usable, skipped)
         # The same recipe starts over in the same folder, which keeps its history; a finished run is moved aside.
         changed = differences(folder.config(), config).keys() - {"batch.micro_batch_size"}
         return Start(in_place=not finished and not changed, skipped=skipped)
-    path = usable[0].resolve()
-    manifest = usable[1]
+    path, manifest = usable
+    path = path.resolve()
     try:
         refused, allowed = _split(manifest, config, plan, allow_change)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -96,9 +86,9 @@ def find_start(
     is_finished = finished and manifest.step >= plan.stop_after_steps
     with backend.raise_on_all_ranks():
         if refused and resume == "auto":
-            which = f"{folder.path} holds {'a' if finished else 'an unfinished'} run of a different recipe"
+            what = f"{folder.path} holds {'a' if finished else 'an unfinished'} run of a different recipe"
             others = "--resume none starts over and moves the earlier run aside, --run-dir uses another folder, and"
-            raise _refusal(which, refused, others, allow_change)
+            raise _refusal(what, refused, others, allow_change)
         if refused:
             raise _refusal(f"{path} is of a different recipe", refused, "restore the earlier values;", allow_change)
         if manifest.step > plan.stop_after_steps and not is_finished:
@@ -111,14 +101,27 @@ def find_start(
     return Start(in_place, path, manifest, skipped, allowed, is_finished)
 
 
+def _refuse_to_start_over(resume: str, folder: RunFolder, not_usable: Sequence[Entry], problems: Sequence[str]) -> None:
+    """Raise an error unless a run may begin at step 0 that can use none of its checkpoints, because of `problems`."""
+    if any(entry.is_transient for entry in not_usable):
+        raise StorageError(f"no checkpoint can be used: {'; '.join(problems)}; the same command tries again")
+    if resume != "auto":
+        raise UserError(f"--resume: {problems[0]}; `largebatch checkpoints` lists the checkpoints in a run folder")
+    if any((entry.path / MARKER).exists() for entry in not_usable):
+        raise UserError(
+            f"{folder.path} has checkpoints, but none of them can be used:{bulleted(problems)}\n"
+            "repair them and start again; --resume none starts over and moves the earlier run aside"
+        )
+
+
 def checkpoints_of(folder: Path, backend: Backend) -> list[Entry]:
     """The checkpoints in a folder, the latest first, as the main process sees them."""
 
-    def found() -> list[tuple[Any, ...]]:
+    def found() -> list[dict[str, Any]]:
         with file_errors(f"{folder} cannot be read", "choose another run folder"):
-            return [(entry.path.name, *astuple(entry)[1:]) for entry in entries(folder)]
+            return [asdict(entry) | {"path": entry.path.name} for entry in entries(folder)]
 
-    return [Entry(folder / name, *rest) for name, *rest in backend.from_main_process(found)]
+    return [Entry(**{**each, "path": folder / each["path"]}) for each in backend.from_main_process(found)]
 
 
 def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[Path, Manifest] | None, list[Entry]]:
@@ -164,32 +167,35 @@ def _once_seen(path: Path) -> Entry:
 
 def _split(
     manifest: Manifest, config: RecipeConfig, plan: RunPlan, allow_change: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """The differences from a checkpoint that are not allowed, and those that are, one line each."""
+) -> tuple[dict[str, str], list[str]]:
+    """The differences from a checkpoint that are not allowed, by field, and those that are; each as a line."""
     found = differences(manifest.config, config)
     if plan.sync_batch_norm and "model.sync_batch_norm" not in found:
         theirs = manifest.config["batch"]["micro_batch_size"] * manifest.world_size
         mine = plan.micro_batch_size * plan.world_size
         if theirs != mine:
             found["model.sync_batch_norm"] = (f"over {theirs} samples", f"over {mine} samples")
-    lines = {
-        name: f"{name}: {json.dumps(old)} in the checkpoint, {json.dumps(new)} now"
-        for name, (old, new) in found.items()
-    }
-    allowed = [line for name, line in lines.items() if is_within(name, allow_change)]
+    refused = {}
+    allowed = []
+    for name, (old, new) in found.items():
+        line = f"{name}: {json.dumps(old)} in the checkpoint, {json.dumps(new)} now"
+        if is_within(name, allow_change):
+            allowed.append(line)
+        else:
+            refused[name] = line
     # Samples that the checkpoint's plan had trained on at its step, and those of the plan now.
     before = TypeAdapter(Timeline).validate_python(manifest.plan["timeline"]).at(manifest.step).samples_before
     now = plan.batch_at(manifest.step).samples_before
     if allowed and before != now:
         what = f"{now - before:,} samples are skipped" if now > before else f"{before - now:,} samples are repeated"
         allowed.append(f"step {manifest.step:,} came after {before:,} samples and comes after {now:,} now: {what}")
-    return [line for name, line in lines.items() if not is_within(name, allow_change)], allowed
+    return refused, allowed
 
 
-def _refusal(what: str, lines: Sequence[str], others: str, allow_change: Sequence[str]) -> UserError:
+def _refusal(what: str, refused: Mapping[str, str], others: str, allow_change: Sequence[str]) -> UserError:
     """The error that `what` differs, with the differences, other remedies, and the option that would allow them."""
-    fields = ",".join([*allow_change, *(line.partition(":")[0] for line in lines)])
+    fields = ",".join([*allow_change, *refused])
     return UserError(
-        f"{what}, and resuming would train something else:{bulleted(lines)}\n"
+        f"{what}, and resuming would train something else:{bulleted(refused.values())}\n"
         f"{others} --allow-change {fields} resumes with the change"
     )

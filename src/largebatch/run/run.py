@@ -168,7 +168,7 @@ class Run(Generic[Config]):
             if available > len(source):
                 self._print(f"  {'Data':<14}{len(source):,} of {available:,} {name} samples are used")
             if remark := getattr(source, "remark", None):
-                self._print(printable(f"  {'Data':<14}{remark}"))
+                self._print(f"  {'Data':<14}{remark}")
         return sources
 
     def build(self, build_model: Callable[[Config], M]) -> M:
@@ -229,46 +229,50 @@ class Run(Generic[Config]):
         Raises:
             BackendMismatch: The strategy would not do what the plan says.
         """
+        backend = self.backend
+        compute = self.plan.compute
+        manifest = self._start.manifest
         self._starting.check()
-        with self.backend.raise_on_all_ranks():
-            check_before(model, optimizer, self.backend)
+        with backend.raise_on_all_ranks():
+            check_before(model, optimizer, backend)
             check_savable(model)
+            # Refuses BatchNorm layers whose statistics it cannot keep.
             RunningStatistics(model)
-            if self.plan.compute.activation_checkpointing != "none":
-                checkpoint_activations(model, self.plan.compute.activation_checkpointing)
-            if self.plan.compute.channels_last:
+            if compute.activation_checkpointing != "none":
+                checkpoint_activations(model, compute.activation_checkpointing)
+            if compute.channels_last:
                 channels_last_inputs(model)
-            if self.plan.compute.attention is not None:
-                set_attention(model, self.plan.compute.attention)
+            if compute.attention is not None:
+                set_attention(model, compute.attention)
             keep_documents_apart(model)
             # Before the strategy changes the model's class.
             files = model_files(model, self._pretrained_folder)
-        utilization = utilization_of(self.config, model, self.backend.device, self.plan.world_size)
+        utilization = utilization_of(self.config, model, backend.device, self.plan.world_size)
         if self.plan.optimizer.weight_decay:
             self._print(f"  {'Weight decay':<14}{decay_summary(optimizer.param_groups)}")
-        expected = expect(self.plan, self.backend.launch, optimizer)
-        prepared = self.backend.prepare(model, optimizer)
-        if self.backend.compiled:
-            self._print(f"  {'Compiled':<14}{self.backend.compiled}")
-        if len(self.backend.launch.entry.reduction_policies) > 1 and self.plan.max_gradient_accumulation_steps > 1:
-            self._print(f"  {'Gradients':<14}reduced with {POLICY_WORDS[self.backend.reduces]}")
-        with self.backend.raise_on_all_ranks():
-            check_backend(self.backend, expected)
+        expected = expect(self.plan, backend.launch, optimizer)
+        prepared = backend.prepare(model, optimizer)
+        if backend.compiled:
+            self._print(f"  {'Compiled':<14}{backend.compiled}")
+        if len(backend.launch.entry.reduction_policies) > 1 and self.plan.max_gradient_accumulation_steps > 1:
+            self._print(f"  {'Gradients':<14}reduced with {POLICY_WORDS[backend.reduces]}")
+        with backend.raise_on_all_ranks():
+            check_backend(backend, expected)
         # Models come from `from_pretrained` in evaluation mode, without dropout.
-        self.backend.model.train()
-        with self.backend.raise_on_all_ranks():
-            if self._start.manifest is not None:
+        backend.model.train()
+        with backend.raise_on_all_ranks():
+            if manifest is not None:
                 assert self._start.checkpoint is not None
-                load(self.backend, self._start.checkpoint, self._start.manifest)
+                load(backend, self._start.checkpoint, manifest)
             elif self._starting_weights is not None:
-                set_weights(self.backend, self._starting_weights)
+                set_weights(backend, self._starting_weights)
         seed = self._options.perturb_weights
-        if self._start.manifest is None and seed is not None:
+        if manifest is None and seed is not None:
             if self.plan.world_size > 1:
                 raise UserError("--perturb-weights changes the weights of a single process; launch one")
-            perturb_weights(self.backend.model, seed)
-        recorder = Recorder(self._given, self.backend, self.folder, self._start, self._options, utilization)
-        self._loop = Loop(self._given, self.backend, self._start, recorder, self._stop, files)
+            perturb_weights(backend.model, seed)
+        recorder = Recorder(self._given, backend, self.folder, self._start, self._options, utilization)
+        self._loop = Loop(self._given, backend, self._start, recorder, self._stop, files)
         self._loop.agree_on_compiling()
         self._starting.check()
         # Garbage collection during training need not go through everything that exists by now.
@@ -309,7 +313,7 @@ class Run(Generic[Config]):
         Args:
             values: By name: a pair of sum and weight, such as (number of correct samples, number of samples), whose
                 sums over all micro-batches and processes are divided once; or a number, of which the main process's
-                last one is kept. Each is a number or a tensor without dimensions.
+                last one is kept. Each is a number or a tensor without dimensions, of which a copy is kept.
         """
         if self.loop.step is None:
             raise RuntimeError("run.log was called before the first step; call it between steps(…) and update")
@@ -398,9 +402,8 @@ class Run(Generic[Config]):
     def _agree_on_the_plan(self) -> None:
         """Refuse machines with a different copy of the recipe, which would silently train something else."""
         launch = self.backend.launch
-        strategy = (launch.strategy, launch.deepspeed_config, launch.reshards)
-        mine = (self._given.model_dump_json(), self.plan.to_json(), *strategy)
-        gathered = self.backend.gather_objects(mine)
+        recipe = (self._given.model_dump_json(), self.plan.to_json())
+        gathered = self.backend.gather_objects((recipe, launch.strategy, launch.deepspeed_config, launch.reshards))
         ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
         if ranks:
             what = f"the config differs from rank 0's on rank {', '.join(ranks)}"

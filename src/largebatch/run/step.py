@@ -26,7 +26,6 @@ class Step:
         # If the step measures the gradient noise scale: of each micro-batch of this process, the share in the weight of
         # the global batch, and the squared norm of its part of the gradient.
         self.noise_parts: list[tuple[float, torch.Tensor]] = []
-        self._measures_noise = backend.plan.measures_noise_after(index + 1)
         self._backend = backend
         self._feed = feed
         self._micro_steps: Iterable[MicroStep] = feed.micro_steps
@@ -90,7 +89,7 @@ class Step:
         if plan.faults.on_non_finite != "stop":
             # Makes the whole gradient NaN, which every process then sees in the reduced gradient.
             factor = torch.where(torch.isfinite(loss_sum.detach()), factor, torch.nan)
-        if self._measures_noise:
+        if plan.measures_noise_after(self.index + 1):
             share = micro_step.weight / self.weight if micro_step.contributes else 0.0
             self.noise_parts.append((share, self._backend.measured_backward(loss_sum, factor)))
         else:
@@ -180,7 +179,7 @@ class Step:
         Strategies differ in what they do with such a parameter: skip it, decay it, or fail.
         """
         with self._backend.raise_on_all_ranks():
-            if names := self._backend.parameters_without_gradient():
+            if names := self._backend.gradient_watch.end():
                 raise BackendMismatch(
                     f"{len(names)} trainable parameters got no gradient, such as {names[0]}; remove them from the "
                     "model, or freeze them (requires_grad = False) before the optimizer is built"

@@ -31,19 +31,20 @@ class Best:
         return written[-1] if written else None
 
     def is_found(self, step: int, means: Mapping[str, float]) -> bool:
-        """Whether an evaluation after `step` is better than all before; it is the latest from here on."""
+        """Compare an evaluation after `step`, and return whether it is better than all before, and so the latest."""
         keep = self._keep
         if keep is None or keep.metric not in means:
             self._other_metrics.update(means)
             return False
         value = means[keep.metric]
-        if self.latest and (value >= self.latest.value if keep.mode == "min" else value <= self.latest.value):
+        sign = 1 if keep.mode == "min" else -1
+        if self.latest is not None and sign * value >= sign * self.latest.value:
             return False
         self._found.append(BestEvaluation(keep.metric, keep.mode, step, value))
         return True
 
     def not_found(self) -> str | None:
-        """That no evaluation so far had the metric, if there was one since the last call."""
+        """A warning that no evaluation so far had the metric; None if there was none since the last call."""
         names = sorted(self._other_metrics)
         self._other_metrics.clear()
         if self._keep is None or self._found or not names:

@@ -76,10 +76,10 @@ def export_intact(
         if not isinstance(config, dict | None):
             raise CheckpointError(f"its {MODEL_CONFIG} is not an object")
         with TensorFiles(folder) as files:
-            shapes = _shapes(files, manifest, sources, getattr(torch, dtype) if dtype else None)
+            shapes = dict(_shapes(files, manifest, sources, getattr(torch, dtype) if dtype else None))
             # Sharded strategies need a dimension to divide; a model says what is a number to whoever loads it.
-            scalars = config.get("scalar_parameters", ()) if config else ()
-            shapes = {**shapes, **{name: (shapes[name][0], ()) for name in scalars}}
+            for name in config.get("scalar_parameters", ()) if config else ():
+                shapes[name] = (shapes[name][0], ())
 
             def read(name: str) -> torch.Tensor:
                 progress()

@@ -35,9 +35,10 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
         except CheckpointError as error:
             raise UserError(f"the checkpoint {folder} cannot be loaded: {error}") from error
 
+    # The optimizer has states, scalars or vectors, for the parameters that it has stepped.
     with_vectors = {vector.partition("/")[2] for vector in manifest.vectors if not vector.startswith(f"{WEIGHT}/")}
-    scalars = {name: parameter.scalars for name, parameter in manifest.parameters.items()}
-    backend.restore(fill, {name: each for name, each in scalars.items() if each or name in with_vectors})
+    scalars = {name: info.scalars for name, info in manifest.parameters.items() if info.scalars or name in with_vectors}
+    backend.restore(fill, scalars)
 
 
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:

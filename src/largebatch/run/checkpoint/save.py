@@ -271,17 +271,18 @@ class CheckpointWriter:
         files = {name: asdict(record) for name, record in records.items()}
         replace_json_file(final / MARKER, {"step": manifest.step, "files": files})
         try:
-            best = {manifest.best.step} if manifest.best else set()
-            is_kept = self.backend.plan.keeps_checkpoint_of
-            prune(self.folder, self.settings.keep_last, lambda each: each in best or is_kept(each), self.attempt.name)
+            best = manifest.best.step if manifest.best else None
+            keeps = self.backend.plan.keeps_checkpoint_of
+            prune(self.folder, self.settings.keep_last, lambda step: step == best or keeps(step), self.attempt.name)
         except OSError as problem:
             self.warn(f"WARNING: an older checkpoint could not be deleted: {problem}")
 
     def _manifest(self, step: int, about: Mapping[str, Any], state: EngineState, parts: Sequence[Part]) -> Manifest:
-        scalars = {name: numbers for part in parts for name, numbers in part.scalars.items()}
+        scalars: dict[str, Mapping[str, float]] = {}
         vectors: dict[str, list[Range]] = {}
         buffers: dict[str, tuple[int, ...]] = {}
         for rank, part in enumerate(parts):
+            scalars |= part.scalars
             for vector, (start, stop) in part.ranges.items():
                 vectors.setdefault(vector, []).append(Range(rank, start, stop))
             for name in part.buffers:

@@ -1,1 +1,1 @@
-"""What a run keeps and shows: its folder, metrics, history and outcome, trackers, progress and traces."""
+"""What a run keeps and shows: its folder, metrics, history and outcome, trackers and progress."""

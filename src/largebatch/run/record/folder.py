@@ -39,7 +39,8 @@ class OwnFolder(RunFolder):
         """Raise UserError, before anything is written, if the path is a file or holds files that are not a run's."""
         found: set[Path] = set()
         with self.writing(), suppress(FileNotFoundError):
-            found = set() if self.is_a_run else set(self.path.iterdir())
+            if not self.is_a_run:
+                found = set(self.path.iterdir())
         # A start that has just begun, or was killed at once, has no plan yet.
         unfinished_plans = self.path.glob(f".{self.plan_file.name}.*")
         if found - {self.lock_file, self.jobs_dir, *self.stop_files(), *unfinished_plans}:
@@ -112,7 +113,7 @@ class OwnFolder(RunFolder):
         kept = {self.lock_file, self.jobs_dir, *self.stop_files()}
         markers = {self.plan_file, self.config_file, self.attempts_dir}
         # What marks the folder as a run's, or as a finished one's, is last, so that it still is one after a crash.
-        for found in sorted(self.path.iterdir(), key=markers.__contains__):
+        for found in sorted(self.path.iterdir(), key=lambda path: path in markers):
             if found not in kept:
                 found.rename(moved / found.name)
 

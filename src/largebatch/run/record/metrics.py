@@ -17,8 +17,6 @@ from largebatch.plan import RunPlan
 from largebatch.run.record.task_metrics import TaskMetrics
 from largebatch.system.hardware import GIB
 
-DATA_WAIT = "data_wait"  # the range in traces of a run's steps
-
 
 class Stopwatch:
     """Counts seconds of training, without the pauses."""
@@ -66,7 +64,8 @@ class StepMetrics:
         self._utilization = utilization
         self._first_step = first_step
         self._earlier_seconds = seconds
-        self._own = TaskMetrics()  # those of the step that was added last
+        # Of the step that was added last: what the task has logged, and the weight of the global batch.
+        self._own = TaskMetrics()
         self._weight = 0.0
         self._total_weight = 0.0
         # The last logged step, and as of then: seconds, weight, and seconds of waiting for data.
@@ -78,7 +77,8 @@ class StepMetrics:
         """The same batches, while the time that each takes to arrive is counted as waiting for data."""
         while True:
             start = time.perf_counter()
-            with record_function(DATA_WAIT):
+            # A range in traces of torch's profiler.
+            with record_function("data_wait"):
                 batch = next(batches, None)
             self.data_wait += time.perf_counter() - start
             if batch is None:
@@ -167,15 +167,16 @@ class StepMetrics:
             self._gather()
 
     def _gather(self) -> list[list[float]]:
-        """Each process's sum of losses in the last step added; all since the last call must be finite.
+        """Gather numbers of every process; fails as `check` does.
 
-        Then, of each process: the number of metrics of the task's own in that step, the seconds of waiting for data
-        since the last line, and the peak of its GPU's memory in GiB.
+        Returns four lists, with a number of each process: the sum of losses in the step that was added last, the number
+        of the task's own metrics in that step, the seconds of waiting for data since the last line, and the peak of its
+        GPU's memory in GiB.
         """
         pending = self._pending
         self._pending = {}
         window = torch.stack([loss_sum for loss_sum, _ in pending.values()]).tolist()
-        bad = [(bad_step, loss) for bad_step, loss in zip(pending, window, strict=True) if not math.isfinite(loss)]
+        bad = [(step, loss) for step, loss in zip(pending, window, strict=True) if not math.isfinite(loss)]
         first_bad = bad[0] if bad else (math.inf, 0.0)
         waited = self.data_wait - self._logged[-1]
         # Zero without a GPU.
@@ -186,18 +187,21 @@ class StepMetrics:
         if (bad_step := min(bad_steps)) < math.inf:
             rank = bad_steps.index(bad_step)
             raise _not_finite(f"the loss is {bad_losses[rank]} at step {bad_step:.0f} on rank {rank}")
-        norms = {each: norm for each, (_, norm) in pending.items() if norm is not None}
-        for each, norm in zip(norms, torch.stack([*norms.values()]).tolist() if norms else [], strict=True):
-            if not math.isfinite(norm):
-                raise _not_finite(f"the gradient's norm is {norm} at step {each}")
+        norms = {step: norm for step, (_, norm) in pending.items() if norm is not None}
+        if norms:
+            for step, norm in zip(norms, torch.stack([*norms.values()]).tolist(), strict=True):
+                if not math.isfinite(norm):
+                    raise _not_finite(f"the gradient's norm is {norm} at step {step}")
         return numbers
 
 
 def goodput(history: Sequence[Mapping[str, Any]], step: int, train_seconds: float, now: float) -> float | None:
     """The share of the time since a run's first start that went into steps that were applied and are not repeated.
 
+    It is None if the history has no start, or nothing has been trained.
+
     Args:
-        history: The lines of history.jsonl. Unknown, None, without a start in them.
+        history: The lines of history.jsonl.
         step: Steps so far.
         train_seconds: Seconds of training in them.
         now: In seconds since 1970, as the times in the history.
@@ -209,7 +213,7 @@ def goodput(history: Sequence[Mapping[str, Any]], step: int, train_seconds: floa
 
 
 def position_fields(plan: RunPlan, step: int) -> dict[str, Any]:
-    """The progress of training after `step` steps: "step", "samples" trained on and, where there are such, "epoch"."""
+    """How far training is after `step` steps: "step", "samples" trained on and, unless sources are mixed, "epoch"."""
     place: dict[str, Any] = {"step": step, "samples": plan.batch_at(step).samples_before}
     return place if plan.mixture else place | {"epoch": round(float(plan.timeline.progress(step, "epochs")), 6)}
 

@@ -20,10 +20,10 @@ def progress(line: Line, total: int, seconds_per_step: float) -> str:
 def describe_summary(summary: dict[str, Any], folder: RunFolder) -> str:
     """The content of summary.json as text, and where the run's results are."""
     loss = math.nan if summary["train_loss"] is None else summary["train_loss"]
-    best = summary["best"]
-    if best:
-        kept = folder.checkpoints_dir / folder_name(best["step"])
-        best = f"  best         {best['metric']} {best['value']:.4f} after step {best['step']:,}: {kept}\n"
+    best = ""
+    if found := summary["best"]:
+        kept = folder.checkpoints_dir / folder_name(found["step"])
+        best = f"  best         {found['metric']} {found['value']:.4f} after step {found['step']:,}: {kept}\n"
     expected = f"  expected     {summary['expected']['in_words']}\n" if "expected" in summary else ""
     before = summary["steps_before"]
     since = f" after step {before:,}" if before else ""
@@ -31,7 +31,7 @@ def describe_summary(summary: dict[str, Any], folder: RunFolder) -> str:
         f"\nfinished {summary['steps']:,} steps in {summary['train_seconds']:.1f} s ({_throughput(summary)}{since}) on "
         f"{summary['world_size']} x {summary['strategy']}\n"
         f"  training loss {loss:.4f}; evaluation: {numbers(summary['evaluation'])}\n"
-        f"{best or ''}{expected}"
+        f"{best}{expected}"
         f"  metrics      {folder.metrics_file}, {folder.evaluations_file}\n"
         f"  tensorboard  tensorboard --logdir {folder.tensorboard_dir}\n"
         f"  weights      {folder.model_dir}"

@@ -117,8 +117,10 @@ class Recorder:
 
         Returns the latest values in metrics.jsonl.
         """
-        last_steps = dict.fromkeys(self._journals, float(start.step)) | {"history": math.inf}
-        latest = {name: journal.keep_until(last_steps[name]) for name, journal in self._journals.items()}
+        latest = {}
+        for name, journal in self._journals.items():
+            # The history also keeps what is repeated now.
+            latest[name] = journal.keep_until(math.inf if name == "history" else start.step)
         remove_leftovers(self.folder.checkpoints_dir)
         set_aside(self.folder.checkpoints_dir, start.step, self.attempt.name)
         for reason in start.skipped:
@@ -224,7 +226,7 @@ class Recorder:
             if result is not None:
                 result.result()
         if result is not None:
-            print(describe_summary(result.result(), self.folder), flush=True)
+            self.say(describe_summary(result.result(), self.folder))
 
     def _write_results(
         self, checkpoint: Path, about: Mapping[str, Any], exported: Callable[[], None]

@@ -30,13 +30,16 @@ class TaskMetrics:
                     f"run.log: {name!r} is {value}; log a number, or a pair of numbers (sum, weight), and always the "
                     "same kind under one name"
                 )
-            if len(parts) > 1 and not contributes:
-                continue
-            # Sums in bf16 could not count beyond 256. Detached, because values outlive the step's graph.
-            parts = tuple(part.detach().double() if isinstance(part, torch.Tensor) else float(part) for part in parts)
-            if len(parts) > 1:
-                parts = tuple(total + part for total, part in zip(known, parts, strict=True))
-            self.values[name] = parts
+            # Copies, because values outlive the step's graph and the weights that FSDP gathers for it. In double
+            # precision, because sums in bf16 could not count beyond 256.
+            copies = tuple(
+                part.detach().to(torch.double, copy=True) if isinstance(part, torch.Tensor) else float(part)
+                for part in parts
+            )
+            if len(copies) == 1:
+                self.values[name] = copies
+            elif contributes:
+                self.values[name] = tuple(total + part for total, part in zip(known, copies, strict=True))
 
     def over_processes(self, backend: Backend) -> dict[str, float]:
         """The means of pairs, except of those that weigh nothing, and the main process's last values."""

@@ -38,7 +38,7 @@ class Starting:
         self._watched.enter_context(self._watchdog)
 
     def end(self) -> None:
-        """Leave the watching to the steps."""
+        """Stop watching: the loop has a watchdog of its own."""
         self._watched.close()
 
     def check(self) -> None:

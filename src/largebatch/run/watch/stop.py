@@ -85,7 +85,9 @@ class StopRequests:
 
     def result(self) -> StopReason | None:
         """The reason that won the vote of `STOP_VOTE_STEPS` steps ago; call it once in each step."""
-        return REASONS[self._votes.popleft()() if len(self._votes) > STOP_VOTE_STEPS else 0]
+        if len(self._votes) <= STOP_VOTE_STEPS:
+            return None
+        return REASONS[self._votes.popleft()()]
 
     def end_votes(self) -> None:
         """Wait for all votes: one that is under way when a process leaves would fail on the others."""

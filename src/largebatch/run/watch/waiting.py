@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 SECONDS_BETWEEN_ROUNDS = 1.0
 DONE = 0
-STANDS = 1
+STALLED = 1
 PROCEEDS = 2
 
 
@@ -44,9 +44,9 @@ def wait_together(
     while slowest != DONE:
         mine = DONE
         if work is not None and not wait([work], SECONDS_BETWEEN_ROUNDS).done:
-            mine = PROCEEDS if progress is None or progress.is_set() else STANDS
+            mine = PROCEEDS if progress is None or progress.is_set() else STALLED
         if progress is not None:
             progress.clear()
         slowest = backend.all_max(mine)()
-        if slowest != STANDS:
+        if slowest != STALLED:
             heartbeat()

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from largebatch.backend.deepspeed_config import deepspeed_config_problems
-from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, PRECISION, REFUSED, STARTS_PROCESSES, UNLESS_FSDP
+from largebatch.backend.launch import FSDP_VERSION, NOT_FSDP2, STARTS_PROCESSES, refused_settings
 from largebatch.config import load_config, task_of
 from largebatch.errors import ConfigError
 from largebatch.plan import resolve
@@ -162,7 +162,7 @@ def _accelerate_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a launch would refuse, ignore, or silently do differently on several nodes."""
     settings = _settings(config)
     kind = settings.get("distributed_type")
-    for setting in (PRECISION, *REFUSED) if kind == "FSDP" else (PRECISION, *REFUSED, UNLESS_FSDP):
+    for setting in refused_settings(is_fsdp=kind == "FSDP"):
         value = settings.get(setting.key)
         # Accelerate leaves out empty sections.
         if value not in (None, {}) and str(value).lower() not in setting.off:
