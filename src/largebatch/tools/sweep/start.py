@@ -36,7 +36,7 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
     script = None
     if options.slurm:
         at_once = f"%{options.max_parallel}" if options.max_parallel else ""
-        # Slurm writes other things for what begins with a percent sign.
+        # For Slurm, a percent sign begins a placeholder.
         logs = str(folder / POINTS).replace("%", "%%")
         array = [f"--array={','.join(map(str, missing))}{at_once}", f"--output={logs}/%a.log"]
         file = SCRIPTS / f"{Path(sweep.recipe).stem}.sbatch"
@@ -81,17 +81,20 @@ def _in_queue(folder: Path) -> set[int]:
 
 def _check(sweep: Sweep, task: Path, num_processes: int, script: BatchScript | None) -> None:
     """Raise ConfigError if a point cannot be trained here, or by a script: all problems, each with its first point."""
-    found: dict[str, str] = {}
+    first_points: dict[str, str] = {}
     for point in sweep.points:
+        problems = []
         try:
             resolve(load_config(sweep.recipe, point.overrides, task=task), num_processes)
-            scripts = [replace(script, overrides=point.overrides)] if script else []
-            problems = [str(finding) for finding in lint_scripts(scripts, task=task)]
+            if script:
+                problems = list(map(str, lint_scripts([replace(script, overrides=point.overrides)], task=task)))
         except ConfigError as error:
             problems = error.problems
-        found |= {problem: point.name for problem in problems if problem not in found}
-    if found:
-        raise ConfigError([f"{name}: {problem}" for problem, name in found.items()], "the sweep; nothing was started")
+        for problem in problems:
+            first_points.setdefault(problem, point.name)
+    if first_points:
+        problems = [f"{name}: {problem}" for problem, name in first_points.items()]
+        raise ConfigError(problems, "the sweep; nothing was started")
 
 
 def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path, options: argparse.Namespace) -> None:
