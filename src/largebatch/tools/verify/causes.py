@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 
 from largebatch.plan.strategies import SINGLE, STRATEGIES
-from largebatch.tools.verify.verification import UNSEEDED, Combination, Row, Verification
+from largebatch.tools.verify.verification import Combination, Row, Verification
 
 
 def symptom_of(beyond: Set[str]) -> str:
@@ -155,7 +155,8 @@ def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
         row for row in rows if row.verdict in ("reference", "agrees", "differs") and not row.combination.resumes
     ]
     differing = [row for row in compared if row.verdict == "differs"]
-    if not differing or any(row.problem == UNSEEDED for row in rows):
+    # One process that differs from itself is cause enough.
+    if not differing or any(row.verdict == "differs" and not row.beyond for row in rows):
         return None
     if fault := verification.fault_of_samples():
         return fault

@@ -90,7 +90,8 @@ class Row:
     seconds: float = 0.0  # time it took
     differences: Differences | None = None  # from the reference, if it trained to the end
     problem: str | None = None  # a remark on the verdict, if there is one
-    beyond: frozenset[str] = frozenset()  # the names of the differences that are larger than rounding makes them
+    # The names of the differences that are larger than rounding makes them; none if one process differs from itself.
+    beyond: frozenset[str] = frozenset()
     # Whether the first loss and its gradient are those of the reference times one number.
     is_scaled: bool = False
 
