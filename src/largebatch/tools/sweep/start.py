@@ -148,8 +148,11 @@ def shares_of_machine(at_once: int, world_size: int) -> list[dict[str, str]]:
     """The variables with which runs at the same time share the machine: threads, and GPUs if there are enough."""
     import torch
 
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // (at_once * world_size), 1))
+    processes = at_once * world_size
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // processes, 1))
     gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))).split(",")
-    starts = range(0, at_once * world_size, world_size)
-    mine = [gpus[start : start + world_size] if starts.stop <= len(gpus) else gpus for start in starts]
-    return [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ",".join(each)} for each in mine]
+    shares = []
+    for first in range(0, processes, world_size):
+        mine = gpus[first : first + world_size] if processes <= len(gpus) else gpus
+        shares.append({"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ",".join(mine)})
+    return shares
