@@ -30,7 +30,6 @@ LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>10}{:>12}{:>12}{:>9}  {}"
 HEADER = LINE.format(
     "strategy", "processes", "micro", *(name.replace("_", " ") for name in COLUMNS), "seconds", "verdict"
 )
-REMARK = "         {}"
 
 
 def verify(options: argparse.Namespace) -> bool:
@@ -146,7 +145,7 @@ def _printed(rows: Iterable[Row]) -> list[Row]:
             verdict += ", resumed halfway from a checkpoint of one process"
         print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, verdict))
         if row.problem:
-            print(REMARK.format(row.problem))
+            print(f"         {row.problem}")
         sys.stdout.flush()
         printed.append(row)
     return printed
