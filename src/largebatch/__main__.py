@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    parser = build_parser(next((word for word in arguments if not word.startswith("-")), ""))
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    parser = build_parser(command)
     try:
         options, unknown = parser.parse_known_args(arguments)
         if unknown and not options.takes_overrides:

@@ -63,15 +63,19 @@ def aligned(rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     lines = [["", *next(iter(rows.values()))], *([name, *cells.values()] for name, cells in rows.items())]
     longest, *widths = (max(map(len, cells)) for cells in zip(*lines, strict=True))
     for name, *cells in lines:
-        aligned = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        yield f"  {name:<{longest}}  {aligned}"
+        row = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        yield f"  {name:<{longest}}  {row}"
 
 
 def digits(number: float) -> str:
     """A number with three digits, a whole one if it has more, and two digits below 1."""
     if number < 0.995:
         return f"{number:.2g}"
-    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+    if number < 10:
+        return f"{number:.2f}"
+    if number < 100:
+        return f"{number:.1f}"
+    return f"{number:,.0f}"
 
 
 def span(ends: Iterable[float]) -> str:

@@ -9,7 +9,7 @@ from largebatch.task_folders import recipes_in
 from largebatch.words import did_you_mean
 
 RECIPES = Path("recipes")  # the folder of the tasks' folders, from the top of a project
-MAX_AMOUNT = 10**15  # of all that is counted or measured, so that products of some are still numbers
+MAX_AMOUNT = 10**15  # of anything that is counted or measured, so that products of several stay finite
 MAX_LISTED = 100
 
 

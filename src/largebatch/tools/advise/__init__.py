@@ -81,19 +81,19 @@ def run(options: argparse.Namespace) -> int:
         critical = _measured(options.measured)
     else:
         critical = CriticalBatch(options.critical_batch, (), "--critical-batch")
-    plan = None
-    if options.config:
-        plan = resolve(load_config(options.config, options.overrides, task=options.task), 1)
-    if plan and len(plan.timeline.phases) > 1:
+    if not options.config:
+        batches = options.batches or _doublings(1, critical.samples)
+        print(*table(critical, batches, None), sep="\n")
+        return 0
+    plan = resolve(load_config(options.config, options.overrides, task=options.task), 1)
+    if len(plan.timeline.phases) > 1:
         raise UserError(
             "advise: the recipe's batch size changes; add --batch.global_batch_size SIZE, and the train.duration that "
             "reaches the loss at that size"
         )
-    known_run = (plan.total_steps, plan.max_global_batch_size) if plan else None
-    batches = options.batches or _doublings(plan.max_global_batch_size if plan else 1, critical.samples)
-    print(*table(critical, batches, known_run), sep="\n")
-    if plan:
-        print(*_recommended(options, plan, critical, batches), sep="\n")
+    batches = options.batches or _doublings(plan.max_global_batch_size, critical.samples)
+    print(*table(critical, batches, (plan.total_steps, plan.max_global_batch_size)), sep="\n")
+    print(*_recommended(options, plan, critical, batches), sep="\n")
     return 0
 
 

@@ -91,12 +91,11 @@ def read_points(file: Path) -> Array:
             if not any(line.values()):
                 continue
             line.setdefault(EVERY, "0")
-            point = [float(line[name]) for name in COLUMNS]
-            _, samples, _, _, every = point
-            in_range = [least <= number <= MAX_AMOUNT for least, number in zip(COLUMNS.values(), point, strict=True)]
-            if not all(in_range) or every >= 2 * samples:
+            point = {name: float(line[name]) for name in COLUMNS}
+            in_range = [least <= point[name] <= MAX_AMOUNT for name, least in COLUMNS.items()]
+            if not all(in_range) or point[EVERY] >= 2 * point["samples"]:
                 raise ValueError
-            points.append(point)
+            points.append(list(point.values()))
     except (ValueError, LookupError, TypeError, csv.Error):
         raise UserError(f"--fit {file}: line {lines.line_num} cannot be fitted; {remedy}") from None
     if len(points) > MAX_POINTS:

@@ -11,9 +11,9 @@ from largebatch.tools.audit.observe import Observed
 from largebatch.tools.audit.outcome import ALONE, Layout, Outcome, step_that_differs
 from largebatch.words import some
 
-# Of factors. In bf16, gradients are not known better.
+# How far a factor may be from the one that it is taken for. In bf16, gradients are not known better.
 RELATIVE = 0.02
-# Of means of unequal weights.
+# The same for the mean of unequal weights.
 ABOUT = 0.15
 
 OF_STEPS = {
@@ -44,7 +44,7 @@ OF_GRADIENTS = {
     ),
     "A/W": "losses are added over micro-batches and divided by the number of processes: divide by neither or by both",
 }
-# By the kind of another difference; {0} is "micro-batch" if one process shows it already, or else "process".
+# By `Outcome.kind`; {0} is "micro-batch" if one process shows it already, or else "process".
 OF_KINDS = {
     "update": (
         "the optimizer makes another update of the same gradient: its rate, the norm by which it is clipped (a shard's "
@@ -109,7 +109,7 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
     means = {layout: outcomes[layout].factors[""] for layout in by_kind["unequal"]}
     if means and _name_of(means, ABOUT) in OF_GRADIENTS:
         yield from _of_factors("besides, the mean weight of samples", means, OF_GRADIENTS, ABOUT)
-    multiples = {layout: outcomes[layout].factors for layout in by_kind["multiple"]}
+    multiples = {layout: each.factors for layout, each in outcomes.items() if each.kind in ("same", "multiple")}
     # What multiplies the gradients of all parameters, or of some.
     together: dict[str, dict[str, Mapping[Layout, float]]] = defaultdict(dict)
     for parameter in next(iter(multiples.values()), ()):
@@ -131,7 +131,7 @@ def _of_factors(
 
 
 def _name_of(factors: Mapping[Layout, float], tolerance: float = RELATIVE) -> str:
-    """The name of what all factors are in their layouts; "" if they have none in common."""
+    """The name in `Layout.factors` of what all factors are, each in its layout; "" if there is none."""
     for name in ALONE.factors:
         if all(isclose(factor, layout.factors[name], rel_tol=tolerance) for layout, factor in factors.items()):
             return name
@@ -144,51 +144,48 @@ def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iter
         # `faults` has the first one.
         if (step := step_that_differs(each.unclipped for each in by_rank)) > 1:
             yield f"{layout}, step {step}: {OF_KINDS['own']}"
-    for group, settings in enumerate(observed[ALONE][0].settings):
+    alone = observed[ALONE][0]
+    processes = [(layout, each) for layout, by_rank in observed.items() for each in by_rank]
+    for group, settings in enumerate(alone.settings):
         for name, value in settings.items():
-            others = {
-                str(layout): each.settings[group].get(name)
-                for layout, by_rank in observed.items()
-                for each in by_rank
-                if group < len(each.settings) and _differ(each.settings[group].get(name, value), value)
-            }
+            others = {}
+            for layout, process in processes:
+                # Without a step, it has no settings, and no rates.
+                if group < len(process.settings):
+                    other = process.settings[group].get(name, value)
+                    if _differ(other, value):
+                        others[layout] = other
             if others:
                 found = "; ".join(f"{layout}: {other}" for layout, other in others.items())
                 yield f"the optimizer has {name} {value} in one process ({found}): let it depend on the batch alone"
-    # As many steps as both have: another number of steps is another fault.
-    for group, expected in enumerate(observed[ALONE][0].rates):
-        wrong = {
-            layout: rates
-            for layout, by_rank in observed.items()
-            for each in by_rank
-            # None without a step.
-            for rates in each.rates[group : group + 1]
-            if not all(map(isclose, rates, expected))
-        }
+    for group, expected in enumerate(alone.rates):
+        wrong = {}
+        for layout, process in processes:
+            if group < len(process.rates):
+                rates = process.rates[group]
+                # Of as many steps as both have: another number of steps is another fault.
+                if not all(map(isclose, rates, expected)):
+                    wrong[layout] = rates
         if wrong:
             yield _of_rates(expected, wrong)
 
 
 def _of_rates(expected: Sequence[float], wrong: Mapping[Layout, Sequence[float]]) -> str:
     """What is wrong with the learning rates of the first steps."""
-    causes = (
-        cause
-        for cause in _rates_by_cause(expected, ALONE)
-        if all(
-            # Where steps are others, rates follow them.
-            len(rates) == len(expected)
-            and (predicted := _rates_by_cause(expected, layout)[cause])
-            and all(map(isclose, rates, predicted))
-            for layout, rates in wrong.items()
-        )
-    )
+    causes = _rates_by_cause(expected, ALONE)
+    for layout, rates in wrong.items():
+        for cause, predicted in _rates_by_cause(expected, layout).items():
+            # If steps are missing or added, the rates follow from that.
+            fits = len(rates) == len(expected) and predicted and all(map(isclose, rates, predicted))
+            if not fits:
+                causes.pop(cause, None)
+    cause = next(iter(causes), OF_SCHEDULES)
     others = "; ".join(f"{layout}: {_numbers(rates)}" for layout, rates in wrong.items())
-    said = f"the learning rate of the first steps is {_numbers(expected)} in one process, and {others}"
-    return f"{said}: {next(causes, OF_SCHEDULES)}"
+    return f"the learning rate of the first steps is {_numbers(expected)} in one process, and {others}: {cause}"
 
 
-def _rates_by_cause(expected: Sequence[float], layout: Layout) -> Mapping[str, Sequence[float]]:
-    """What makes the learning rates of the first steps what they are in a layout, the simplest first."""
+def _rates_by_cause(expected: Sequence[float], layout: Layout) -> dict[str, Sequence[float]]:
+    """The learning rates of the first steps in a layout, given those of one process, by cause, the simplest first."""
     return {
         "the schedule moves once per process instead of once per step": expected[:: layout.world_size],
         "the schedule moves once per micro-batch instead of once per step": expected[:: layout.accumulation],

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -102,12 +102,19 @@ def observe(file: Path, function: str, precision: str, *arguments: Any) -> Obser
         raise
 
 
+class _Step(NamedTuple):
+    """One step of all optimizers of a model."""
+
+    rates: dict[Any, list[float]]  # the learning rate of each parameter group, by optimizer
+    gradients: Vectors
+    unclipped: Vectors  # the gradients before they were clipped
+
+
 class _Watch:
     """Notes everything that optimizers get in this process from now on."""
 
     def __init__(self) -> None:
-        # The rates of each one's optimizers, its gradients and its unclipped gradients.
-        self.steps: list[tuple[dict[Any, list[float]], Vectors, Vectors]] = []
+        self.steps: list[_Step] = []
         self.clipped: Vectors = {}  # gradients before they were clipped
         self.clips: Counter[Tensor] = Counter()  # until the first step
         self.settings: list[dict[str, Any]] = []
@@ -128,7 +135,7 @@ class _Watch:
         names = {each: re.sub(WRAPPERS, "", name) for name, each in named}
         if not names:
             raise UserError(f"it returned {type(model).__name__} without parameters; return the model that was trained")
-        used = {each for _, gradients, _ in self.steps for each in gradients}
+        used = {each for step in self.steps for each in step.gradients}
         if not used <= names.keys():
             raise UserError(
                 "an optimizer steps parameters that the returned model does not have; make the optimizer after the "
@@ -142,10 +149,11 @@ class _Watch:
         def vector(found: Vectors) -> Vector:
             return np.concatenate(list((zeros | found).values()))
 
+        rates_by_step = [chain.from_iterable(step.rates.values()) for step in self.steps]
         return Observed(
-            list(zip(*(chain.from_iterable(rates.values()) for rates, _, _ in self.steps), strict=False)),
-            [vector(gradients) for _, gradients, _ in self.steps],
-            [vector(unclipped) for _, _, unclipped in self.steps],
+            list(zip(*rates_by_step, strict=False)),
+            [vector(step.gradients) for step in self.steps],
+            [vector(step.unclipped) for step in self.steps],
             self.settings,
             max(self.clips.values(), default=0),
             vector({each: self.initial[each] for each in used}),
@@ -200,17 +208,17 @@ class _Watch:
 
     def _note(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
         # Several optimizers of a model, one after another, make one step.
-        if not self.steps or optimizer in self.steps[-1][0]:
-            self.steps.append(({}, {}, {}))
+        if not self.steps or optimizer in self.steps[-1].rates:
+            self.steps.append(_Step({}, {}, {}))
+        step = self.steps[-1]
         self.initial = _whole(parameters, self.value_of) | self.initial
-        found = _whole(parameters, self.gradient_of)
-        rates, gradients, unclipped = self.steps[-1]
         if len(self.steps) == 1:
             self.settings += map(_settings, optimizer.param_groups)
-        rates[optimizer] = [float(group["lr"]) for group in optimizer.param_groups]
-        gradients |= found
+        step.rates[optimizer] = [float(group["lr"]) for group in optimizer.param_groups]
+        found = _whole(parameters, self.gradient_of)
+        step.gradients.update(found)
         # What was clipped for the step's first optimizer may be what the next one gets.
-        unclipped |= found | unclipped | self.clipped
+        step.unclipped.update(found | step.unclipped | self.clipped)
         self.clipped = {}
 
     def _mean_instead_of_drawing(self, mask: Tensor, p: float = 0.5, **_: Any) -> Tensor:

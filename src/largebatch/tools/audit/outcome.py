@@ -149,10 +149,16 @@ class Outcome:
 
     by_rank: Sequence[Observed]
     num_steps: int
-    # How the gradient of the first step differs: "multiple" of that of one process, of which only the "update" may
-    # differ, "unequal" weights of samples, some of which are "lost", "coupled" samples, which change each other's; or
-    # its process's "own", or "clipped" by itself, or "often"; or that of other weights at the "start"; or another
-    # number of "steps".
+    # How the gradient of the first step differs from that of one process:
+    # "same": not at all
+    # "update": not at all, but the optimizer makes another update of it
+    # "multiple": each parameter's is multiplied by a number
+    # "unequal", "lost": samples have other weights, some of them none
+    # "coupled": samples change each other's gradients
+    # "own", "clipped": each process has another one, because it is not averaged, or is clipped before that
+    # "often": it is clipped more often
+    # "start": it is that of other starting weights
+    # "steps": there is not exactly one step
     kind: str
     said: str  # the same in words
     factors: Mapping[str, float]  # those of its parameters, or, of unequal weights, their mean
@@ -190,14 +196,7 @@ class Reference:
         if any(each.parts != self.whole.parts for each in by_rank):
             raise UserError(f"{layout}: the returned model has other parameters than in one process")
         found = by_rank[0]
-        of_parameters = {}
-        for name, part in self.whole.parts.items():
-            expected = self.whole.gradient[part]
-            if norm(expected) > self._rounding(part):
-                multiple = self._multiples(expected[:, None], found.gradient, part)
-                factor = np.nan if multiple is None else float(multiple[0])
-                of_parameters[name] = 1 if abs(factor - 1) < max(SAME_FACTOR, self.tolerance) else factor
-        kind, said, factors = self._difference(found, of_parameters)
+        kind, said, factors = self._difference(found)
         if step_that_differs(each.unclipped for each in by_rank):
             kind = "own" if step_that_differs(each.gradients for each in by_rank) else "clipped"
             said = "another one in each process"
@@ -206,7 +205,7 @@ class Reference:
             said = "that of other weights"
         is_clipped_often = found.num_clips > self.whole.num_clips
         # What differs may follow from it.
-        if is_clipped_often and said != "the same" and kind not in ("own", "clipped", "start"):
+        if is_clipped_often and kind not in ("same", "own", "clipped", "start"):
             kind = "often"
             said = f"clipped {found.num_clips} times"
         return Outcome(by_rank, num_steps, kind, said, factors, is_clipped_often)
@@ -216,9 +215,19 @@ class Reference:
         both = start * self.whole.start != 0
         return bool(norm((start - self.whole.start)[both]) > self.tolerance * norm(self.whole.start[both]))
 
-    def _difference(self, found: Observed, factors: Mapping[str, float]) -> tuple[str, str, Mapping[str, float]]:
-        """Its kind, the same in words, and its factors, given those of its parameters."""
-        others = [name for name, factor in factors.items() if np.isnan(factor)]
+    def _difference(self, found: Observed) -> tuple[str, str, Mapping[str, float]]:
+        """How a process differs, as the kind, what is said and the factors of an `Outcome`."""
+        factors = {}
+        others = []
+        for name, part in self.whole.parts.items():
+            expected = self.whole.gradient[part]
+            if norm(expected) > self._rounding(part):
+                multiple = self._multiples(expected[:, None], found.gradient, part)
+                if multiple is None:
+                    others.append(name)
+                else:
+                    factor = float(multiple[0])
+                    factors[name] = 1 if abs(factor - 1) < max(SAME_FACTOR, self.tolerance) else factor
         if not others:
             if any(factor != 1 for factor in factors.values()):
                 return "multiple", f"{span(factors.values())} times", factors
@@ -226,17 +235,17 @@ class Reference:
             noise = norm(self.reverse.update - update)
             rounding = max(UPDATE * norm(update), MULTIPLES_OF_NOISE * noise, self.whole.rounding)
             if norm(found.update - update) <= rounding:
-                return "multiple", "the same", factors
+                return "same", "the same", factors
             times = norm(found.update) / norm(update)
             return "update", f"the same, but the update is {times:.4g} times as large", factors
         weights = self.weights_in(found.gradient)
-        expected = self.weights_in(self.whole.gradient)
-        if weights is None or expected is None:
+        whole = self.weights_in(self.whole.gradient)
+        if weights is None or whole is None:
             return "coupled", f"another gradient of {some(others)}", {}
-        ratios = np.divide(weights, expected, out=np.ones_like(weights), where=expected != 0)
+        ratios = np.divide(weights, whole, out=np.ones_like(weights), where=whole != 0)
         if lost := [str(sample) for sample in np.flatnonzero(np.abs(ratios) < NO_WEIGHT)]:
             return "lost", f"without samples {some(lost)} of {len(ratios)}, counted from 0", {}
-        return "unequal", f"samples count {span(ratios)} times", {"": weights.sum() / expected.sum()}
+        return "unequal", f"samples count {span(ratios)} times", {"": weights.sum() / whole.sum()}
 
     def weights_in(self, gradient: Vector) -> Vector | None:
         """The weight of each sample in a gradient; None if it is not a sum over them, or they cannot be told apart."""

@@ -131,11 +131,11 @@ def _short_batch(whole: Reference, layouts: Collection[Layout], wrong: list[str]
     found = {}
     for layout in layouts:
         try:
-            found[layout] = short.outcome(layout, size).said
+            found[layout] = short.outcome(layout, size)
         except (PartlyFailed, TimedOut) as error:
             wrong.append(f"{left}, training fails: {error}; drop them, or pad them")
             break
-    if others := "; ".join(f"{layout}: {said}" for layout, said in found.items() if said != "the same"):
+    if others := "; ".join(f"{layout}: {each.said}" for layout, each in found.items() if each.kind != "same"):
         yield (
             f"{left}, unlike in one process: {others} (processes or micro-batches of fewer samples weigh as much as "
             "the others, or samples are repeated or dropped)"

@@ -164,20 +164,19 @@ def run_job(
                     process.kill()
                 process.join()
         texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
-    failures = {}
+    reports = []
     for rank, outcome in sorted(outcomes.items(), key=lambda item: item[1].moment):
         if outcome.failure:
             # The output has it, unless the disk is full.
             said = "" if outcome.said in texts[rank] else f": {outcome.said}"
-            failures[rank] = outcome.failure + said
-    silence = (
-        f"stopped after rank {next(iter(failures))} had failed" if failures else f"no result within {timeout:.0f} s"
-    )
-    failures |= {rank: silence for rank in range(world_size) if rank not in outcomes}
-    if failures:
-        first = outcomes.get(next(iter(failures)))
-        reports = [(rank, failure, texts[rank]) for rank, failure in failures.items()]
-        raise JobFailed(reports, first.exit_code) if first else JobTimedOut(reports)
+            reports.append((rank, outcome.failure + said, texts[rank]))
+    silent = [rank for rank in range(world_size) if rank not in outcomes]
+    if reports:
+        first, *_ = reports[0]
+        reports += [(rank, f"stopped after rank {first} had failed", texts[rank]) for rank in silent]
+        raise JobFailed(reports, outcomes[first].exit_code)
+    if silent:
+        raise JobTimedOut([(rank, f"no result within {timeout:.0f} s", texts[rank]) for rank in silent])
     return [outcomes[rank].value for rank in range(world_size)]
 
 

@@ -24,7 +24,6 @@ for name in (
     "torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks",
     "torch.distributed.checkpoint.state_dict",
     "torch.utils.tensorboard",
-    "transformers.conversion_mapping",
     "largebatch.backend.fsdp",
     "largebatch.backend.zero",
     "largebatch.run",

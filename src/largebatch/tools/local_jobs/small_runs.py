@@ -3,6 +3,7 @@
 Small are a recipe's debug model, data and a batch for a laptop's CPU without a hub, and a schedule of a few steps.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def short_schedule_overrides(config: RecipeConfig, steps: int) -> list[str]:
     milestones = rate.decay.at if isinstance(rate.decay, StepDecay) else []
     planned = config.batch.sizes
     if isinstance(config.batch.global_batch_size, LinearRamp):
-        planned = sorted({*planned[:: -(-len(planned) // MAX_SIZES)], planned[-1]})
+        planned = sorted({*planned[:: math.ceil(len(planned) / MAX_SIZES)], planned[-1]})
     length = max(steps, 4, len(milestones) + 2, len(planned) + 1)
     quarter = length // 4
     changes: dict[str, Any] = {"train.duration": {"steps": length}}

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
             shutil.copy(source, target)
             is_template = source.is_relative_to(TEMPLATES)
             if is_template or source == recipe:
-                # What is made from a demonstration is none, so that its plan has notes.
+                # A copy of a demonstration is not a demonstration: its plan has notes.
                 text = source.read_text(encoding="utf-8").replace('  "demonstration": true,\n', "")
                 target.write_text(_Text(text).substitute(values) if is_template else text, encoding="utf-8")
     except OSError as error:

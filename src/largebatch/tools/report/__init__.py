@@ -44,8 +44,9 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.sweep.results import Results
 
     folders: list[Path] = options.run_dirs
-    results = Results.read(folders[0]) if len(folders) == 1 and (folders[0] / SWEEP_FILE).is_file() else None
-    if results:
+    sweep = ""
+    if len(folders) == 1 and (folders[0] / SWEEP_FILE).is_file():
+        results = Results.read(folders[0])
         runs = [run for group in results.groups for run in group.runs.values()]
         sweep = results.table(options.target)
         print(sweep)
@@ -53,7 +54,6 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--target needs the folder of a sweep")
     else:
         runs = read_runs(folders)
-        sweep = ""
     if find_spec("plotly") is None:
         raise UserError('curves need plotly; pip install "largebatch[report]"')
     from largebatch.tools.report.page import page, write_page

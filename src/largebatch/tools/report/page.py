@@ -44,7 +44,8 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
     # What is off in all runs is no difference: a run without warmup has no length of it, others have none in steps.
     differences = [row for row in fields if not _is_shared(row) and {*row[1:]} - {NONE, "null"}]
     by_run = [["run", *names], *differences[:MAX_FIELDS], *_side_by_side([_outcome(run) for run in runs])]
-    recipes = dict.fromkeys(recipe for run in runs if (recipe := _started_with(run, "recipe")) != NONE)
+    recipes = dict.fromkeys(_started_with(run, "recipe") for run in runs)
+    recipes.pop(NONE, None)
     environment = Environment(loader=PackageLoader(__package__, "."), autoescape=True, trim_blocks=True)
     return environment.get_template("page.html").render(
         version=__version__,

@@ -49,37 +49,21 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.sweep.start import start
     from largebatch.tools.sweep.verdicts import largest_within
 
-    run_dir: Path = options.run_dir.absolute()
-    run = RunFolder(run_dir)
+    run = RunFolder(options.run_dir.absolute())
     recipe = options.recipe or _recorded_recipe(run)
-    checkpoints = {entry.step: entry for entry in run.checkpoints()}
-    if options.at not in checkpoints:
-        known = ", ".join(map(str, sorted(checkpoints))) or "none"
-        raise UserError(
-            f"--at {options.at}: {run_dir} has checkpoints of the steps {known}; checkpoint.keep_every keeps more"
-        )
     options.config = recipe
+    checkpoint, recorded = _checkpoint_at(options.at, run)
     task = task_of(recipe)
-    entry = checkpoints[options.at]
-    try:
-        if entry.problem is not None:
-            raise CheckpointError(entry.problem)
-        recorded = read_manifest(entry.path).config
-    except CheckpointError as error:
-        raise UserError(f"--at {options.at}: {error}; choose another checkpoint") from error
-    recorded.pop("task", None)
-    if "batch" not in recorded:
-        raise UserError(f"--at {options.at}: the config in its {MANIFEST} has no batch; choose another checkpoint")
     try:
         plan = resolve(load_config(recipe, override_words(recorded), task=task), 1)
     except ConfigError as error:
-        raise ConfigError(error.problems, f"the config of {entry.path / MANIFEST}") from error
+        raise ConfigError(error.problems, f"the config of {checkpoint / MANIFEST}") from error
     points = _branch_points(options, task, recorded, plan)
-    checkpoint = str(entry.path.absolute())
-    sweep = Sweep(str(recipe), recorded, points, options.metric, options.higher_is_better, checkpoint)
-    folder = options.folder or run_dir.with_name(f"{run_dir.name}.critical_batch_at_{options.at}")
+    sweep = Sweep(str(recipe), recorded, points, options.metric, options.higher_is_better, str(checkpoint))
+    folder = options.folder or run.path.with_name(f"{run.path.name}.critical_batch_at_{options.at}")
     code = start(sweep, folder, task, options, split_words(options, ())[1])
-    RunFolder(folder).critical_batch_file.unlink(missing_ok=True)
+    branches = RunFolder(folder)
+    branches.critical_batch_file.unlink(missing_ok=True)
     if sweep.waiting(folder):
         return code
     results = Results.read(folder)
@@ -100,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"the critical batch is {batch:,}")
     sizes = [{"batch": size, **each._asdict()} for size, each in compared.items()]
     finding = {"samples": batch, "at_step": options.at, "tolerance": options.tolerance, "sizes": sizes}
-    RunFolder(folder).write_critical_batch(finding)
+    branches.write_critical_batch(finding)
     if batch:
         sections = branch_sections(recorded, plan.timeline, options.at, batch)
         print(f"the recipe that follows:\n{json.dumps(sections, indent=2)}")
@@ -123,6 +107,31 @@ def _recorded_recipe(run: RunFolder) -> Path:
         f"{run.path}: not a run's folder, or its recipe, {recorded}, is not in {RECIPES.absolute()}; go where it was "
         "started, or write --recipe FILE, whose task's code is run"
     )
+
+
+def _checkpoint_at(step: int, run: RunFolder) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint of a step, and the config that is recorded in it.
+
+    Raises:
+        UserError: There is none, or it cannot be used.
+    """
+    checkpoints = {entry.step: entry for entry in run.checkpoints()}
+    if step not in checkpoints:
+        known = ", ".join(map(str, sorted(checkpoints))) or "none"
+        raise UserError(
+            f"--at {step}: {run.path} has checkpoints of the steps {known}; checkpoint.keep_every keeps more"
+        )
+    entry = checkpoints[step]
+    try:
+        if entry.problem is not None:
+            raise CheckpointError(entry.problem)
+        recorded = read_manifest(entry.path).config
+    except CheckpointError as error:
+        raise UserError(f"--at {step}: {error}; choose another checkpoint") from error
+    recorded.pop("task", None)
+    if "batch" not in recorded:
+        raise UserError(f"--at {step}: the config in its {MANIFEST} has no batch; choose another checkpoint")
+    return entry.path, recorded
 
 
 def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[str, Any], plan: RunPlan) -> list[Point]:

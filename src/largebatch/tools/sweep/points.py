@@ -45,11 +45,16 @@ class Sweep:
 
     recipe: str  # its file
     content: dict[str, Any]  # the recipe's JSON
-    # Their places are their numbers in arrays of jobs.
+    # A point's index is its number in an array of jobs.
     points: Annotated[list[Point], Field(max_length=MAX_POINTS)]
     metric: str = "loss"  # in evaluations.jsonl
     higher_is_better: bool = False
-    start: str | None = None  # the checkpoint that all points branch from; None: they begin at the beginning
+    start: str | None = None  # the checkpoint that all points branch from; None if they train from the start
+
+    @property
+    def sign(self) -> int:
+        """The metric is this times the loss."""
+        return -1 if self.higher_is_better else 1
 
     @property
     def options(self) -> list[str]:

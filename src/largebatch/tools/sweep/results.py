@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.errors import UserError
-from largebatch.plan.expected import number
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
 from largebatch.tools.reported_runs import ReportedRun, columns, read_runs
@@ -48,33 +47,23 @@ class Results:
         if not begun:
             raise UserError(f"{folder}: no point of the sweep has begun yet")
         groups = {json.dumps(point.settings): Group(point.settings, {}, {}) for point in sweep.points}
-        results = cls(sweep, list(groups.values()))
         runs = read_runs([folder / point.name for point in begun])
         for point, run in zip(begun, runs, strict=True):
             group = groups[json.dumps(point.settings)]
             group.runs[point.seed] = run
-            loss = results._loss(run)
-            if loss is not None:
-                group.losses[point.seed] = loss
-        return results
-
-    @property
-    def sign(self) -> int:
-        """The metric is this times the loss."""
-        return -1 if self.sweep.higher_is_better else 1
-
-    def _loss(self, run: ReportedRun) -> float | None:
-        kind = run.ending.kind if run.ending else None
-        if kind == Kind.TRAINING:
-            return math.inf
-        values = [value for line in run.evaluations if (value := number(line, self.sweep.metric)) is not None]
-        return self.sign * values[-1] if kind == Kind.FINISHED and values else None
+            kind = run.ending.kind if run.ending else None
+            (values,) = columns(run.evaluations, sweep.metric)
+            if kind == Kind.TRAINING:
+                group.losses[point.seed] = math.inf
+            elif kind == Kind.FINISHED and values.size:
+                group.losses[point.seed] = sweep.sign * float(values[-1])
+        return cls(sweep, list(groups.values()))
 
     def table(self, target: float | None = None) -> str:
         """A row for each group; with a target, a value of the metric, also the training until it was reached."""
         rows = {}
         for group in self.groups:
-            cells = {self.sweep.metric: shown(group.cell, self.sign), "finding": self._finding(group)}
+            cells = {self.sweep.metric: shown(group.cell, self.sweep.sign), "finding": self._finding(group)}
             if target is not None:
                 for axis in ("samples", "tokens", "minutes"):
                     cells[f"{axis} to {target:g}"] = shown(self._training_until(target, group, axis))
@@ -94,20 +83,24 @@ class Results:
         if not rivals or RATE not in group.settings or not group.losses:
             return ""
         best = rivals[0]
-        found = ["best"]
-        rates = [each.settings[RATE] for each in self.groups]
-        if best.settings[RATE] in (min(rates), max(rates)) and all(each.losses for each in self.groups):
-            found[0] += " (at an end of the listed rates: extend the list)"
-        first = self.groups[0].settings.get(BATCH)
-        predictions = self._stable({**group.settings, BATCH: first}) if group.settings.get(BATCH) != first else []
-        if predictions and predictions[0].settings[RATE] == group.settings[RATE]:
+        rate = group.settings[RATE]
+        found = []
+        if group is best:
+            found.append("best")
+            rates = [each.settings[RATE] for each in self.groups]
+            if rate in (min(rates), max(rates)) and all(each.losses for each in self.groups):
+                found[0] += " (at an end of the listed rates: extend the list)"
+        first_size = self.groups[0].settings.get(BATCH)
+        best_of_first_size = self._stable({**group.settings, BATCH: first_size})[:1]
+        is_predicted = rate in [each.settings[RATE] for each in best_of_first_size]
+        if is_predicted and group.settings.get(BATCH) != first_size:
             if group is best:
                 found.append("as the rule predicts")
             elif group.cell.diverged or is_clearly_lower(best.cell, group.cell, len(rivals) - 1):
                 found.append("the rule does not hold")
             else:
                 found.append("the rule: cannot be told")
-        return ", ".join(found if group is best else found[1:])
+        return ", ".join(found)
 
     def _stable(self, settings: dict[str, Any]) -> list[Group]:
         """The groups that differ from these settings in the rate, if at all, the lowest mean first.
@@ -122,8 +115,9 @@ class Results:
         """Each batch size with a run of its best learning rate, the samples until its seeds reached the target, and the
         number of those that did not."""
         for group in self.groups:
+            best = self._stable(group.settings)[:1]
             # A batch that grows is no size.
-            if isinstance(group.settings.get(BATCH), int) and [group] == self._stable(group.settings)[:1]:
+            if group in best and isinstance(group.settings.get(BATCH), int):
                 reached = self._training_until(target, group, "samples")
                 missing = len(group.runs) - len(reached.values)
                 yield group.settings[BATCH], next(iter(group.runs.values())), reached, missing
@@ -133,7 +127,7 @@ class Results:
         reached: list[float] = []
         for run in group.runs.values():
             steps, values = columns(run.evaluations, "step", self.sweep.metric)
-            first = steps[self.sign * values <= self.sign * target][:1]
+            first = steps[self.sweep.sign * values <= self.sweep.sign * target][:1]
             reached += run.places(first.tolist()).get(axis, [])
         return Cell(tuple(reached))
 

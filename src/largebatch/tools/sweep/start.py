@@ -36,7 +36,7 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
     script = None
     if options.slurm:
         at_once = f"%{options.max_parallel}" if options.max_parallel else ""
-        # Slurm writes other things for what begins with a percent sign.
+        # For Slurm, a percent sign begins a placeholder.
         logs = str(folder / POINTS).replace("%", "%%")
         array = [f"--array={','.join(map(str, missing))}{at_once}", f"--output={logs}/%a.log"]
         file = SCRIPTS / f"{Path(sweep.recipe).stem}.sbatch"
@@ -81,17 +81,20 @@ def _in_queue(folder: Path) -> set[int]:
 
 def _check(sweep: Sweep, task: Path, num_processes: int, script: BatchScript | None) -> None:
     """Raise ConfigError if a point cannot be trained here, or by a script: all problems, each with its first point."""
-    found: dict[str, str] = {}
+    first_points: dict[str, str] = {}
     for point in sweep.points:
+        problems = []
         try:
             resolve(load_config(sweep.recipe, point.overrides, task=task), num_processes)
-            scripts = [replace(script, overrides=point.overrides)] if script else []
-            problems = [str(finding) for finding in lint_scripts(scripts, task=task)]
+            if script:
+                problems = list(map(str, lint_scripts([replace(script, overrides=point.overrides)], task=task)))
         except ConfigError as error:
             problems = error.problems
-        found |= {problem: point.name for problem in problems if problem not in found}
-    if found:
-        raise ConfigError([f"{name}: {problem}" for problem, name in found.items()], "the sweep; nothing was started")
+        for problem in problems:
+            first_points.setdefault(problem, point.name)
+    if first_points:
+        problems = [f"{name}: {problem}" for problem, name in first_points.items()]
+        raise ConfigError(problems, "the sweep; nothing was started")
 
 
 def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path, options: argparse.Namespace) -> None:
@@ -145,8 +148,11 @@ def shares_of_machine(at_once: int, world_size: int) -> list[dict[str, str]]:
     """The variables with which runs at the same time share the machine: threads, and GPUs if there are enough."""
     import torch
 
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // (at_once * world_size), 1))
+    processes = at_once * world_size
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // processes, 1))
     gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))).split(",")
-    starts = range(0, at_once * world_size, world_size)
-    mine = [gpus[start : start + world_size] if starts.stop <= len(gpus) else gpus for start in starts]
-    return [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ",".join(each)} for each in mine]
+    shares = []
+    for first in range(0, processes, world_size):
+        mine = gpus[first : first + world_size] if processes <= len(gpus) else gpus
+        shares.append({"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ",".join(mine)})
+    return shares

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 
 from largebatch.plan.strategies import SINGLE, STRATEGIES
-from largebatch.tools.verify.verification import UNSEEDED, Combination, Row, Verification
+from largebatch.tools.verify.verification import Combination, Row, Verification
 
 
 def symptom_of(beyond: Set[str]) -> str:
@@ -16,12 +16,12 @@ def symptom_of(beyond: Set[str]) -> str:
 
 
 def _traits(each: Combination, usual: int) -> Mapping[str, bool]:
-    """In what a combination may differ from the reference, with its usual micro-batch size."""
+    """Whether a combination divides the batch unlike the reference, which has the usual micro-batch size: by trait."""
     # A strategy's own configs begin with its name, as zero3_offload does.
     steps = STRATEGIES.get(each.strategy.partition("_")[0], SINGLE).steps
     return {
         "other micro-batch": each.micro_batch_size != usual,
-        # In a step of a process.
+        # Of each process, in a step.
         "other number of micro-batches": each.micro_batch_size * each.world_size != usual,
         "several processes": each.world_size > 1,
         "another division": each.world_size > 1 or each.micro_batch_size != usual,
@@ -33,7 +33,7 @@ def _traits(each: Combination, usual: int) -> Mapping[str, bool]:
 
 SCALED = "scaled first loss"
 _OF_STATISTICS = "(running statistics: by a forward pass of its own, or an evaluation in training mode)"
-# By symptom, the earliest first: why it shows in combinations of a trait, and why if no trait tells them apart.
+# By symptom, the earliest first: the cause if exactly the combinations with a trait show it, and otherwise.
 _CAUSES: Mapping[str, Mapping[str, str]] = {
     # The first loss and its gradient are multiplied by one number.
     SCALED: {
@@ -150,12 +150,13 @@ def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
         rows: The outcomes of all combinations.
         verification: What they are outcomes of.
     """
-    # What a resumed run differs in is told where it is found.
+    # The row of a resumed run explains its differences itself.
     compared = [
         row for row in rows if row.verdict in ("reference", "agrees", "differs") and not row.combination.resumes
     ]
     differing = [row for row in compared if row.verdict == "differs"]
-    if not differing or any(row.problem == UNSEEDED for row in rows):
+    # One process that differs from itself is cause enough.
+    if not differing or any(row.verdict == "differs" and not row.beyond for row in rows):
         return None
     if fault := verification.fault_of_samples():
         return fault
@@ -168,12 +169,12 @@ def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
 def _fitting(rows: Sequence[Row], usual: int) -> list[str]:
     """The causes of the earliest symptom that apply to the combinations that differ, and to none that agrees."""
     symptoms = [symptom_of(row.beyond) if row.verdict == "differs" else "" for row in rows]
-    earliest = next((each for each in _CAUSES if each in symptoms), "")
+    earliest = next(each for each in _CAUSES if each in symptoms)
     # What differs only later, or in an evaluation alone, may be a consequence of the same cause.
     differ = [each == earliest for each in symptoms]
     if earliest == "first_loss" and all(row.is_scaled for row, each in zip(rows, differ, strict=True) if each):
         earliest = SCALED
-    causes = _CAUSES.get(earliest, {})
+    causes = _CAUSES[earliest]
     traits = [_traits(row.combination, usual) for row in rows]
     fitting = [cause for name, cause in causes.items() if differ == [each.get(name, False) for each in traits]]
     return fitting or [cause for name, cause in causes.items() if name == "otherwise"]

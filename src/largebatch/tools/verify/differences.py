@@ -18,8 +18,8 @@ ROUNDING_FACTOR = 10
 # The norm of a gradient is closer to a difference of large numbers than the other measures.
 GRAD_NORM_FACTOR = 10
 # The usual difference of the first update, relative to it, by precision. Adam's first update is the sign of each
-# gradient, which rounding flips where a gradient is nearly zero: of one element in 40,000, if updates differ by 1 %. In
-# bf16 each micro-batch's part of a gradient is rounded by up to 0.4 %: of one element in 1,600.
+# gradient, which rounding flips where a gradient is nearly zero. If that is one element in 40,000, updates differ by
+# 1 %. In bf16 each micro-batch's part of a gradient is rounded by up to 0.4 %, which flips one element in 1,600.
 UPDATE = {"fp64": 0.01, "fp32": 0.01, "bf16": 0.05}
 # Smaller updates, relative to the weights, are lost in the rounding of fp32, which may be 0.6 % of this.
 VISIBLE = 1e-5
@@ -85,8 +85,8 @@ def limits(
     Args:
         tolerance: The difference that rounding usually makes.
         precision: The recipe's, which decides the limit of the first update.
-        rounding: What rounding makes of a recipe that enlarges it, measure by measure. Nothing enlarges the rounding of
-            the first step, unless the model itself sums over processes.
+        rounding: The differences that rounding alone makes in a recipe that enlarges it, by measure. Nothing enlarges
+            the rounding of the first step, unless the model itself sums over processes.
         sums_within_the_model: Whether it does so, as synchronized BatchNorm does: then activations are rounded
             differently, and the layers after them enlarge that.
     """
@@ -116,23 +116,24 @@ def compare(trained: Trained, reference: Trained, without: Set[str] = frozenset(
         reference: Those that they should be.
         without: Names of weights that are not compared.
     """
-
     metrics = trained.metrics
     expected = reference.metrics
-    first = {f"first_{name}": _of_lines(metrics[:1], expected[:1], [name]) for name in ("loss", "grad_norm")}
-    updates = of_updates(trained, reference)
-    weights = _of_tensors(trained.weights, reference.weights)
-    return first | {
-        **{name: _of_lines(metrics, expected, [name]) for name in ("loss", "grad_norm", "lr")},
-        "update": max((updates[name] for name in updates.keys() - without), default=0.0),
-        "parameters": max((weights[name] for name in weights.keys() - without), default=0.0),
+    updates = of_updates(trained, reference, without)
+    weights = _of_tensors(trained.weights, reference.weights, without)
+    return {
+        "loss": _of_lines(metrics, expected, "loss"),
+        "grad_norm": _of_lines(metrics, expected, "grad_norm"),
+        "lr": _of_lines(metrics, expected, "lr"),
+        "update": max(updates.values(), default=0.0),
+        "parameters": max(weights.values(), default=0.0),
         "evaluation": _of_lines(trained.evaluations, reference.evaluations),
+        "first_loss": _of_lines(metrics[:1], expected[:1], "loss"),
+        "first_grad_norm": _of_lines(metrics[:1], expected[:1], "grad_norm"),
     }
 
 
-def _of_lines(
-    lines: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None
-) -> float:
+def _of_lines(lines: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]], *names: str) -> float:
+    """The largest relative difference of the numbers with these names; without names, of all that the reference has."""
     if len(lines) != len(reference):
         return math.inf
     largest_ratio = 0.0
@@ -157,45 +158,48 @@ def factors_of_the_first_step(trained: Trained, reference: Trained) -> tuple[flo
 
 def largest(trained: Trained, expected: Trained, noise: Set[str], usual: float) -> str:
     """Which weights, besides noise, differ most: already in their first update, if it differs by more than usual."""
-    updates = of_updates(trained, expected)
-    weights = _of_tensors(trained.weights, expected.weights)
-    update = max(updates.keys() - noise, key=updates.__getitem__, default=None)
+    updates = of_updates(trained, expected, noise)
+    weights = _of_tensors(trained.weights, expected.weights, noise)
+    update = max(updates, key=updates.__getitem__, default=None)
     if update is not None and updates[update] > usual:
         return f"the first update differs most in {update}, by {updates[update]:.1e} of its norm"
-    return f"the weights that differ most are {max(weights.keys() - noise, key=weights.__getitem__)}"
+    return f"the weights that differ most are {max(weights, key=weights.__getitem__)}"
 
 
-def of_updates(trained: Trained, reference: Trained) -> dict[str, float]:
+def of_updates(trained: Trained, reference: Trained, without: Set[str] = frozenset()) -> dict[str, float]:
     """The difference of each tensor's first update, relative to its norm, if the reference moves it visibly.
 
-    Empty if no run of the first update was made.
+    Empty if no run of the first update was made. Names in `without` are left out.
     """
-    before = reference.initial
-    found = trained.updated
-    if not found:
-        return {}
-    updates = {name: reference.updated[name] - start for name, start in before.items()}
-    expected = {name: update for name, update in updates.items() if not norm(update) <= VISIBLE * norm(before[name])}
-    same = [name for name in expected if name in found and found[name].shape == before[name].shape]
-    return _of_tensors({name: found[name] - before[name] for name in same}, expected)
+    found = {}
+    expected = {}
+    if trained.updated:
+        for name, start in reference.initial.items():
+            update = reference.updated[name] - start
+            # "Not smaller" includes NaN.
+            if not norm(update) <= VISIBLE * norm(start):
+                expected[name] = update
+                end = trained.updated.get(name)
+                if end is not None and end.shape == start.shape:
+                    found[name] = end - start
+    return _of_tensors(found, expected, without)
 
 
-def _of_tensors(weights: Weights, expected: Weights) -> dict[str, float]:
+def _of_tensors(weights: Weights, expected: Weights, without: Set[str]) -> dict[str, float]:
     """The difference of each tensor, relative to its norm; infinite if one of the runs lacks it.
 
     A tensor near zero, such as a bias whose gradient is only rounding errors, is measured by the norm that it would
-    have if its elements were a thousandth of the model's.
+    have if its elements were a thousandth of the model's. Names in `without` are left out.
     """
     squares = sum(float(np.square(tensor).sum()) for tensor in expected.values())
     typical = np.sqrt(squares / max(1, sum(tensor.size for tensor in expected.values())))
-
-    def difference(name: str) -> float:
-        if name not in weights or name not in expected or weights[name].shape != expected[name].shape:
-            return math.inf
-        scale = max(norm(expected[name]), 1e-3 * typical * np.sqrt(expected[name].size))
-        return _ratio(float(norm(weights[name] - expected[name])), float(scale))
-
-    return {name: difference(name) for name in [*expected, *(weights.keys() - expected.keys())]}
+    differences = {}
+    for name in (weights.keys() | expected.keys()) - without:
+        differences[name] = math.inf
+        if name in weights and name in expected and weights[name].shape == expected[name].shape:
+            scale = max(norm(expected[name]), 1e-3 * typical * np.sqrt(expected[name].size))
+            differences[name] = _ratio(float(norm(weights[name] - expected[name])), float(scale))
+    return differences
 
 
 def _ratio(difference: float, scale: float) -> float:

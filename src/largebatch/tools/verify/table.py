@@ -11,7 +11,6 @@ from functools import partial
 from largebatch.config import RecipeConfig, last_of_each, load_config
 from largebatch.optim.trial import try_optimizer
 from largebatch.plan import resolve
-from largebatch.task_folders import folder_of
 from largebatch.tools.local_jobs.jobs import preload_tasks
 from largebatch.tools.local_jobs.small_runs import (
     LONG,
@@ -22,7 +21,7 @@ from largebatch.tools.local_jobs.small_runs import (
 from largebatch.tools.plan import first_plan
 from largebatch.tools.plan.accelerate_configs import find_accelerate_configs, is_rehearsed
 from largebatch.tools.verify.causes import likely_cause
-from largebatch.tools.verify.differences import MEASURES, limits
+from largebatch.tools.verify.differences import MEASURES
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 # All but the first step's.
@@ -31,7 +30,6 @@ LINE = "{:<9}{:>10}{:>7}{:>10}{:>11}{:>10}{:>10}{:>12}{:>12}{:>9}  {}"
 HEADER = LINE.format(
     "strategy", "processes", "micro", *(name.replace("_", " ") for name in COLUMNS), "seconds", "verdict"
 )
-REMARK = "         {}"
 
 
 def verify(options: argparse.Namespace) -> bool:
@@ -47,7 +45,7 @@ def verify(options: argparse.Namespace) -> bool:
     combinations = _combinations(options, config, configs)
     on_gpus = _choose_device(max(options.world_sizes))
     try_optimizer(plan)
-    preload_tasks([folder_of(type(config))])
+    preload_tasks([verification.task])
     print(
         f"{options.config.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
         f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process, which trains whole global batches"
@@ -65,7 +63,7 @@ def verify(options: argparse.Namespace) -> bool:
         elif max(options.world_sizes) > 1:
             print("no run was stopped and resumed, because no combination of several processes agrees")
     compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
-    allowed = limits(verification.tolerance, config.precision)
+    allowed = verification.limits()
     agreeing = sum(row.verdict == "agrees" for row in compared)
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
     if cause := likely_cause(rows, verification):
@@ -142,10 +140,12 @@ def _printed(rows: Iterable[Row]) -> list[Row]:
             numbers = [f"{row.differences[name]:.1e}" for name in COLUMNS]
         each = row.combination
         seconds = f"{row.seconds:.1f}"
-        verdict = f"{row.verdict}{', resumed halfway from a checkpoint of one process' if each.resumes else ''}"
+        verdict = row.verdict
+        if each.resumes:
+            verdict += ", resumed halfway from a checkpoint of one process"
         print(LINE.format(each.strategy, each.world_size, each.micro_batch_size, *numbers, seconds, verdict))
         if row.problem:
-            print(REMARK.format(row.problem))
+            print(f"         {row.problem}")
         sys.stdout.flush()
         printed.append(row)
     return printed

@@ -47,15 +47,16 @@ MAX_EVALUATED_SAMPLES = 50
 # A job that hangs ends earlier, by its own watchdog.
 TIMEOUT = 6 * 3600  # seconds
 REFERENCE_HANG_SECONDS = 1800
-# What takes so many times as long as its whole reference hangs; but a machine may be busy.
+# A step is taken for a hang after this many times the time of the whole reference run, or after a minute if that is
+# longer, because the machine may be busy.
 HANG_FACTOR = 5
 MIN_HANG_SECONDS = 60
 
 # Seeds of the runs that measure how rounding errors grow.
 PERTURBATIONS = (1, 2, 3)
 
-# A number that multiplies the loss multiplies its gradient, up to this part of the change. Noise misses that, and so do
-# numbers that differ from one micro-batch to the next.
+# If the loss is multiplied by one number, its gradient is, too: the two factors differ by at most this part of their
+# distance from 1. Noise does not do that, nor do numbers that differ from one micro-batch to the next.
 PART_OF_A_FACTOR = 1e-3
 
 UNSEEDED = (
@@ -89,7 +90,8 @@ class Row:
     seconds: float = 0.0  # time it took
     differences: Differences | None = None  # from the reference, if it trained to the end
     problem: str | None = None  # a remark on the verdict, if there is one
-    beyond: frozenset[str] = frozenset()  # the names of the differences that are larger than rounding makes them
+    # The names of the differences that are larger than rounding makes them; none if one process differs from itself.
+    beyond: frozenset[str] = frozenset()
     # Whether the first loss and its gradient are those of the reference times one number.
     is_scaled: bool = False
 
@@ -114,9 +116,15 @@ class Verification:
     _rounding: dict[Combination, _Rounding | None] = field(default_factory=dict, init=False)
 
     @property
-    def tolerance(self) -> float:
-        """The relative difference that rounding usually makes."""
-        return float(getattr(self.config.optimizer_entry.tolerance, self.config.precision))
+    def task(self) -> Path:
+        """The folder of the recipe's task."""
+        return folder_of(type(self.config))
+
+    def limits(self, rounding: Differences | None = None) -> Differences:
+        """The largest differences with which a run agrees; `rounding` as in `differences.limits`."""
+        precision = self.config.precision
+        tolerance = float(getattr(self.config.optimizer_entry.tolerance, precision))
+        return limits(tolerance, precision, rounding, self.config.model.synchronizes_batch_norm)
 
     def rows(self, combinations: Sequence[Combination]) -> Iterator[Row]:
         """Train each combination, and its reference before it, and compare them; yield each row when it is done.
@@ -139,7 +147,7 @@ class Verification:
         """Whether a combination and its reference, both trained in fp32, agree; False if the recipe has no fp32."""
         overrides = [*self.overrides, "--precision=fp32"]
         try:
-            config: RecipeConfig = load_config(self.recipe, overrides, task=folder_of(type(self.config)))
+            config: RecipeConfig = load_config(self.recipe, overrides, task=self.task)
         except ConfigError:
             return False
         finer = dataclasses.replace(self, config=config, overrides=overrides)
@@ -147,8 +155,7 @@ class Verification:
 
     def fault_of_samples(self) -> str | None:
         """What is wrong with the source itself, seen without a training; None if nothing is."""
-        task = folder_of(type(self.config))
-        arguments = (self.recipe.resolve(), self.overrides, task)
+        arguments = (self.recipe.resolve(), self.overrides, self.task)
         with suppress(JobFailed):
             faults: list[str | None] = run_job(
                 fault_of_samples, *arguments, world_size=1, environment={}, timeout=TIMEOUT
@@ -157,7 +164,7 @@ class Verification:
         return None
 
     def _reference_for(self, combination: Combination) -> Combination:
-        """One process. It must have the same micro-batches only if they are part of the loss."""
+        """What a combination is compared with: one process, with the same micro-batches if the loss depends on them."""
         model = self.config.model
         size = self.config.batch.micro_batch_size
         if model.synchronizes_batch_norm:
@@ -167,7 +174,7 @@ class Verification:
         return Combination(SINGLE.name, 1, size)
 
     def _tried(self, combination: Combination, expected: Trained | None = None) -> tuple[Row, Trained | None]:
-        """Train a combination, and compare it with what is expected; without that, it is a reference."""
+        """Train a combination and compare it with what is expected; if nothing is, it is a reference."""
         row = Row(combination, "reference")
         trained = None
         started = time.monotonic()
@@ -184,14 +191,14 @@ class Verification:
             row.verdict = "failed"
             row.problem = f"{type(error).__name__}: {error}".partition("\n")[0]
             if isinstance(error, JobFailed):
-                row.problem = error.in_one_line(folder_of(type(self.config)))
+                row.problem = error.in_one_line(self.task)
         return row, trained
 
     def _judge(self, row: Row, trained: Trained, expected: Trained) -> None:
         """Set the differences, verdict and problem of a combination."""
         row.verdict = "agrees"
         row.differences = compare(trained, expected)
-        usual = limits(self.tolerance, self.config.precision)
+        usual = self.limits()
         if not beyond(row.differences, usual):
             return
         # Differences larger than usual may still be rounding, which some recipes enlarge with every step.
@@ -205,12 +212,10 @@ class Verification:
             return
         made, noise = rounding
         row.differences = compare(trained, expected, noise)
-        sums = self.config.model.synchronizes_batch_norm
-        allowed = limits(self.tolerance, self.config.precision, made, sums)
+        allowed = self.limits(made)
         row.beyond = beyond(row.differences, allowed)
         if row.beyond:
             row.verdict = "differs"
-            row.problem = largest(trained, expected, noise, usual["update"])
             if row.beyond & {"first_loss", "first_grad_norm"}:
                 loss, gradient = factors_of_the_first_step(trained, expected)
                 row.is_scaled = math.isfinite(loss) and abs(gradient - loss) <= PART_OF_A_FACTOR * abs(loss - 1)
@@ -218,8 +223,10 @@ class Verification:
                     f"in the first step, the loss is {loss:.5g} times that of one process, and the gradient norm "
                     f"{gradient:.5g} times"
                 )
-            if row.beyond == {"evaluation"}:
+            elif row.beyond == {"evaluation"}:
                 row.problem = "the weights agree; only the evaluation differs"
+            else:
+                row.problem = largest(trained, expected, noise, usual["update"])
             if row.combination.resumes:
                 row.problem += f"; {NOT_KEPT}"
             return
@@ -234,10 +241,9 @@ class Verification:
 
     def _measure_rounding(self, reference: Combination, expected: Trained) -> _Rounding | None:
         # Kernels of GPUs may round differently each time, which later steps enlarge.
-        usual = limits(self.tolerance, self.config.precision)
+        usual = self.limits()
         first = {name: usual[name] for name in ("first_loss", "first_grad_norm")}
-        repeatable = {**MAX_DISTINGUISHABLE, **first}
-        if beyond(compare(self._train(reference), expected), repeatable):
+        if beyond(compare(self._train(reference), expected), {**MAX_DISTINGUISHABLE, **first}):
             return None
         perturbed = [self._train(reference, seed) for seed in PERTURBATIONS]
         # Adam makes a whole step of any gradient, so one rounding error turns the whole update.
@@ -254,6 +260,7 @@ class Verification:
         A reference starts from weights perturbed by rounding errors if there is a seed for them.
         """
         plan = resolve(self.config, combination.world_size, combination.micro_batch_size)
+        # The first step whose learning rate is not 0.
         first = next((step for step in range(1, self.steps) if plan.lr_of(plan.batch_at(step - 1))), self.steps)
         perturbed = [] if seed is None else [f"--perturb-weights={seed}"]
         with tempfile.TemporaryDirectory() as temporary:
@@ -279,10 +286,9 @@ class Verification:
         if combination.strategy != SINGLE.name:
             accelerate_config = self.accelerate_configs[combination.strategy]
             environment = rehearsal_environment(accelerate_config, combination.world_size)
-        task = folder_of(type(self.config))
         try:
             run_job(
-                partial(train, run_dir=run_dir, task=task),
+                partial(train, run_dir=run_dir, task=self.task),
                 self.recipe.resolve(),
                 *self._overrides(combination, steps),
                 *words,
@@ -296,8 +302,8 @@ class Verification:
                 raise
             raise UserError(
                 f"no progress for {self._hang_seconds(combination):.0f} s; rank after rank waits in "
-                f"{_where_they_wait(run_dir, task)}: processes must make the same calls, so neither a layer nor a call "
-                "of `run` may depend on a process's rank or data"
+                f"{_where_they_wait(run_dir, self.task)}: processes must make the same calls, so neither a layer nor a "
+                "call of `run` may depend on a process's rank or data"
             ) from None
         return read_run(run_dir)
 
