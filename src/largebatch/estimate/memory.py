@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, elements_of, padded
 from largebatch.plan.contract import PAIRS_PER_TILE, RunPlan
-from largebatch.plan.strategies import Policy, find_strategy
+from largebatch.plan.strategies import Policy
 
 MAX_FRACTION_OF_GPU = 0.6
 """The fraction of a GPU's memory that model states and transient memory may take if gradients stay whole until the last
@@ -67,7 +67,7 @@ def model_states(
     model: ModelShape, strategy: Strategy, world_size: int, states_of: StatesOf, micro_batches: int
 ) -> ModelStates:
     """The bytes on the fullest process, where each has this many micro-batches in an optimizer step."""
-    count: Formula = resolve_name(f"{__name__}:{find_strategy(strategy.name).formulas}")
+    count: Formula = resolve_name(f"{__name__}:{strategy.entry.formulas}")
     held = count(model, strategy, world_size, micro_batches > 1)
     states = (state for shape, group in held.stepped for state in states_of(shape, model.group_options[group]).values())
     size = model.element_bytes
@@ -112,7 +112,7 @@ def when_reduced(model: ModelShape, strategy: Strategy, plan: RunPlan, gpu_memor
     asked = plan.compute.reduce_gradients
     if asked != "auto":
         return asked
-    preferred, *others = find_strategy(strategy.name).reduction_policies
+    preferred, *others = strategy.entry.reduction_policies
     if not others or preferred == "each_micro_batch" or gpu_memory is None:
         return preferred
     states = model_states(model, strategy, plan.world_size, plan.states_of, plan.max_gradient_accumulation_steps)
@@ -206,7 +206,7 @@ def exchanged(model: ModelShape, strategy: Strategy, world_size: int) -> int:
     layers = max(model.exchanged, key=elements_of, default=None)
     if layers is None:
         return 0
-    is_whole = find_strategy(strategy.name).steps == "whole parameters"
+    is_whole = strategy.entry.steps == "whole parameters"
     own = max(elements_of(layers) // strategy.shards_of(world_size), max(layer.elements for layer in layers))
     # What is sent and received, or the layers that a process owns, their results, and four copies of them meanwhile.
     return max((2 * elements_of(layers) if is_whole else 2 * own) + own, 6 * own)

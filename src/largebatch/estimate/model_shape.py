@@ -9,6 +9,7 @@ import pydantic
 from pydantic import NonNegativeInt
 
 from largebatch.config.optimizers import GroupOptions
+from largebatch.plan.strategies import StrategyEntry, find_strategy
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,11 @@ class Strategy:
     reshards: bool = True  # whether FSDP2 gathers its units again for the backward pass
     shard_size: int | None = None  # processes that FSDP2 divides a replica of the model over; None means all
     reduces_each: bool = False  # whether FSDP2 reduces gradients with each micro-batch, not only with the last
+
+    @property
+    def entry(self) -> StrategyEntry:
+        """What is declared about it in the table."""
+        return find_strategy(self.name)
 
     def shards_of(self, world_size: int) -> int:
         """The number of processes that hold a part each of one copy of the model; all, if each holds a whole one."""
