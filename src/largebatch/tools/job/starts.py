@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from largebatch.errors import UserError
-from largebatch.storage.attempts import attempt_name
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import ENDINGS, Ending, parse_ending, read_endings
@@ -72,7 +71,7 @@ class JobStarts:
         endings = read_endings(self.logs / ENDINGS)
         # A process may have been able to write to only one of the folders.
         for each in begun:
-            endings += read_endings(self.run.attempts_dir / attempt_name(each))
+            endings += self.run.endings_of(each)
         has_stop_file = False
         with suppress(OSError):
             # An older stop file was not for this start.
