@@ -60,11 +60,15 @@ class BatchScript:
     @cached_property
     def options(self) -> Mapping[str, str]:
         """The values of sbatch's options by their names; "" for those without a value."""
-        script = dict(OPTION_IN_SCRIPT.findall(self.text))
-        variables = {name: f"SBATCH_{name.replace('-', '_').upper()}" for name in IN_ENVIRONMENT}
-        environment = {name: self.environment[key] for name, key in variables.items() if key in self.environment}
-        given = {match[1]: match[2] or "" for word in self.given_options if (match := OPTION.fullmatch(word))}
-        return {**script, **environment, **given}
+        options = dict(OPTION_IN_SCRIPT.findall(self.text))
+        for name in IN_ENVIRONMENT:
+            variable = f"SBATCH_{name.replace('-', '_').upper()}"
+            if variable in self.environment:
+                options[name] = self.environment[variable]
+        for word in self.given_options:
+            if match := OPTION.fullmatch(word):
+                options[match[1]] = match[2] or ""
+        return options
 
     @cached_property
     def recipe(self) -> Path | None:
@@ -93,10 +97,14 @@ class BatchScript:
     @property
     def gpus_per_node(self) -> int | None:
         """The GPUs that the job asks for on each node, 0 for none; None if its options do not say it simply."""
-        options = [f"{name}={value}" for name, value in self.options.items()]
-        asked = [option for option in options if option.startswith(("gpus", "gres=gpu"))]
-        matches = [GPUS.fullmatch(option) for option in asked]
-        return next((int(match[1]) for match in matches if match), None) if asked else 0
+        gpus: int | None = 0
+        for name, value in self.options.items():
+            option = f"{name}={value}"
+            if match := GPUS.fullmatch(option):
+                return int(match[1])
+            if option.startswith(("gpus", "gres=gpu")):
+                gpus = None
+        return gpus
 
     @property
     def layout(self) -> tuple[range, int] | None:
