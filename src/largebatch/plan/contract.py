@@ -240,7 +240,9 @@ def resolve(
     to_come = [size for size, end in zip(sizes, ends, strict=True) if end > completed_steps]
     if config.batch.finds_micro_batch_size:
         size = math.gcd(*to_come)
-        micro_batch_size, *_ = valid_micro_batch_sizes(size, (micro_batch_size or size) + 1, world_size) or [1]
+        found = valid_micro_batch_sizes(size, 1 + (micro_batch_size or size), world_size)
+        # There is none if the batch does not divide over these processes, which is refused below.
+        micro_batch_size = found[0] if found else 1
     micro_batch_size = micro_batch_size or config.batch.micro_batch_size
     accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in to_come)
     if config.compute.couple == "one_pass" and accumulation > 1:
