@@ -114,7 +114,8 @@ def micro_batch_flops(model: nn.Module, config: RecipeConfig, example_batch: Exa
         batch.pop("position_ids", None)
         # The output layer adds to the gradient of its weight in place, which the counter does not know.
         in_place = {torch.ops.aten.addmm_: _addmm_flops}
-        forward, backward = (FlopCounterMode(display=False, custom_mapping=in_place) for _ in range(2))
+        forward = FlopCounterMode(display=False, custom_mapping=in_place)
+        backward = FlopCounterMode(display=False, custom_mapping=in_place)
         with forward:
             outputs = tree_leaves(model(**batch))
         with backward:

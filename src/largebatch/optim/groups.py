@@ -114,8 +114,9 @@ def _roles_of(trainable: Mapping[str, nn.Parameter], model: nn.Module, plan: Run
         decays = name not in exempt and kind not in plan.optimizer.no_decay and "no_decay_names" not in named[name]
         # A transposed convolution's weight is no matrix of its outputs.
         convolves = isinstance(module, _ConvNd) and not isinstance(module, _ConvTransposeNd)
-        about = (has_inputs_first(module), convolves, named[name])
-        roles[name] = ParameterRole(kind, tuple(parameter.shape), decays, *about)
+        roles[name] = ParameterRole(
+            kind, tuple(parameter.shape), decays, has_inputs_first(module), convolves, named[name]
+        )
     return roles
 
 
