@@ -84,7 +84,7 @@ def _contexts(layers: Sequence[_BatchNorm], what: str) -> tuple[Context, Context
     """Contexts of a block's first and second run."""
     create: Any = partial(create_selective_checkpoint_contexts, KEPT_RESULTS)
     first, second = create() if what == "selective" else (nullcontext(), nullcontext())
-    # torch.compile knows the two of "selective", and no other.
+    # Not wrapped without need: torch.compile supports only the contexts of "selective".
     return first, statistics_kept(layers, second) if layers else second
 
 

@@ -186,7 +186,7 @@ class LayerwiseOptimizer(Optimizer):
         assert closure is None
         for group in self.param_groups:
             tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
-            # On all processes: ZeRO-3 steps some of a group's tensors at a time, and takes the others' groups away.
+            # On all processes alike: ZeRO-3 steps some tensors of one group at a time, and empties the other groups.
             if not tensors:
                 continue
             parts = self._stepped_together.get(tuple(tensors))

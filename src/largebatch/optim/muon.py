@@ -27,7 +27,7 @@ class Muon(LayerwiseOptimizer):
 
     def __init__(self, params: Any, **options: Any):
         super().__init__(params, inputs_first=False, matrices=1, **options)
-        # Torch's own, which gets groups and states of this one to step.
+        # Torch's own AdamW: in each step, it is given a group and the states of this optimizer.
         self._adamw = torch.optim.AdamW([torch.empty(0)], fused=True)
 
     def _step_group(self, group: Group, parts: PartsOfLayers) -> None:

@@ -53,7 +53,7 @@ class WholeLayers:
             return [ranges[name] for name in shapes if owners[name] == owner and name in ranges and ranges[name].length]
 
         def needed(holder: int, owner: int) -> list[LayerRange]:
-            """What of it is sent: nothing of layers that the owner, another process, has whole."""
+            """What of that is sent: an owner that has a whole layer gets nothing of it from other processes."""
             own = processes.ranges[owner]
             has = {name for name, shape in shapes.items() if name in own and own[name].length == prod(shape)}
             return [each for each in held(holder, owner) if holder == owner or each.name not in has]

@@ -71,7 +71,7 @@ class RunFolder:
         return self.path / f"stop.{job}"
 
     def stop_files(self) -> list[Path]:
-        """The requests to stop that there are, of whichever job. A folder is none: it could not be deleted like one."""
+        """The requests to stop that there are, of whichever job. Folders are not: they cannot be deleted like files."""
         found = [*self.path.glob("stop"), *self.path.glob("stop.*")]
         return [file for file in found if not file.is_dir()]
 

@@ -72,7 +72,7 @@ class Ending:
 
 
 def parse_ending(text: bytes) -> Ending | None:
-    """The ending in a JSON text; None if it is none."""
+    """The ending in a JSON text; None if the text is not one."""
     # It takes long to import, and a command's help does not need it.
     from pydantic import TypeAdapter
 

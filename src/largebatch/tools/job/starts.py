@@ -93,7 +93,7 @@ class JobStarts:
             replace_json_file(self.logs / ENDING, {**failure, "code": found.code, "message": found.message})
 
     def earlier_failure(self) -> Ending | None:
-        """The failure of the latest earlier start that has recorded how it ended; None if it was none."""
+        """The failure of the latest earlier start that has recorded how it ended; None if it did not fail."""
         for start in reversed(range(self.start)):
             with suppress(OSError):
                 return parse_ending(read_bytes(self.job_dir / f"start_{start}" / ENDING))

@@ -18,7 +18,7 @@ from largebatch.tools.options import RECIPES
 ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"
 SCRIPTS = Path("slurm")
 PROFILE = SCRIPTS / "site.sh"
-# What a job sets for its own processes, in case this is one of them.
+# The variables that a job sets for its own processes. They are left out, because this may be one of them.
 OF_A_JOB = re.compile("LARGEBATCH_(JOB_ID|RESTART|JOB_END_TIME|NODE|NODE_NAMES|TOKEN|LOGS|BEGAN|SNAPSHOT)")
 SETTING = re.compile("(SBATCH|LARGEBATCH|HF)_.*|STRATEGY|RUN_DIR")
 # A last command that returns false, such as a test, is not a failure unless it prints an error.
@@ -96,7 +96,7 @@ class BatchScript:
 
     @property
     def gpus_per_node(self) -> int | None:
-        """The GPUs that the job asks for on each node, 0 for none; None if its options do not say it simply."""
+        """The GPUs that the job asks for on each node, 0 for none; None if its options do not give a plain number."""
         gpus: int | None = 0
         for name, value in self.options.items():
             option = f"{name}={value}"
@@ -108,7 +108,7 @@ class BatchScript:
 
     @property
     def layout(self) -> tuple[range, int] | None:
-        """The numbers of nodes that the job may train on, and the processes on each; None if they are not said simply.
+        """The numbers of nodes that the job may train on, and the processes on each; None if they cannot be read.
 
         One process per GPU or, if the job asks for no GPUs, per CPU, unless LARGEBATCH_PROCESSES_PER_NODE is set.
         """
@@ -122,7 +122,7 @@ class BatchScript:
 
     @property
     def completed_steps(self) -> int:
-        """The steps of the latest checkpoint in the run's folder; batch sizes until there need not divide any more."""
+        """The steps of the latest checkpoint in the run's folder. Batch sizes of earlier steps need not divide."""
         run = RunFolder(Path(self.environment.get("RUN_DIR") or f"runs/{self.path.stem}"))
         # A run may have been deleted, or never begun.
         with suppress(OSError):

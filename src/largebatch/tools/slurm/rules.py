@@ -120,8 +120,8 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
 
 
 def _missing_imports(file: Path) -> Iterator[str]:
-    """Yield each import of a name that largebatch does not have; nothing is imported, and what is no Python is left
-    out."""
+    """Yield each import of a name that largebatch does not have. Nothing is imported; files that are not valid Python
+    have none."""
     try:
         tree = ast.parse(read_text(file))
     except (SyntaxError, ValueError, RecursionError):
