@@ -57,16 +57,20 @@ def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparis
         for line in evaluations
         if "step" in line and (value := number(line, expected.metric)) is not None
     ]
+    found: float | None = None
+    is_over = False
     if expected.reached:
         is_reached = operator.ge if expected.reached == "at_least" else operator.le
-        places = [(float(plan.timeline.progress(step, length.unit)), value) for step, value in lines]
-        found = next((place for place, value in places if is_reached(value, expected.value)), None)
-        # A run that has passed the range without reaching the target is outside, too.
-        is_over = found is None and bool(places) and high is not None and places[-1][0] > high
+        for step, value in lines:
+            place = float(plan.timeline.progress(step, length.unit))
+            if is_reached(value, expected.value):
+                found = place
+                break
+            # A run that has passed the range without reaching the target is outside, too.
+            is_over = high is not None and place > high
     else:
         due = plan.timeline.steps_in(length)
         found = next((value for step, value in lines if step >= due), None)
-        is_over = False
     verdict: Literal["inside", "outside", "unknown"] = "unknown"
     if low is not None and high is not None and (found is not None or is_over):
         verdict = "inside" if found is not None and low <= found <= high else "outside"

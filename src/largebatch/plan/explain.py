@@ -148,13 +148,11 @@ def _epoch(plan: RunPlan) -> list[str]:
 def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
     """What each source of a mixture contributes, and how often it is seen."""
     counts = mixture.counts_after(plan.total_samples)
-    lines = []
-    for name, size, weight, count in zip(mixture.names, mixture.sizes, mixture.weights, counts, strict=True):
-        lines.append(
-            f"{name}: {100 * weight / sum(mixture.weights):.3g} % of each batch, {counted(count, 'sample')}: "
-            f"{counted(count / size, 'pass', form='.3g')} over its {size:,}"
-        )
-    return lines
+    return [
+        f"{name}: {100 * weight / sum(mixture.weights):.3g} % of each batch, {counted(count, 'sample')}: "
+        f"{counted(count / size, 'pass', form='.3g')} over its {size:,}"
+        for name, size, weight, count in zip(mixture.names, mixture.sizes, mixture.weights, counts, strict=True)
+    ]
 
 
 def _steps_to(plan: RunPlan, place: int) -> int:
@@ -233,7 +231,9 @@ def _compiling(plan: RunPlan) -> list[str]:
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} ({', '.join(f'{number:g}' for number in value)})" if isinstance(value, tuple) else f"{name} {value}"
-        for name, value in options.items()
-    )
+    shown = []
+    for name, value in options.items():
+        if isinstance(value, tuple):
+            value = f"({', '.join(format(number, 'g') for number in value)})"
+        shown.append(f"{name} {value}")
+    return ", ".join(shown)
