@@ -69,17 +69,23 @@ def model_states(
     """The bytes on the fullest process, where each has this many micro-batches in an optimizer step."""
     count: Formula = resolve_name(f"{__name__}:{strategy.entry.formulas}")
     held = count(model, strategy, world_size, micro_batches > 1)
-    states = (state for shape, group in held.stepped for state in states_of(shape, model.group_options[group]).values())
     size = model.element_bytes
+    of_optimizer = 0
+    for shape, group in held.stepped:
+        for state in states_of(shape, model.group_options[group]).values():
+            # Scalars are not counted.
+            if state:
+                of_optimizer += prod(state)
+    exchange = Phase(0.0, {"exchanged layers": exchanged(model, strategy, world_size)})
     return ModelStates(
         weights=held.weights * size - held.in_bf16 * (size - 2),
         masters=held.masters * size,
         gradients=held.gradients * size,
-        optimizer=sum(prod(state) for state in states if state) * size,
+        optimizer=of_optimizer * size,
         buffers=model.buffer_bytes,
         phases=[
-            Phase(share, {cause: elements * size for cause, elements in transient.items() if elements})
-            for share, transient in (*held.phases, (0.0, {"exchanged layers": exchanged(model, strategy, world_size)}))
+            Phase(activations, {cause: elements * size for cause, elements in transient.items() if elements})
+            for activations, transient in (*held.phases, exchange)
         ],
         not_cast=2 * held.not_cast,
     )
@@ -126,7 +132,7 @@ class Elements(NamedTuple):
     masters: int
     gradients: int
     stepped: Sequence[tuple[tuple[int, ...], int]]  # with the number of the parameter group
-    phases: list[tuple[float, dict[str, int]]]
+    phases: Sequence[Phase]  # with transient elements instead of bytes
     in_bf16: int = 0  # those of `weights` that are stored in bf16
     not_cast: int = 0  # those that autocast makes no copies of
 
@@ -139,7 +145,7 @@ def replicated(model: ModelShape, _strategy: Strategy, _world_size: int, _accumu
     """Everything on every process; micro-batches are summed in the buckets that are reduced."""
     stepped = [(each.shape, each.group or 0) for each in model.trained]
     in_bf16 = elements_of(parameter for parameter in model.parameters if parameter.stored_in_bf16)
-    return Elements(model.elements, 0, model.trained_elements, stepped, [(1.0, {})], in_bf16)
+    return Elements(model.elements, 0, model.trained_elements, stepped, [Phase(1.0, {})], in_bf16)
 
 
 def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
@@ -171,7 +177,7 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
     in_bf16 = sum(parameter.padded_rows(shards) for parameter in model.parameters if parameter.stored_in_bf16) // shards
     # Autocast makes no copies of weights that are stored in bf16.
     cast = [each for each in model.parameters if each.in_bf16 and not each.stored_in_bf16 and each.unit not in stay]
-    return Elements(weights, 0, gradients, stepped, [(1.0, transient)], in_bf16, elements_of(cast))
+    return Elements(weights, 0, gradients, stepped, [Phase(1.0, transient)], in_bf16, elements_of(cast))
 
 
 def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
@@ -191,9 +197,9 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
     # backward pass is done. They come on top of those that were accumulated.
     second = (trained if zero.stage == 1 else gradients) if accumulates else 0
     phases = [
-        (1.0, buckets | {"accumulated gradients": trained - gradients if is_whole else 0}),
-        (1 - min(1, zero.reduce_bucket_size / trained), buckets | {"accumulated gradients": second}),
-        (0.0, buckets | {"update's copy of gradients": max(groups) // world_size}),
+        Phase(1.0, buckets | {"accumulated gradients": trained - gradients if is_whole else 0}),
+        Phase(1 - min(1, zero.reduce_bucket_size / trained), buckets | {"accumulated gradients": second}),
+        Phase(0.0, buckets | {"update's copy of gradients": max(groups) // world_size}),
     ]
     frozen = model.elements - trained
     masters = [group // world_size for group in groups]
@@ -249,7 +255,7 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
         "whole gradients": min(trained * world_size, zero.reduce_bucket_size),
     }
     update = {"update's copy of gradients": min(trained, -(-zero.sub_group_size // world_size))}
-    phases = [(1.0, bucket | passes), (0.0, bucket | update)]
+    phases = [Phase(1.0, bucket | passes), Phase(0.0, bucket | update)]
     # A single process has nothing to gather.
     gathered = sum(small) if world_size > 1 else 0
     weights = (sum(small) + sum(large)) // world_size + gathered
