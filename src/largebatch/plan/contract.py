@@ -5,7 +5,7 @@ Nothing divides, scales or defaults after that: backends receive numbers from th
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +16,14 @@ from largebatch.batch.division import valid_micro_batch_sizes
 from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
-from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
+from largebatch.config.learning_rate import (
+    BatchGrowth,
+    ConstantDecay,
+    LearningRate,
+    PolynomialDecay,
+    StepDecay,
+    WarmupStableDecay,
+)
 from largebatch.config.optimizers import EMA, GroupOptions, OptimizerEntry, Shape
 from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
@@ -317,28 +324,23 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr:
     def place_after(length: Length) -> int:
         return timeline.at(timeline.steps_in(length)).samples_before
 
-    warmup = 0
-    warmup_start_lr = 0.0
+    schedule = Schedule(end=timeline.at(total_steps).samples_before)
     if rate.warmup is not None:
-        warmup_start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
+        start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
         # Warmup leads from the tuned rate up to the scaled one, if that is higher (Goyal et al. 2017, section 5.1).
-        warmup = place_after(rate.warmup.duration.length) if peak_lr > warmup_start_lr else 0
+        warmup = place_after(rate.warmup.duration.length) if peak_lr > start_lr else 0
+        schedule = replace(schedule, warmup=warmup, warmup_start_lr=start_lr, warmup_shape=rate.warmup.shape)
+    schedule = replace(schedule, decay_start=schedule.warmup)
     decay = rate.decay
-    decay_start = warmup
+    if isinstance(decay, ConstantDecay | BatchGrowth):
+        return schedule
+    if isinstance(decay, StepDecay):
+        milestones = tuple(place_after(each.length) for each in decay.at)
+        return replace(schedule, decay=decay.name, milestones=milestones, factor=decay.factor)
+    if isinstance(decay, PolynomialDecay):
+        schedule = replace(schedule, power=decay.power)
     if isinstance(decay, WarmupStableDecay):
         first_step = timeline.steps_before(total_steps, decay.decay.length)
         assert first_step is not None
-        decay_start = timeline.at(first_step).samples_before
-    milestones, factor = (decay.at, decay.factor) if isinstance(decay, StepDecay) else ([], 1.0)
-    return Schedule(
-        end=timeline.at(total_steps).samples_before,
-        warmup=warmup,
-        warmup_start_lr=warmup_start_lr,
-        warmup_shape=rate.warmup.shape if rate.warmup is not None else "gradual",
-        decay="constant" if isinstance(decay, BatchGrowth) else decay.name,
-        final_fraction=getattr(decay, "final_fraction", 0.0),
-        power=getattr(decay, "power", 1.0),
-        milestones=tuple(place_after(milestone.length) for milestone in milestones),
-        factor=factor,
-        decay_start=decay_start,
-    )
+        schedule = replace(schedule, decay_start=timeline.at(first_step).samples_before)
+    return replace(schedule, decay=decay.name, final_fraction=decay.final_fraction)
