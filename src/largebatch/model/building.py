@@ -145,9 +145,10 @@ class _InitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = dict(kwargs or {})
         result = func(*args, **kwargs)
         operation = func._schema.name.removeprefix("aten::")
-        arguments = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
         for argument in func._schema.arguments:
-            tensor = (arguments | kwargs).get(argument.name)
+            tensor = given.get(argument.name)
             if argument.is_write and isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 draw: Draw | str = operation
                 is_repeatable = operation in REPEATABLE and not kwargs.keys() - {"generator"}
