@@ -159,24 +159,24 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
         units[parameter.unit] += -(-gathered_bytes // model.element_bytes)
         if parameter.group is not None:
             reduced[parameter.unit] += parameter.padded_rows(shards)
-    stay = {unit for unit in units if unit in model.gathered_units or not strategy.reshards}
-    others = sorted((size for unit, size in units.items() if unit not in stay), reverse=True)
+    kept = {unit for unit in units if unit in model.gathered_units or not strategy.reshards}
+    freed = sorted((size for unit, size in units.items() if unit not in kept), reverse=True)
     stepped = [(each.largest_shard(shards), each.group or 0) for each in model.trained]
     gradients = sum(prod(shape) for shape, _ in stepped)
     keeps_whole = accumulates and not strategy.reduces_each
     transient = {
         # Whole gradients, each until its shard takes its place in the last micro-batch.
         "accumulated gradients": model.trained_elements - gradients if keeps_whole else 0,
-        "gathered until the backward pass": sum(units[unit] for unit in stay),
+        "gathered until the backward pass": sum(units[unit] for unit in kept),
         # The block in use, and the next one.
-        "gathered blocks": sum(others[:2]),
+        "gathered blocks": sum(freed[:2]),
         # The gradients of a block that are computed, and those of one that are reduced.
         "blocks' gradients": 2 * max(reduced.values()),
     }
     weights = sum(parameter.padded_rows(shards) for parameter in model.parameters) // shards
     in_bf16 = sum(parameter.padded_rows(shards) for parameter in model.parameters if parameter.stored_in_bf16) // shards
     # Autocast makes no copies of weights that are stored in bf16.
-    cast = [each for each in model.parameters if each.in_bf16 and not each.stored_in_bf16 and each.unit not in stay]
+    cast = [each for each in model.parameters if each.in_bf16 and not each.stored_in_bf16 and each.unit not in kept]
     return Elements(weights, 0, gradients, stepped, [Phase(1.0, transient)], in_bf16, elements_of(cast))
 
 

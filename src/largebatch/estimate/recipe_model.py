@@ -177,13 +177,13 @@ def _saved_bytes_by_block(
 
     What "selective" activation checkpointing keeps is counted under None. `what` is the kind of checkpointing.
     """
-    others = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    weights_and_buffers = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
     # The storages themselves are kept, so that a later one cannot get the address of a freed one.
     kept: dict[int, tuple[nn.Module | None, torch.UntypedStorage]] = {}
     inside: list[nn.Module] = []
 
     def keep(tensor: torch.Tensor, is_result: bool = False) -> torch.Tensor:
-        if storage_of(tensor) not in others:
+        if storage_of(tensor) not in weights_and_buffers:
             place = inside[-1] if inside and not is_result else None
             kept.setdefault(storage_of(tensor), (place, tensor.untyped_storage()))
         return tensor

@@ -120,10 +120,10 @@ def traffic_of_a_step(case: TrafficCase) -> Collectives:
 
 def coupled(case: TrafficCase) -> Collectives:
     """The features of a global batch, for a loss that couples it, and their gradient."""
-    everyone = Group(case.world_size)
+    all_processes = Group(case.world_size)
     return (
-        Collective("gather", case.features_bytes, 1, "forward", everyone),
-        Collective("reduce-scatter", case.features_bytes, 1, "backward", everyone),
+        Collective("gather", case.features_bytes, 1, "forward", all_processes),
+        Collective("reduce-scatter", case.features_bytes, 1, "backward", all_processes),
     )
 
 
