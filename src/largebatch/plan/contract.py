@@ -60,7 +60,7 @@ class RunPlan:
     loss_weight_per_sample: int | None
     uses_batch_norm: bool  # whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)
     sync_batch_norm: bool  # whether `micro_batch_size` x `world_size` is, instead
-    coupled_features: int  # numbers of a sample that the loss compares with those of its global batch's other samples
+    coupled_features: int  # numbers per sample that the loss compares with those of the whole global batch; 0 for none
 
     # What is decided.
     world_size: int  # data-parallel processes: observed, never configured
@@ -191,7 +191,7 @@ class RunPlan:
         return self.max_global_batch_size * self.coupled_features
 
     def encodes_once(self, micro_steps: int) -> bool:
-        """Whether `Step.couple` makes one pass where each process has this many micro-batches, and not two."""
+        """Whether `Step.couple` encodes samples once, and not twice, if each process has this many micro-batches."""
         return micro_steps == 1 and self.compute.couple != "two_passes"
 
     # --- on a kind of device --------------------------------------------------------------------------------------

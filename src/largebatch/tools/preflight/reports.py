@@ -99,13 +99,13 @@ def agree(node: Node, phase: str, report: Report, deadline: float) -> int:
         _write(decision, str(code))
         return code
     while decision.name not in (names := _names_in(node.folder)):
-        # When the first node starts, it removes what is there, and writes something else.
+        # The first node empties the folder when it starts; this report may have been there before.
         if names and mine.name not in names:
             _write(mine, text)
         waited = time.monotonic() - node.began
         is_late = waited > node.seconds and node.file(f"{PRESENCE}_0").name not in names
         if is_late or waited > node.seconds + SECONDS_IN_ALL:
-            # If the first node comes after all, it does not take this one for present.
+            # Otherwise the first node, if it comes after all, would count this one as present.
             mine.unlink(missing_ok=True)
             return _conclude(node, [_missing(node, phase, 0)])
         time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -122,7 +122,7 @@ def compare(reports: Sequence[Report]) -> Mapping[tuple[Kind, str], list[str]]:
     for report in sorted(reports, key=lambda report: report.failed_at):
         for text, kind in report.findings.items():
             nodes[kind, text].append(report.node)
-    # Nodes that could not say anything do not differ.
+    # Nodes whose checks failed have no versions to compare.
     compared = [report for report in reports if report.versions]
     for name in dict.fromkeys(name for report in compared for name in report.versions):
         values = [report.versions.get(name, "missing") for report in compared]
@@ -136,7 +136,7 @@ def compare(reports: Sequence[Report]) -> Mapping[tuple[Kind, str], list[str]]:
 
 
 def _collect(node: Node, phase: str, deadline: float) -> list[Report]:
-    """On the first node, the reports of all nodes in order; what is said of those that are not there in time."""
+    """The reports of all nodes in order, for the first node; of those that are late, a report that says so."""
     files = [node.file(f"{phase}_{rank}") for rank in range(node.num_nodes)]
     expected = {file.name for file in files}
     while expected - (names := _names_in(node.folder)) and time.monotonic() < deadline:

@@ -37,8 +37,8 @@ GPUS = re.compile(r"(?:gpus-per-node=|gres=gpu:)(?:[\w.+-]+:)?([0-9]{1,6})")
 class BatchScript:
     """A batch script as it would be submitted, with the files that it names. Paths are relative to the current folder.
 
-    The options of sbatch are read as far as the plan needs them: lines `#SBATCH --name=value`, which SBATCH_* variables
-    of the environment override, which a command line overrides. Anything else is Slurm's to judge.
+    Only the options of sbatch that the plan needs are read: from lines `#SBATCH --name=value`, from SBATCH_* variables
+    of the environment, which override them, and from a command line, which overrides both. Slurm checks all others.
     """
 
     path: Path
