@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from largebatch.config.optimizers import GroupOptions, Shape
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, elements_of, padded
 from largebatch.plan.contract import PAIRS_PER_TILE, RunPlan
 from largebatch.plan.strategies import Policy
@@ -58,7 +59,7 @@ class ModelStates:
         return self.held + largest, self.phases[totals.index(largest)].transient
 
 
-StatesOf = Callable[[tuple[int, ...], Mapping[str, Any]], Mapping[str, tuple[int, ...]]]
+StatesOf = Callable[[Shape, GroupOptions], Mapping[str, Shape]]
 """Maps the shape of a tensor that an optimizer steps and its group's options to the shapes of its states, as
 `RunPlan.states_of` does."""
 
@@ -131,7 +132,7 @@ class Elements(NamedTuple):
     weights: int
     masters: int
     gradients: int
-    stepped: Sequence[tuple[tuple[int, ...], int]]  # with the number of the parameter group
+    stepped: Sequence[tuple[Shape, int]]  # with the number of the parameter group
     phases: Sequence[Phase]  # with transient elements instead of bytes
     in_bf16: int = 0  # those of `weights` that are stored in bf16
     not_cast: int = 0  # those that autocast makes no copies of

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic import NonNegativeInt
 
-from largebatch.config.optimizers import GroupOptions
+from largebatch.config.optimizers import GroupOptions, Shape
 from largebatch.plan.strategies import StrategyEntry, find_strategy
 
 
@@ -17,7 +17,7 @@ class ParameterShape:
     """A parameter of a model."""
 
     name: str  # its name in the model; the first if it has several
-    shape: tuple[int, ...]
+    shape: Shape
     group: int | None  # number of its parameter group in the optimizer; None if it is frozen
     unit: int  # number of the unit that FSDP2 shards and gathers it with
     modules: int = 1  # number of modules that share it
@@ -37,7 +37,7 @@ class ParameterShape:
         """Elements after padding its rows to a multiple of the processes."""
         return processes * prod(self.largest_shard(processes))
 
-    def largest_shard(self, processes: int) -> tuple[int, ...]:
+    def largest_shard(self, processes: int) -> Shape:
         """The shape of the first process's rows, which are as many as any process has."""
         rows, *rest = self.shape or (1,)
         return (padded(rows, processes) // processes, *rest)
