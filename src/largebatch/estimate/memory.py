@@ -190,16 +190,22 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
     # Buckets have their full size, however small the model is.
     buckets = {"reduce buckets": (2 if zero.overlap_comm else 1) * zero.reduce_bucket_size}
     largest = max((parameter.elements for parameter in model.trained), default=0)
-    # It is reduced where it was computed.
-    buckets |= {"gradient larger than a bucket": largest if largest > zero.reduce_bucket_size else 0}
-    # In stage 1, the parameters have gradients of their own until the last micro-batch.
-    is_whole = accumulates and zero.stage == 1
-    # The first full bucket makes room for the gradients of all of a process's part, when as large a share of the
-    # backward pass is done. They come on top of those that were accumulated.
-    second = (trained if zero.stage == 1 else gradients) if accumulates else 0
+    if largest > zero.reduce_bucket_size:
+        # It is not copied into a bucket, but reduced where it is.
+        buckets["gradient larger than a bucket"] = largest
+    # What accumulated gradients take besides `gradients`: at first, and when the first bucket is full, after as large a
+    # share of the backward pass. Then `gradients` are allocated for the whole part of the process.
+    at_first = 0
+    later = 0
+    if accumulates and zero.stage == 1:
+        # The parameters have gradients of their own until the last micro-batch.
+        at_first = trained - gradients
+        later = trained
+    elif accumulates:
+        later = gradients
     phases = [
-        Phase(1.0, buckets | {"accumulated gradients": trained - gradients if is_whole else 0}),
-        Phase(1 - min(1, zero.reduce_bucket_size / trained), buckets | {"accumulated gradients": second}),
+        Phase(1.0, buckets | {"accumulated gradients": at_first}),
+        Phase(1 - min(1, zero.reduce_bucket_size / trained), buckets | {"accumulated gradients": later}),
         Phase(0.0, buckets | {"update's copy of gradients": max(groups) // world_size}),
     ]
     frozen = model.elements - trained
@@ -249,7 +255,7 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
     large = whole(each for each in model.parameters if each.elements > threshold)
     # Weights that are used again within the distance stay; the next ones are fetched.
     reach = zero.stage3_max_reuse_distance + zero.stage3_prefetch_bucket_size + max(large, default=0)
-    # It always exists, full or not; gradients are copied into it.
+    # The bucket is always allocated; gradients are copied into it.
     bucket = {"reduce bucket": zero.reduce_bucket_size}
     passes = {
         "gathered weights": min(sum(large), reach) if world_size > 1 else 0,
