@@ -85,7 +85,7 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             # It makes no mask of numbers, so it keeps what attention without documents keeps.
             batch.pop("position_ids", None)
         what = config.compute.activation_checkpointing
-        blocks = list[nn.Module]()
+        blocks: list[nn.Module] = []
         largest = 0
         forward = partial(_saved_bytes_by_block, model, batch, config.precision == "bf16", what)
         if what != "none":

@@ -39,7 +39,10 @@ def table(comparison: Json, config: RecipeConfig) -> str:
     if comparison["hardware"]:
         notes.append(assumptions(comparison))
     notes += [f"{name} is not counted: {reason}" for name, reason in comparison["not_counted"].items()]
-    return "\n".join([*lines, "", *(line for note in notes for line in wrapped(note))]) + "\n"
+    lines.append("")
+    for note in notes:
+        lines += wrapped(note)
+    return "\n".join(lines) + "\n"
 
 
 def assumptions(comparison: Json) -> str:

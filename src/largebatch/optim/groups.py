@@ -170,7 +170,8 @@ def _names_matching(
         modules = [f"{name[:end]}.*" for name in trainable for end, letter in enumerate(name) if letter == "."]
         which = " that an earlier group does not have" if matched else ""
         meant = did_you_mean(pattern, [*trainable, *modules])
-        examples = dict.fromkeys([*(name for name in modules if name.count(".") == 1), [*trainable][-1]])
+        outermost = [name for name in modules if name.count(".") == 1]
+        examples = dict.fromkeys([*outermost, [*trainable][-1]])
         raise ConfigError(
             f'{field}: "{pattern}" matches no trainable parameter of the model{which}{meant}; write a pattern of '
             f"names, such as {', '.join(examples)}"

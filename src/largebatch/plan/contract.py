@@ -207,9 +207,8 @@ class RunPlan:
 
     def to_json(self) -> str:
         """The plan as indented JSON."""
-        return (
-            TypeAdapter(RunPlan).dump_json(self, indent=2, by_alias=True, exclude={"optimizer_entry"}).decode() + "\n"
-        )
+        text = TypeAdapter(RunPlan).dump_json(self, indent=2, by_alias=True, exclude={"optimizer_entry"})
+        return text.decode() + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "RunPlan":

@@ -66,24 +66,25 @@ class JobStarts:
 
     def evidence(self, exit_code: int, asked_to_stop: str) -> Evidence:
         """What this start, which has ended, has left in the run folder."""
-        mine = (self.job, self.start)
-        begun = [each for each in self.run.attempts() if (each.get("job_id"), each.get("restart")) == mine]
+        begun = False
         endings = read_endings(self.logs / ENDINGS)
-        # A process may have been able to write to only one of the folders.
-        for each in begun:
-            endings += self.run.endings_of(each)
+        for attempt in self.run.attempts():
+            if (attempt.get("job_id"), attempt.get("restart")) == (self.job, self.start):
+                begun = True
+                # A process may have been able to write to only one of the folders.
+                endings += self.run.endings_of(attempt)
         has_stop_file = False
         with suppress(OSError):
             # An older stop file was not for this start.
             has_stop_file = self.run.stop_file.stat().st_mtime >= whole_number("LARGEBATCH_BEGAN", 0)
         return Evidence(
-            exit_code,
-            [*endings, *killed_processes(self.logs)],
-            self.checkpoint_step if begun else None,
-            asked_to_stop,
-            has_stop_file,
-            self.earlier_failure(),
-            self.reason_to_give_up(),
+            exit_code=exit_code,
+            endings=endings + killed_processes(self.logs),
+            begun_at=self.checkpoint_step if begun else None,
+            asked_to_stop=asked_to_stop,
+            has_stop_file=has_stop_file,
+            earlier=self.earlier_failure(),
+            reason_to_give_up=self.reason_to_give_up(),
         )
 
     def end(self, found: Next) -> None:
