@@ -162,7 +162,10 @@ def _accelerate_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a launch would refuse, ignore, or silently do differently on several nodes."""
     settings = _settings(config)
     kind = settings.get("distributed_type")
-    for setting in (PRECISION, *REFUSED) if kind == "FSDP" else (PRECISION, *REFUSED, UNLESS_FSDP):
+    refused = [PRECISION, *REFUSED]
+    if kind != "FSDP":
+        refused.append(UNLESS_FSDP)
+    for setting in refused:
         value = settings.get(setting.key)
         # Accelerate leaves out empty sections.
         if value not in (None, {}) and str(value).lower() not in setting.off:
@@ -188,9 +191,10 @@ def _accelerate_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 "addition to Slurm's; write standard"
             )
     sharding = config.get("parallelism_config")
-    for key in sharding if isinstance(sharding, dict) else ():
-        if not str(key).startswith("parallelism_config_"):
-            yield f"parallelism_config.{key}: Accelerate ignores it; write parallelism_config_{key}"
+    if isinstance(sharding, dict):
+        for key in sharding:
+            if not str(key).startswith("parallelism_config_"):
+                yield f"parallelism_config.{key}: Accelerate ignores it; write parallelism_config_{key}"
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +203,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     prefixes = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_", "deepspeed_config": "", "parallelism_config": ""}
     for section, prefix in prefixes.items():
         inner = config.get(section)
-        for key, value in (inner if isinstance(inner, dict) else {}).items():
-            settings[prefix + str(key).removeprefix(prefix)] = value
+        if isinstance(inner, dict):
+            for key, value in inner.items():
+                settings[prefix + str(key).removeprefix(prefix)] = value
     return settings
