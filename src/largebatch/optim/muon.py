@@ -62,8 +62,8 @@ def _orthogonal_steps(layers: dict[str, torch.Tensor], group: Group) -> Iterator
     inputs_first = group["inputs_first"]
     for names in _alike(layers):
         stacked = torch.stack([layers.pop(name) for name in names]).flatten(2)
-        # (layers, outputs, inputs) in any case
-        stacked = stacked.mT if inputs_first else stacked
+        if inputs_first:
+            stacked = stacked.mT
         count, outputs, inputs = stacked.shape
         outputs //= group["matrices"]
         stacked = stacked.reshape(-1, outputs, inputs)

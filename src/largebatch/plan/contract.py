@@ -242,6 +242,7 @@ def resolve(
     timeline = config.timeline
     sizes = [phase.global_batch_size for phase in timeline.phases]
     total_steps = timeline.steps_in(config.train.duration.length)
+    # A batch size is still to come if its phase does not end before the completed steps do.
     ends = [*(phase.first_step for phase in timeline.phases[1:]), total_steps + 1]
     to_come = [size for size, end in zip(sizes, ends, strict=True) if end > completed_steps]
     if config.batch.finds_micro_batch_size:

@@ -80,14 +80,16 @@ def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparis
 def describe_figure(expected: Expected) -> list[str]:
     """The figure as lines of text."""
     length = expected.after.length
-    value = f"{expected.metric} {expected.value:.6g}"
-    seeds = expected.seeds
-    spread = f" ± {expected.spread:,.6g}" if seeds > 1 else ""
-    text = f"{value}{spread} after {length}"
+    spread = ""
+    of = "one seed"
+    if expected.seeds > 1:
+        spread = f" ± {expected.spread:,.6g}"
+        of = f"mean and standard deviation of {expected.seeds:,} seeds"
     if expected.reached:
         word = expected.reached.replace("_", " ")
         text = f"{expected.metric} {word} {expected.value:.6g} first after {length.amount:,g}{spread} {length.unit}"
-    of = f"mean and standard deviation of {seeds:,} seeds" if seeds > 1 else "one seed"
+    else:
+        text = f"{expected.metric} {expected.value:.6g}{spread} after {length}"
     lines = [f"{text}: {of}"]
     if ends := range_of(expected):
         lines.append("95 % of such runs are between {:,.6g} and {:,.6g}".format(*ends))
