@@ -238,7 +238,6 @@ def resolve(
     """
     data = config.data
     rate = config.learning_rate
-    entry = config.optimizer_entry
     timeline = config.timeline
     sizes = [phase.global_batch_size for phase in timeline.phases]
     total_steps = timeline.steps_in(config.train.duration.length)
@@ -302,7 +301,7 @@ def resolve(
         obstacle_to_compiling=obstacle,
         finds_micro_batch_size=config.batch.finds_micro_batch_size,
         expected=config.expected,
-        optimizer_entry=entry,
+        optimizer_entry=config.optimizer_entry,
     )
 
 
