@@ -1,5 +1,7 @@
 """How a global batch divides: global = micro x accumulation x world exactly, or an error that names what would fit."""
 
+from itertools import islice
+
 from largebatch.errors import ConfigError
 
 
@@ -46,5 +48,7 @@ def valid_micro_batch_sizes(global_batch_size: int, micro_batch_size: int, world
     below = range(min(micro_batch_size - 1, per_process), 0, -1)
     # Up to ten times the given one: nobody wants a larger one, and the search would take long.
     above = range(micro_batch_size + 1, min(10 * micro_batch_size, per_process) + 1)
-    candidates = (next((size for size in sizes if per_process % size == 0), None) for sizes in (below, above))
-    return [size for size in candidates if size is not None]
+    found: list[int] = []
+    for candidates in (below, above):
+        found += islice((size for size in candidates if per_process % size == 0), 1)
+    return found

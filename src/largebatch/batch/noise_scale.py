@@ -57,7 +57,8 @@ def noise_scale(measurements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     count = len(measurements)
     if count < 2:
         return {"not_measured": f"{counted(count, 'measurement')}; it takes 2, in steps of 2 or more micro-batches"}
-    gradients, traces = ([each[name] for each in measurements] for name in ("squared_gradient", "trace"))
+    gradients = [each["squared_gradient"] for each in measurements]
+    traces = [each["trace"] for each in measurements]
     gradient = fmean(gradients)
     trace = fmean(traces)
     if trace <= 0:

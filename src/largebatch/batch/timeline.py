@@ -17,7 +17,7 @@ Unit = Literal["steps", "samples", "tokens", "epochs"]
 
 NO_EPOCHS = 2**62  # samples of a training set without epochs, such as a mixture
 
-# Of a timeline that is read from a file: with others, some moments would be sought without end.
+# Bounds for a timeline that is read from a file: with other numbers, a search for a step might never end.
 AtLeastOne = Annotated[int, Field(ge=1, lt=2**63)]
 AtLeastZero = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -164,7 +164,9 @@ class Timeline:
         """The last step that is at least `length` before step `step`; None if it would be before the start of training.
         Raises as `progress`."""
         left = self.progress(step, length.unit) - length.exact
-        return None if left < 0 else _first(lambda earlier: self.progress(earlier, length.unit) > left) - 1
+        if left < 0:
+            return None
+        return _first(lambda earlier: self.progress(earlier, length.unit) > left) - 1
 
     def crosses_multiple(self, step: int, every: Length) -> bool:
         """Whether training passes a multiple of `every` with the last of the first `step` steps."""

@@ -101,7 +101,6 @@ def _cost(
     model = workload.model
     flops = workload.flops
     micro_batches = plan.max_gradient_accumulation_steps
-    entry = find_strategy(strategy.name)
     reduced = when_reduced(model, strategy, plan, gpu_memory)
     strategy = replace(strategy, reduces_each=reduced == "each_micro_batch")
     states = model_states(model, strategy, plan.world_size, plan.states_of, micro_batches)
@@ -119,7 +118,7 @@ def _cost(
     between = hardware and sum(each.sent_between_nodes(hardware.fabric.gpus_per_node) for each in traffic)
     products = _most_products(plan, model, strategy.shards_of(plan.world_size))
     return {
-        "shard_group_size": 1 if entry.shards == "nothing" else strategy.shards_of(plan.world_size),
+        "shard_group_size": 1 if strategy.entry.shards == "nothing" else strategy.shards_of(plan.world_size),
         "gradients_reduced": reduced,
         "model_state_bytes": {kind: getattr(states, kind) for kind in kinds} | {"total": states.held},
         "transient_bytes_estimate": transient,
@@ -145,7 +144,7 @@ def _most_products(plan: RunPlan, model: ModelShape, owners: int) -> int:
     """
     assert plan.optimizer_entry is not None
     total = 0
-    for group in sorted(model.exchanged_groups):
+    for group in model.exchanged_groups:
         options = {**plan.optimizer_options, **model.group_options[group]}
         shapes = {each.name: each.shape for each in model.groups[group]}
         loads = [0] * owners

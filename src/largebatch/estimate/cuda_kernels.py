@@ -58,27 +58,24 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> torch.Tensor:
+) -> Any:
     """`scaled_dot_product_attention` by the kernel that CUDA takes."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (tensor.to(torch.bfloat16) for tensor in (query, key, value))
     is_flash = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] == value.shape[-1] <= 256
-    outputs: torch.Tensor
     if is_flash and attn_mask is None:
-        outputs = torch.ops.aten._scaled_dot_product_flash_attention(
+        return torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]
-    elif query.dtype != torch.float64 and query.shape[1] == key.shape[1]:
+    if query.dtype != torch.float64 and query.shape[1] == key.shape[1]:
         bias = None
         if attn_mask is not None:
             numbers = torch.zeros_like(attn_mask, dtype=query.dtype) if attn_mask.dtype == torch.bool else attn_mask
             bias = numbers.expand(*query.shape[:-1], key.shape[-2])
-        outputs = torch.ops.aten._scaled_dot_product_efficient_attention(
+        return torch.ops.aten._scaled_dot_product_efficient_attention(
             query, key, value, bias, query.requires_grad, dropout_p, is_causal, scale=scale
         )[0]
-    else:
-        with sdpa_kernel(SDPBackend.MATH):
-            outputs = F.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-    return outputs
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )

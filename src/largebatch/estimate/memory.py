@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from largebatch.config.optimizers import GroupOptions, Shape
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, elements_of, padded
 from largebatch.plan.contract import PAIRS_PER_TILE, RunPlan
-from largebatch.plan.strategies import Policy, find_strategy
+from largebatch.plan.strategies import Policy
 
 MAX_FRACTION_OF_GPU = 0.6
 """The fraction of a GPU's memory that model states and transient memory may take if gradients stay whole until the last
@@ -58,7 +59,7 @@ class ModelStates:
         return self.held + largest, self.phases[totals.index(largest)].transient
 
 
-StatesOf = Callable[[tuple[int, ...], Mapping[str, Any]], Mapping[str, tuple[int, ...]]]
+StatesOf = Callable[[Shape, GroupOptions], Mapping[str, Shape]]
 """Maps the shape of a tensor that an optimizer steps and its group's options to the shapes of its states, as
 `RunPlan.states_of` does."""
 
@@ -67,19 +68,25 @@ def model_states(
     model: ModelShape, strategy: Strategy, world_size: int, states_of: StatesOf, micro_batches: int
 ) -> ModelStates:
     """The bytes on the fullest process, where each has this many micro-batches in an optimizer step."""
-    count: Formula = resolve_name(f"{__name__}:{find_strategy(strategy.name).formulas}")
+    count: Formula = resolve_name(f"{__name__}:{strategy.entry.formulas}")
     held = count(model, strategy, world_size, micro_batches > 1)
-    states = (state for shape, group in held.stepped for state in states_of(shape, model.group_options[group]).values())
     size = model.element_bytes
+    of_optimizer = 0
+    for shape, group in held.stepped:
+        for state in states_of(shape, model.group_options[group]).values():
+            # Scalars are not counted.
+            if state:
+                of_optimizer += prod(state)
+    exchange = Phase(0.0, {"exchanged layers": exchanged(model, strategy, world_size)})
     return ModelStates(
         weights=held.weights * size - held.in_bf16 * (size - 2),
         masters=held.masters * size,
         gradients=held.gradients * size,
-        optimizer=sum(prod(state) for state in states if state) * size,
+        optimizer=of_optimizer * size,
         buffers=model.buffer_bytes,
         phases=[
-            Phase(share, {cause: elements * size for cause, elements in transient.items() if elements})
-            for share, transient in (*held.phases, (0.0, {"exchanged layers": exchanged(model, strategy, world_size)}))
+            Phase(activations, {cause: elements * size for cause, elements in transient.items() if elements})
+            for activations, transient in (*held.phases, exchange)
         ],
         not_cast=2 * held.not_cast,
     )
@@ -112,7 +119,7 @@ def when_reduced(model: ModelShape, strategy: Strategy, plan: RunPlan, gpu_memor
     asked = plan.compute.reduce_gradients
     if asked != "auto":
         return asked
-    preferred, *others = find_strategy(strategy.name).reduction_policies
+    preferred, *others = strategy.entry.reduction_policies
     if not others or preferred == "each_micro_batch" or gpu_memory is None:
         return preferred
     states = model_states(model, strategy, plan.world_size, plan.states_of, plan.max_gradient_accumulation_steps)
@@ -125,8 +132,8 @@ class Elements(NamedTuple):
     weights: int
     masters: int
     gradients: int
-    stepped: Sequence[tuple[tuple[int, ...], int]]  # with the number of the parameter group
-    phases: list[tuple[float, dict[str, int]]]
+    stepped: Sequence[tuple[Shape, int]]  # with the number of the parameter group
+    phases: Sequence[Phase]  # with transient elements instead of bytes
     in_bf16: int = 0  # those of `weights` that are stored in bf16
     not_cast: int = 0  # those that autocast makes no copies of
 
@@ -139,7 +146,7 @@ def replicated(model: ModelShape, _strategy: Strategy, _world_size: int, _accumu
     """Everything on every process; micro-batches are summed in the buckets that are reduced."""
     stepped = [(each.shape, each.group or 0) for each in model.trained]
     in_bf16 = elements_of(parameter for parameter in model.parameters if parameter.stored_in_bf16)
-    return Elements(model.elements, 0, model.trained_elements, stepped, [(1.0, {})], in_bf16)
+    return Elements(model.elements, 0, model.trained_elements, stepped, [Phase(1.0, {})], in_bf16)
 
 
 def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
@@ -153,25 +160,25 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
         units[parameter.unit] += -(-gathered_bytes // model.element_bytes)
         if parameter.group is not None:
             reduced[parameter.unit] += parameter.padded_rows(shards)
-    stay = {unit for unit in units if unit in model.gathered_units or not strategy.reshards}
-    others = sorted((size for unit, size in units.items() if unit not in stay), reverse=True)
+    kept = {unit for unit in units if unit in model.gathered_units or not strategy.reshards}
+    freed = sorted((size for unit, size in units.items() if unit not in kept), reverse=True)
     stepped = [(each.largest_shard(shards), each.group or 0) for each in model.trained]
     gradients = sum(prod(shape) for shape, _ in stepped)
     keeps_whole = accumulates and not strategy.reduces_each
     transient = {
         # Whole gradients, each until its shard takes its place in the last micro-batch.
         "accumulated gradients": model.trained_elements - gradients if keeps_whole else 0,
-        "gathered until the backward pass": sum(units[unit] for unit in stay),
+        "gathered until the backward pass": sum(units[unit] for unit in kept),
         # The block in use, and the next one.
-        "gathered blocks": sum(others[:2]),
+        "gathered blocks": sum(freed[:2]),
         # The gradients of a block that are computed, and those of one that are reduced.
         "blocks' gradients": 2 * max(reduced.values()),
     }
     weights = sum(parameter.padded_rows(shards) for parameter in model.parameters) // shards
     in_bf16 = sum(parameter.padded_rows(shards) for parameter in model.parameters if parameter.stored_in_bf16) // shards
     # Autocast makes no copies of weights that are stored in bf16.
-    cast = [each for each in model.parameters if each.in_bf16 and not each.stored_in_bf16 and each.unit not in stay]
-    return Elements(weights, 0, gradients, stepped, [(1.0, transient)], in_bf16, elements_of(cast))
+    cast = [each for each in model.parameters if each.in_bf16 and not each.stored_in_bf16 and each.unit not in kept]
+    return Elements(weights, 0, gradients, stepped, [Phase(1.0, transient)], in_bf16, elements_of(cast))
 
 
 def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
@@ -183,17 +190,23 @@ def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: 
     # Buckets have their full size, however small the model is.
     buckets = {"reduce buckets": (2 if zero.overlap_comm else 1) * zero.reduce_bucket_size}
     largest = max((parameter.elements for parameter in model.trained), default=0)
-    # It is reduced where it was computed.
-    buckets |= {"gradient larger than a bucket": largest if largest > zero.reduce_bucket_size else 0}
-    # In stage 1, the parameters have gradients of their own until the last micro-batch.
-    is_whole = accumulates and zero.stage == 1
-    # The first full bucket makes room for the gradients of all of a process's part, when as large a share of the
-    # backward pass is done. They come on top of those that were accumulated.
-    second = (trained if zero.stage == 1 else gradients) if accumulates else 0
+    if largest > zero.reduce_bucket_size:
+        # It is not copied into a bucket, but reduced where it is.
+        buckets["gradient larger than a bucket"] = largest
+    # What accumulated gradients take besides `gradients`: at first, and when the first bucket is full, after as large a
+    # share of the backward pass. Then `gradients` are allocated for the whole part of the process.
+    at_first = 0
+    later = 0
+    if accumulates and zero.stage == 1:
+        # The parameters have gradients of their own until the last micro-batch.
+        at_first = trained - gradients
+        later = trained
+    elif accumulates:
+        later = gradients
     phases = [
-        (1.0, buckets | {"accumulated gradients": trained - gradients if is_whole else 0}),
-        (1 - min(1, zero.reduce_bucket_size / trained), buckets | {"accumulated gradients": second}),
-        (0.0, buckets | {"update's copy of gradients": max(groups) // world_size}),
+        Phase(1.0, buckets | {"accumulated gradients": at_first}),
+        Phase(1 - min(1, zero.reduce_bucket_size / trained), buckets | {"accumulated gradients": later}),
+        Phase(0.0, buckets | {"update's copy of gradients": max(groups) // world_size}),
     ]
     frozen = model.elements - trained
     masters = [group // world_size for group in groups]
@@ -206,7 +219,7 @@ def exchanged(model: ModelShape, strategy: Strategy, world_size: int) -> int:
     layers = max(model.exchanged, key=elements_of, default=None)
     if layers is None:
         return 0
-    is_whole = find_strategy(strategy.name).steps == "whole parameters"
+    is_whole = strategy.entry.steps == "whole parameters"
     own = max(elements_of(layers) // strategy.shards_of(world_size), max(layer.elements for layer in layers))
     # What is sent and received, or the layers that a process owns, their results, and four copies of them meanwhile.
     return max((2 * elements_of(layers) if is_whole else 2 * own) + own, 6 * own)
@@ -242,14 +255,14 @@ def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> El
     large = whole(each for each in model.parameters if each.elements > threshold)
     # Weights that are used again within the distance stay; the next ones are fetched.
     reach = zero.stage3_max_reuse_distance + zero.stage3_prefetch_bucket_size + max(large, default=0)
-    # It always exists, full or not; gradients are copied into it.
+    # The bucket is always allocated; gradients are copied into it.
     bucket = {"reduce bucket": zero.reduce_bucket_size}
     passes = {
         "gathered weights": min(sum(large), reach) if world_size > 1 else 0,
         "whole gradients": min(trained * world_size, zero.reduce_bucket_size),
     }
     update = {"update's copy of gradients": min(trained, -(-zero.sub_group_size // world_size))}
-    phases = [(1.0, bucket | passes), (0.0, bucket | update)]
+    phases = [Phase(1.0, bucket | passes), Phase(0.0, bucket | update)]
     # A single process has nothing to gather.
     gathered = sum(small) if world_size > 1 else 0
     weights = (sum(small) + sum(large)) // world_size + gathered

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import pydantic
 from pydantic import NonNegativeInt
 
-from largebatch.config.optimizers import GroupOptions
+from largebatch.config.optimizers import GroupOptions, Shape
+from largebatch.plan.strategies import StrategyEntry, find_strategy
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class ParameterShape:
     """A parameter of a model."""
 
     name: str  # its name in the model; the first if it has several
-    shape: tuple[int, ...]
+    shape: Shape
     group: int | None  # number of its parameter group in the optimizer; None if it is frozen
     unit: int  # number of the unit that FSDP2 shards and gathers it with
     modules: int = 1  # number of modules that share it
@@ -36,7 +37,7 @@ class ParameterShape:
         """Elements after padding its rows to a multiple of the processes."""
         return processes * prod(self.largest_shard(processes))
 
-    def largest_shard(self, processes: int) -> tuple[int, ...]:
+    def largest_shard(self, processes: int) -> Shape:
         """The shape of the first process's rows, which are as many as any process has."""
         rows, *rest = self.shape or (1,)
         return (padded(rows, processes) // processes, *rest)
@@ -123,6 +124,11 @@ class Strategy:
     reshards: bool = True  # whether FSDP2 gathers its units again for the backward pass
     shard_size: int | None = None  # processes that FSDP2 divides a replica of the model over; None means all
     reduces_each: bool = False  # whether FSDP2 reduces gradients with each micro-batch, not only with the last
+
+    @property
+    def entry(self) -> StrategyEntry:
+        """What is declared about it in the table."""
+        return find_strategy(self.name)
 
     def shards_of(self, world_size: int) -> int:
         """The number of processes that hold a part each of one copy of the model; all, if each holds a whole one."""

@@ -86,7 +86,7 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
             # It makes no mask of numbers, so it keeps what attention without documents keeps.
             batch.pop("position_ids", None)
         what = config.compute.activation_checkpointing
-        blocks = list[nn.Module]()
+        blocks: list[nn.Module] = []
         largest = 0
         forward = partial(_saved_bytes_by_block, model, batch, config.precision == "bf16", what)
         if what != "none":
@@ -115,7 +115,8 @@ def micro_batch_flops(model: nn.Module, config: RecipeConfig, example_batch: Exa
         batch.pop("position_ids", None)
         # The output layer adds to the gradient of its weight in place, which the counter does not know.
         in_place = {torch.ops.aten.addmm_: _addmm_flops}
-        forward, backward = (FlopCounterMode(display=False, custom_mapping=in_place) for _ in range(2))
+        forward = FlopCounterMode(display=False, custom_mapping=in_place)
+        backward = FlopCounterMode(display=False, custom_mapping=in_place)
         with forward:
             outputs = differentiable(model(**batch))
         with backward:
@@ -177,13 +178,13 @@ def _saved_bytes_by_block(
 
     What "selective" activation checkpointing keeps is counted under None. `what` is the kind of checkpointing.
     """
-    others = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    weights_and_buffers = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
     # The storages themselves are kept, so that a later one cannot get the address of a freed one.
     kept: dict[int, tuple[nn.Module | None, torch.UntypedStorage]] = {}
     inside: list[nn.Module] = []
 
     def keep(tensor: torch.Tensor, is_result: bool = False) -> torch.Tensor:
-        if storage_of(tensor) not in others:
+        if storage_of(tensor) not in weights_and_buffers:
             place = inside[-1] if inside and not is_result else None
             kept.setdefault(storage_of(tensor), (place, tensor.untyped_storage()))
         return tensor

@@ -77,16 +77,19 @@ def step_time(
         kept: Bytes of activations that are kept for a micro-batch, for networks of convolutions.
         products: Floating-point operations of the update's matrix products, in bf16.
     """
-    found = []
-    for mfu, passes, share in zip(MFU, CONVOLUTION_PASSES, EXPOSED_SHARE[::-1], strict=True):
-        seconds = sum(flops) / (mfu * hardware.peak)
+
+    def seconds(mfu: float, passes: float, exposed_share: float) -> float:
+        micro_batch = sum(flops) / (mfu * hardware.peak)
         if hardware.memory_bandwidth is not None:
-            seconds = max(seconds, passes * kept / hardware.memory_bandwidth)
-        computing = [seconds * each / sum(flops) for each in flops]
+            micro_batch = max(micro_batch, passes * kept / hardware.memory_bandwidth)
+        computing = [micro_batch * each / sum(flops) for each in flops]
         updating = products / (mfu * hardware.bf16_peak)
-        found.append(updating + step_seconds(traffic, computing, micro_batches, hardware.fabric, share))
-    most, least = found
-    return {"least": least, "most": most}
+        return updating + step_seconds(traffic, computing, micro_batches, hardware.fabric, exposed_share)
+
+    return {
+        "least": seconds(max(MFU), min(CONVOLUTION_PASSES), min(EXPOSED_SHARE)),
+        "most": seconds(min(MFU), max(CONVOLUTION_PASSES), max(EXPOSED_SHARE)),
+    }
 
 
 def step_seconds(

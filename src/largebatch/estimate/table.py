@@ -35,9 +35,14 @@ def table(comparison: Json, config: RecipeConfig) -> str:
         lines += ["", *wrapped(_title(column)), *wrapped(_whole_run(column, config))]
         rows = {name: _cells(option) for name, option in column.get("strategies", {}).items()}
         lines += aligned(rows)
-    notes = [*NOTES, *([assumptions(comparison)] if comparison["hardware"] else [])]
+    notes = [*NOTES]
+    if comparison["hardware"]:
+        notes.append(assumptions(comparison))
     notes += [f"{name} is not counted: {reason}" for name, reason in comparison["not_counted"].items()]
-    return "\n".join([*lines, "", *(line for note in notes for line in wrapped(note))]) + "\n"
+    lines.append("")
+    for note in notes:
+        lines += wrapped(note)
+    return "\n".join(lines) + "\n"
 
 
 def assumptions(comparison: Json) -> str:
@@ -47,15 +52,18 @@ def assumptions(comparison: Json) -> str:
     if not flops:
         return "The time of a step is not estimated: the operations of this task or model cannot be counted."
     fabric = hardware["fabric"]
-    mfu, exposed, passes = ("{:g} to {:g}".format(*sorted(each)) for each in (MFU, EXPOSED_SHARE, CONVOLUTION_PASSES))
     return (
-        f"The time of a step is an estimate: {flops:.3g} operations per micro-batch at {mfu} of the data sheet's "
-        f"{hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
-        f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and {exposed} of "
-        "the shorter of computation and communication not hidden behind the longer. Of the optimizer's update, only "
-        "matrix products (Muon's) are counted, at the peak of bf16. Networks of convolutions take at least "
-        f"{passes} passes over their activations in the GPU's memory."
+        f"The time of a step is an estimate: {flops:.3g} operations per micro-batch at {_ends(MFU)} of the data "
+        f"sheet's {hardware['peak'] / 1e12:g} TFLOP/s (MFU), {fabric['node_bandwidth'] / 1e9:g} GB/s within nodes of "
+        f"{fabric['gpus_per_node']} and {fabric['net_bandwidth'] / 1e9:g} GB/s per GPU between them, and "
+        f"{_ends(EXPOSED_SHARE)} of the shorter of computation and communication not hidden behind the longer. Of the "
+        "optimizer's update, only matrix products (Muon's) are counted, at the peak of bf16. Networks of convolutions "
+        f"take at least {_ends(CONVOLUTION_PASSES)} passes over their activations in the GPU's memory."
     )
+
+
+def _ends(assumed: tuple[float, float]) -> str:
+    return "{:g} to {:g}".format(*sorted(assumed))
 
 
 def _title(column: Json) -> str:

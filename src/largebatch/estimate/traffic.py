@@ -41,7 +41,6 @@ from pkgutil import resolve_name
 from typing import Literal
 
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, elements_of, padded
-from largebatch.plan.strategies import find_strategy
 
 
 @dataclass(frozen=True)
@@ -114,18 +113,17 @@ def traffic_of_a_step(case: TrafficCase) -> Collectives:
     """Return the collectives of an optimizer step."""
     if case.world_size == 1:
         return ()
-    formulas = find_strategy(case.strategy.name).formulas
-    count: Callable[[TrafficCase], Collectives] = resolve_name(f"{__name__}:{formulas}")
+    count: Callable[[TrafficCase], Collectives] = resolve_name(f"{__name__}:{case.strategy.entry.formulas}")
     found = count(case) + exchanged(case) + coupled(case)
     return tuple(each for each in found if each.group.size > 1 and each.size)
 
 
 def coupled(case: TrafficCase) -> Collectives:
     """The features of a global batch, for a loss that couples it, and their gradient."""
-    everyone = Group(case.world_size)
+    all_processes = Group(case.world_size)
     return (
-        Collective("gather", case.features_bytes, 1, "forward", everyone),
-        Collective("reduce-scatter", case.features_bytes, 1, "backward", everyone),
+        Collective("gather", case.features_bytes, 1, "forward", all_processes),
+        Collective("reduce-scatter", case.features_bytes, 1, "backward", all_processes),
     )
 
 
@@ -135,7 +133,7 @@ def exchanged(case: TrafficCase) -> Collectives:
     groups = case.model.exchanged
     size = sum(map(elements_of, groups)) * case.model.element_bytes
     calls = len(groups)
-    if find_strategy(case.strategy.name).steps == "whole parameters":
+    if case.strategy.entry.steps == "whole parameters":
         return (Collective("exchange", size, calls, "update", holders),)
     return (Collective("exchange", size // holders.size, calls, "update", holders, times=2),)
 

@@ -82,10 +82,14 @@ def _recomputed(block: nn.Module, what: str) -> Callable[..., Any]:
 
 def _contexts(layers: Sequence[_BatchNorm], what: str) -> tuple[Context, Context]:
     """Contexts of a block's first and second run."""
-    create: Any = partial(create_selective_checkpoint_contexts, KEPT_RESULTS)
-    first, second = create() if what == "selective" else (nullcontext(), nullcontext())
-    # torch.compile knows the two of "selective", and no other.
-    return first, statistics_kept(layers, second) if layers else second
+    first: Context = nullcontext()
+    second: Context = nullcontext()
+    if what == "selective":
+        first, second = create_selective_checkpoint_contexts(KEPT_RESULTS)  # type: ignore[no-untyped-call]
+    if layers:
+        # Not without need: torch.compile supports only the contexts of "selective".
+        second = statistics_kept(layers, second)
+    return first, second
 
 
 @contextmanager

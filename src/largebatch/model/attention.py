@@ -53,12 +53,14 @@ def keep_documents_apart(model: nn.Module, implementation: str | None = None) ->
         from largebatch.model.transformers_internals import mask_by_given_positions
 
         attention = implementation or part.config._attn_implementation
-        refusal = (
-            f'compute.attention: documents are kept apart by position_ids, which "{attention}" ignores; write one of '
-            f"{', '.join(MASKED_BY_POSITIONS)}, or call {type(part).__name__} with input_ids by name and without "
-            "position_ids"
-        )
-        mask_by_given_positions(part, None if attention in MASKED_BY_POSITIONS else refusal)
+        refusal = None
+        if attention not in MASKED_BY_POSITIONS:
+            refusal = (
+                f'compute.attention: documents are kept apart by position_ids, which "{attention}" ignores; write one '
+                f"of {', '.join(MASKED_BY_POSITIONS)}, or call {type(part).__name__} with input_ids by name and "
+                "without position_ids"
+            )
+        mask_by_given_positions(part, refusal)
 
 
 def _transformers_models(model: nn.Module) -> list[Any]:

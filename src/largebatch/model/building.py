@@ -83,7 +83,7 @@ class SeededWeights:
 
     def __init__(self, model: nn.Module, draws: Mapping[str, Draw], seed: int):
         # Sharding changes the shapes of the model's own parameters.
-        self._like = {name: (value.numel(), value.dtype) for name, value in model.named_parameters()}
+        self._sizes = {name: (value.numel(), value.dtype) for name, value in model.named_parameters()}
         self._draws = draws
         self._seed = seed
         self.checksums: dict[str, str] = {}
@@ -96,7 +96,7 @@ class SeededWeights:
         # All processes draw this block, and compare it.
         first_block = self._block(name, 0)
         self.checksums[name] = fingerprint(first_block)
-        values = torch.empty(stop - start, dtype=self._like[name][1], device="cpu")
+        values = torch.empty(stop - start, dtype=self._sizes[name][1], device="cpu")
         for number in range(start // BLOCK, -(-stop // BLOCK)):
             first = number * BLOCK
             begin = max(start, first)
@@ -106,8 +106,8 @@ class SeededWeights:
         return values
 
     def _block(self, name: str, number: int) -> torch.Tensor:
-        (size, dtype) = self._like[name]
-        (operation, numbers, fills) = self._draws[name]
+        size, dtype = self._sizes[name]
+        operation, numbers, fills = self._draws[name]
         first = number * BLOCK
         block = torch.empty(min(size - first, BLOCK), dtype=dtype, device="cpu")
         options = {"generator": self._generator(name, number)} if operation in RANDOM else {}
@@ -145,9 +145,10 @@ class _InitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = dict(kwargs or {})
         result = func(*args, **kwargs)
         operation = func._schema.name.removeprefix("aten::")
-        arguments = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
         for argument in func._schema.arguments:
-            tensor = (arguments | kwargs).get(argument.name)
+            tensor = given.get(argument.name)
             if argument.is_write and isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 draw: Draw | str = operation
                 is_repeatable = operation in REPEATABLE and not kwargs.keys() - {"generator"}

@@ -71,11 +71,9 @@ def token_flops(trained: int, frozen: int, num_layers: int, hidden_size: int, nu
 
 def multiplied_parameters(model: nn.Module) -> tuple[int, int]:
     """The numbers of trained and of frozen parameters that tokens are multiplied by."""
-    used = {
-        parameter
-        for module in model.modules()
-        if not isinstance(module, nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-    }
+    used: set[nn.Parameter] = set()
+    for module in model.modules():
+        if not isinstance(module, nn.Embedding):
+            used.update(module.parameters(recurse=False))
     trained = sum(parameter.numel() for parameter in used if parameter.requires_grad)
     return trained, sum(parameter.numel() for parameter in used) - trained

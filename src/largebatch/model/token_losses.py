@@ -65,14 +65,14 @@ def return_token_losses(model: nn.Module, twin: nn.Module | None = None) -> None
         output.targets = targets
         try:
             outputs = forward(*arguments, **options)
-            if output.given is None or not output.given.is_still(outputs.logits):
+            if output.returned is None or not output.returned.is_still(outputs.logits):
                 raise UserError(
                     f"{type(model).__name__} changes the logits that its output layer returns, so the layer cannot "
                     "return losses instead; remove return_token_losses, and compute the loss from logits"
                 )
             return outputs.logits
         finally:
-            output.targets = output.given = None
+            output.targets = output.returned = None
 
     model.forward = forward_with_targets
 
@@ -82,7 +82,7 @@ class OutputWithTargets:
 
     def __init__(self, layer: nn.Linear):
         self.targets: torch.Tensor | None = None
-        self.given: _Given | None = None
+        self.returned: _Output | None = None
         self._layer = layer
         self._logits = layer.forward
         layer.forward = self._forward  # type: ignore[method-assign]
@@ -98,7 +98,7 @@ class OutputWithTargets:
                 f"{tuple(self.targets.shape)}; give a target, or IGNORE_INDEX, for each token"
             )
         losses = linear_token_losses(input, self._layer.weight, self._layer.bias, self.targets)
-        self.given = _Given(losses)
+        self.returned = _Output(losses)
         return losses
 
 
@@ -107,8 +107,8 @@ def returns_losses(layer: nn.Module) -> bool:
     return isinstance(getattr(layer.forward, "__self__", None), OutputWithTargets)
 
 
-class _Given:
-    """An output of the layer, kept to tell it apart from anything computed from it."""
+class _Output:
+    """What the output layer returned, to tell whether a model returns this or something computed from it."""
 
     def __init__(self, tensor: torch.Tensor):
         self._tensor = tensor
@@ -128,11 +128,11 @@ def _gives_plain_logits(model: nn.Module) -> bool:
         return True
     layer = embedding_layer(model, "get_output_embeddings")
     assert layer is not None
-    given: list[_Given] = []
-    watch = layer.register_forward_hook(lambda _module, _inputs, outputs: given.append(_Given(outputs)))
+    returned: list[_Output] = []
+    watch = layer.register_forward_hook(lambda _module, _inputs, outputs: returned.append(_Output(outputs)))
     logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64)).logits
     watch.remove()
-    return len(given) == 1 and given[0].is_still(logits)
+    return len(returned) == 1 and returned[0].is_still(logits)
 
 
 # --- the losses of a linear layer ------------------------------------------------------------------------------------
@@ -224,10 +224,10 @@ def _through_chunks(
     flat_losses = losses.view(-1)
     targets = targets.flatten()
     factors = None if factors is None else factors.flatten()
-    of_inputs = torch.empty_like(inputs) if needed[0] else None
+    grad_inputs = torch.empty_like(inputs) if needed[0] else None
     # A weight that FSDP2 has gathered in bf16 has no `zeros_like`.
-    of_weight = inputs.new_zeros(weight.shape, dtype=weight.dtype) if needed[1] else None
-    of_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
+    grad_weight = inputs.new_zeros(weight.shape, dtype=weight.dtype) if needed[1] else None
+    grad_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
     compute: Callable[..., Any] = compiled(inputs.device) if inputs.is_cuda else losses_and_gradients
     size = _tokens_per_chunk(len(weight), MAX_COMPILED_LOGITS if inputs.is_cuda else MAX_LOGITS)
     for start in range(0, len(inputs), size):
@@ -235,17 +235,17 @@ def _through_chunks(
         chunk_inputs = inputs[chunk].to(dtype)
         chunk_factors = None if factors is None else factors[chunk]
         flat_losses[chunk], gradient, sums = compute(
-            linear(chunk_inputs, *parameters), targets[chunk], chunk_factors, any(needed), of_bias is not None
+            linear(chunk_inputs, *parameters), targets[chunk], chunk_factors, any(needed), grad_bias is not None
         )
-        if of_bias is not None:
-            of_bias += sums
-        if of_inputs is not None:
-            of_inputs[chunk] = gradient @ parameters[0]
-        if of_weight is not None:
-            _add_product(of_weight, gradient.T, chunk_inputs)
+        if grad_bias is not None:
+            grad_bias += sums
+        if grad_inputs is not None:
+            grad_inputs[chunk] = gradient @ parameters[0]
+        if grad_weight is not None:
+            _add_product(grad_weight, gradient.T, chunk_inputs)
         # Otherwise it would live until the next one exists.
         del gradient
-    return losses, (of_inputs, of_weight, of_bias)
+    return losses, (grad_inputs, grad_weight, grad_bias)
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:

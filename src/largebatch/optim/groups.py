@@ -114,8 +114,9 @@ def _roles_of(trainable: Mapping[str, nn.Parameter], model: nn.Module, plan: Run
         decays = name not in exempt and kind not in plan.optimizer.no_decay and "no_decay_names" not in named[name]
         # A transposed convolution's weight is no matrix of its outputs.
         convolves = isinstance(module, _ConvNd) and not isinstance(module, _ConvTransposeNd)
-        about = (has_inputs_first(module), convolves, named[name])
-        roles[name] = ParameterRole(kind, tuple(parameter.shape), decays, *about)
+        roles[name] = ParameterRole(
+            kind, tuple(parameter.shape), decays, has_inputs_first(module), convolves, named[name]
+        )
     return roles
 
 
@@ -169,7 +170,8 @@ def _names_matching(
         modules = [f"{name[:end]}.*" for name in trainable for end, letter in enumerate(name) if letter == "."]
         which = " that an earlier group does not have" if matched else ""
         meant = did_you_mean(pattern, [*trainable, *modules])
-        examples = dict.fromkeys([*(name for name in modules if name.count(".") == 1), [*trainable][-1]])
+        outermost = [name for name in modules if name.count(".") == 1]
+        examples = dict.fromkeys([*outermost, [*trainable][-1]])
         raise ConfigError(
             f'{field}: "{pattern}" matches no trainable parameter of the model{which}{meant}; write a pattern of '
             f"names, such as {', '.join(examples)}"

@@ -32,7 +32,8 @@ class Lamb(LayerwiseOptimizer):
         """Update the averages, and write r for each part into its update."""
         for tensor in parts.tensors:
             self.state[tensor]["step"] = self.state[tensor].get("step", 0) + 1
-        first, second = (parts.states(self.state, name) for name in ("exp_avg", "exp_avg_sq"))
+        first = parts.states(self.state, "exp_avg")
+        second = parts.states(self.state, "exp_avg_sq")
         if not updates:
             return
         beta1, beta2 = group["betas"]

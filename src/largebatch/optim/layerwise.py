@@ -101,9 +101,8 @@ class PartsOfLayers:
             blocks.append(-(-like.numel() // BLOCK))
         layer_of_part = torch.tensor([numbers[name] for name in self.names], dtype=torch.int64)
         layer_of_block = layer_of_part.repeat_interleave(torch.tensor(blocks, dtype=torch.int64))
-        self._layer_of_part, self._layer_of_block = (
-            index.to(tensors[0].device) for index in (layer_of_part, layer_of_block)
-        )
+        self._layer_of_part = layer_of_part.to(tensors[0].device)
+        self._layer_of_block = layer_of_block.to(tensors[0].device)
 
     def split(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Views of the parts in tensors of the same layout, such as gradients or states."""
@@ -187,7 +186,7 @@ class LayerwiseOptimizer(Optimizer):
         assert closure is None
         for group in self.param_groups:
             tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
-            # On all processes: ZeRO-3 steps some of a group's tensors at a time, and takes the others' groups away.
+            # On all processes alike: ZeRO-3 steps some tensors of one group at a time, and empties the other groups.
             if not tensors:
                 continue
             parts = self._stepped_together.get(tuple(tensors))

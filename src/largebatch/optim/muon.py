@@ -27,7 +27,7 @@ class Muon(LayerwiseOptimizer):
 
     def __init__(self, params: Any, **options: Any):
         super().__init__(params, inputs_first=False, matrices=1, **options)
-        # Torch's own, which gets groups and states of this one to step.
+        # Torch's own AdamW: in each step, it is given a group and the states of this optimizer.
         self._adamw = torch.optim.AdamW([torch.empty(0)], fused=True)
 
     def _step_group(self, group: Group, parts: PartsOfLayers) -> None:
@@ -62,8 +62,8 @@ def _orthogonal_steps(layers: dict[str, torch.Tensor], group: Group) -> Iterator
     inputs_first = group["inputs_first"]
     for names in _alike(layers):
         stacked = torch.stack([layers.pop(name) for name in names]).flatten(2)
-        # (layers, outputs, inputs) in any case
-        stacked = stacked.mT if inputs_first else stacked
+        if inputs_first:
+            stacked = stacked.mT
         count, outputs, inputs = stacked.shape
         outputs //= group["matrices"]
         stacked = stacked.reshape(-1, outputs, inputs)

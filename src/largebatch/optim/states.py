@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from largebatch.config.optimizers import GroupOptions
+from largebatch.config.optimizers import GroupOptions, Shape
 from largebatch.errors import BackendMismatch
 from largebatch.plan import RunPlan
 
@@ -33,7 +33,7 @@ def split_state(
     return vectors, scalars
 
 
-def _shape_of(value: object) -> tuple[int, ...] | str:
+def _shape_of(value: object) -> Shape | str:
     """A state's shape, () for a number; the name of any other type."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)

@@ -115,7 +115,8 @@ def _moves(optimizer: Optimizer, gradient: torch.Tensor = GRADIENT) -> torch.Ten
     for _ in range(STEPS):
         for group in optimizer.param_groups:
             # No pieces if the group has none.
-            for parameter, weights, part in zip(group["params"], *map(_with_pieces, (WEIGHTS, gradient)), strict=False):
+            pairs = zip(_with_pieces(WEIGHTS), _with_pieces(gradient), strict=True)
+            for parameter, (weights, part) in zip(group["params"], pairs, strict=False):
                 parameter.data.copy_(weights)
                 parameter.grad = part.clone()
         before = _weights(optimizer)

@@ -44,8 +44,8 @@ class WholeLayers:
         self._shapes = shapes
         self._exchange = processes.exchange
         mine = processes.rank
-        everyone = range(len(processes.ranges))
-        owners = layer_owners(shapes, len(everyone))
+        ranks = range(len(processes.ranges))
+        owners = layer_owners(shapes, len(ranks))
 
         def held(holder: int, owner: int) -> list[LayerRange]:
             """What a process holds of this owner's layers."""
@@ -53,16 +53,16 @@ class WholeLayers:
             return [ranges[name] for name in shapes if owners[name] == owner and name in ranges and ranges[name].length]
 
         def needed(holder: int, owner: int) -> list[LayerRange]:
-            """What of it is sent: nothing of layers that the owner, another process, has whole."""
+            """What of that is sent: an owner that has a whole layer gets nothing of it from other processes."""
             own = processes.ranges[owner]
             has = {name for name, shape in shapes.items() if name in own and own[name].length == prod(shape)}
             return [each for each in held(holder, owner) if holder == owner or each.name not in has]
 
         # By process: what this one sends to owners and gets from holders, and what it sends back and gets back.
-        self._sent = [needed(mine, owner) for owner in everyone]
-        self._got = [needed(holder, mine) for holder in everyone]
-        self._returned = [held(holder, mine) for holder in everyone]
-        self._got_back = [held(mine, owner) for owner in everyone]
+        self._sent = [needed(mine, owner) for owner in ranks]
+        self._got = [needed(holder, mine) for holder in ranks]
+        self._returned = [held(holder, mine) for holder in ranks]
+        self._got_back = [held(mine, owner) for owner in ranks]
 
     def gather(self, parts: Mapping[str, torch.Tensor], empty: torch.Tensor) -> dict[str, torch.Tensor]:
         """The whole layers that this process owns; every process gives the parts that it holds."""

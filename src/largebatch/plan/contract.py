@@ -5,7 +5,7 @@ Nothing divides, scales or defaults after that: backends receive numbers from th
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +16,14 @@ from largebatch.batch.division import valid_micro_batch_sizes
 from largebatch.batch.mixture import Mixture
 from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
-from largebatch.config.learning_rate import BatchGrowth, LearningRate, StepDecay, WarmupStableDecay
+from largebatch.config.learning_rate import (
+    BatchGrowth,
+    ConstantDecay,
+    LearningRate,
+    PolynomialDecay,
+    StepDecay,
+    WarmupStableDecay,
+)
 from largebatch.config.optimizers import EMA, GroupOptions, OptimizerEntry, Shape
 from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.sections import Checkpoint, Compute, Duration, EvalSet, Evaluation, Expected, Faults, Logging
@@ -53,7 +60,7 @@ class RunPlan:
     loss_weight_per_sample: int | None
     uses_batch_norm: bool  # whether `micro_batch_size` is part of the loss function (Goyal et al. 2017, section 2.3)
     sync_batch_norm: bool  # whether `micro_batch_size` x `world_size` is, instead
-    coupled_features: int  # numbers of a sample that the loss compares with those of its global batch's other samples
+    coupled_features: int  # numbers per sample that the loss compares with those of the whole global batch; 0 for none
 
     # What is decided.
     world_size: int  # data-parallel processes: observed, never configured
@@ -184,7 +191,7 @@ class RunPlan:
         return self.max_global_batch_size * self.coupled_features
 
     def encodes_once(self, micro_steps: int) -> bool:
-        """Whether `Step.couple` makes one pass where each process has this many micro-batches, and not two."""
+        """Whether `Step.couple` encodes samples once, and not twice, if each process has this many micro-batches."""
         return micro_steps == 1 and self.compute.couple != "two_passes"
 
     # --- on a kind of device --------------------------------------------------------------------------------------
@@ -200,9 +207,8 @@ class RunPlan:
 
     def to_json(self) -> str:
         """The plan as indented JSON."""
-        return (
-            TypeAdapter(RunPlan).dump_json(self, indent=2, by_alias=True, exclude={"optimizer_entry"}).decode() + "\n"
-        )
+        text = TypeAdapter(RunPlan).dump_json(self, indent=2, by_alias=True, exclude={"optimizer_entry"})
+        return text.decode() + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "RunPlan":
@@ -232,15 +238,17 @@ def resolve(
     """
     data = config.data
     rate = config.learning_rate
-    entry = config.optimizer_entry
     timeline = config.timeline
     sizes = [phase.global_batch_size for phase in timeline.phases]
     total_steps = timeline.steps_in(config.train.duration.length)
+    # A batch size is still to come if its phase does not end before the completed steps do.
     ends = [*(phase.first_step for phase in timeline.phases[1:]), total_steps + 1]
     to_come = [size for size, end in zip(sizes, ends, strict=True) if end > completed_steps]
     if config.batch.finds_micro_batch_size:
         size = math.gcd(*to_come)
-        micro_batch_size, *_ = valid_micro_batch_sizes(size, (micro_batch_size or size) + 1, world_size) or [1]
+        found = valid_micro_batch_sizes(size, 1 + (micro_batch_size or size), world_size)
+        # There is none if the batch does not divide over these processes, which is refused below.
+        micro_batch_size = found[0] if found else 1
     micro_batch_size = micro_batch_size or config.batch.micro_batch_size
     accumulation = max(gradient_accumulation_steps(size, micro_batch_size, world_size) for size in to_come)
     if config.compute.couple == "one_pass" and accumulation > 1:
@@ -293,7 +301,7 @@ def resolve(
         obstacle_to_compiling=obstacle,
         finds_micro_batch_size=config.batch.finds_micro_batch_size,
         expected=config.expected,
-        optimizer_entry=entry,
+        optimizer_entry=config.optimizer_entry,
     )
 
 
@@ -315,28 +323,23 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr:
     def place_after(length: Length) -> int:
         return timeline.at(timeline.steps_in(length)).samples_before
 
-    warmup = 0
-    warmup_start_lr = 0.0
+    schedule = Schedule(end=timeline.at(total_steps).samples_before)
     if rate.warmup is not None:
-        warmup_start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
+        start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
         # Warmup leads from the tuned rate up to the scaled one, if that is higher (Goyal et al. 2017, section 5.1).
-        warmup = place_after(rate.warmup.duration.length) if peak_lr > warmup_start_lr else 0
+        warmup = place_after(rate.warmup.duration.length) if peak_lr > start_lr else 0
+        schedule = replace(schedule, warmup=warmup, warmup_start_lr=start_lr, warmup_shape=rate.warmup.shape)
+    schedule = replace(schedule, decay_start=schedule.warmup)
     decay = rate.decay
-    decay_start = warmup
+    if isinstance(decay, ConstantDecay | BatchGrowth):
+        return schedule
+    if isinstance(decay, StepDecay):
+        milestones = tuple(place_after(each.length) for each in decay.at)
+        return replace(schedule, decay=decay.name, milestones=milestones, factor=decay.factor)
+    if isinstance(decay, PolynomialDecay):
+        schedule = replace(schedule, power=decay.power)
     if isinstance(decay, WarmupStableDecay):
         first_step = timeline.steps_before(total_steps, decay.decay.length)
         assert first_step is not None
-        decay_start = timeline.at(first_step).samples_before
-    milestones, factor = (decay.at, decay.factor) if isinstance(decay, StepDecay) else ([], 1.0)
-    return Schedule(
-        end=timeline.at(total_steps).samples_before,
-        warmup=warmup,
-        warmup_start_lr=warmup_start_lr,
-        warmup_shape=rate.warmup.shape if rate.warmup is not None else "gradual",
-        decay="constant" if isinstance(decay, BatchGrowth) else decay.name,
-        final_fraction=getattr(decay, "final_fraction", 0.0),
-        power=getattr(decay, "power", 1.0),
-        milestones=tuple(place_after(milestone.length) for milestone in milestones),
-        factor=factor,
-        decay_start=decay_start,
-    )
+        schedule = replace(schedule, decay_start=timeline.at(first_step).samples_before)
+    return replace(schedule, decay=decay.name, final_fraction=decay.final_fraction)

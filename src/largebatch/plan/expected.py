@@ -57,16 +57,20 @@ def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparis
         for line in evaluations
         if "step" in line and (value := number(line, expected.metric)) is not None
     ]
+    found: float | None = None
+    is_over = False
     if expected.reached:
         is_reached = operator.ge if expected.reached == "at_least" else operator.le
-        places = [(float(plan.timeline.progress(step, length.unit)), value) for step, value in lines]
-        found = next((place for place, value in places if is_reached(value, expected.value)), None)
-        # A run that has passed the range without reaching the target is outside, too.
-        is_over = found is None and bool(places) and high is not None and places[-1][0] > high
+        for step, value in lines:
+            place = float(plan.timeline.progress(step, length.unit))
+            if is_reached(value, expected.value):
+                found = place
+                break
+            # A run that has passed the range without reaching the target is outside, too.
+            is_over = high is not None and place > high
     else:
         due = plan.timeline.steps_in(length)
         found = next((value for step, value in lines if step >= due), None)
-        is_over = False
     verdict: Literal["inside", "outside", "unknown"] = "unknown"
     if low is not None and high is not None and (found is not None or is_over):
         verdict = "inside" if found is not None and low <= found <= high else "outside"
@@ -76,14 +80,16 @@ def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparis
 def describe_figure(expected: Expected) -> list[str]:
     """The figure as lines of text."""
     length = expected.after.length
-    value = f"{expected.metric} {expected.value:.6g}"
-    seeds = expected.seeds
-    spread = f" ± {expected.spread:,.6g}" if seeds > 1 else ""
-    text = f"{value}{spread} after {length}"
+    spread = ""
+    of = "one seed"
+    if expected.seeds > 1:
+        spread = f" ± {expected.spread:,.6g}"
+        of = f"mean and standard deviation of {expected.seeds:,} seeds"
     if expected.reached:
         word = expected.reached.replace("_", " ")
         text = f"{expected.metric} {word} {expected.value:.6g} first after {length.amount:,g}{spread} {length.unit}"
-    of = f"mean and standard deviation of {seeds:,} seeds" if seeds > 1 else "one seed"
+    else:
+        text = f"{expected.metric} {expected.value:.6g}{spread} after {length}"
     lines = [f"{text}: {of}"]
     if ends := range_of(expected):
         lines.append("95 % of such runs are between {:,.6g} and {:,.6g}".format(*ends))

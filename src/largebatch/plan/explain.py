@@ -94,30 +94,31 @@ def _loss(plan: RunPlan) -> list[str]:
 def _steps(plan: RunPlan) -> list[str]:
     timeline = plan.timeline
     samples = plan.total_samples
-    tokens = f", {samples * timeline.tokens_per_sample:,} tokens" if timeline.tokens_per_sample else ""
-    epochs = ""
+    amount = counted(samples, "sample")
+    if timeline.tokens_per_sample:
+        amount += f", {samples * timeline.tokens_per_sample:,} tokens"
     if plan.mixture is None:
-        epochs = f"{counted(float(timeline.progress(plan.total_steps, 'epochs')), 'epoch', form='.4g')} = "
-    lines = [
-        *(_epoch(plan) if plan.mixture is None else _sources(plan, plan.mixture)),
-        f"the run is {counted(plan.total_steps, 'step')} = {epochs}{counted(samples, 'sample')}{tokens}",
-    ]
+        lines = _epoch(plan)
+        epochs = float(timeline.progress(plan.total_steps, "epochs"))
+        amount = f"{counted(epochs, 'epoch', form='.4g')} = {amount}"
+    else:
+        lines = _sources(plan, plan.mixture)
+    lines.append(f"the run is {counted(plan.total_steps, 'step')} = {amount}")
     if plan.stop_after_steps < plan.total_steps:
         lines.append(f"it stops early, after step {plan.stop_after_steps:,}, on the whole run's learning-rate schedule")
-    evaluation = plan.evaluation
-    checkpoint = plan.checkpoint
     of = plan.num_eval_samples
-    evaluated = evaluation.samples_of(of)
+    evaluated = plan.evaluation.samples_of(of)
+    lines.append(f"evaluated {_when(plan.evaluation)} on {evaluated:,} of {of:,} samples, each counted once")
+    for name, each in plan.evaluation.sets.items():
+        lines.append(f'"{name}" evaluated {_when(each)}')
+    checkpoint = plan.checkpoint
     every = f"every {checkpoint.every.length}, " if checkpoint.every else ""
     best = f"after each best {checkpoint.keep_best.metric}, " if checkpoint.keep_best else ""
     kept = f"; one every {checkpoint.keep_every.length} is never deleted" if checkpoint.keep_every else ""
-    return [
-        *lines,
-        f"evaluated {_when(evaluation)} on {evaluated:,} of {of:,} samples, each counted once",
-        *(f'"{name}" evaluated {_when(each)}' for name, each in evaluation.sets.items()),
-        f"checkpoint {every}{best}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}",
-        *_noise_scale(plan),
-    ]
+    lines.append(
+        f"checkpoint {every}{best}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}"
+    )
+    return lines + _noise_scale(plan)
 
 
 def _noise_scale(plan: RunPlan) -> list[str]:
@@ -148,13 +149,11 @@ def _epoch(plan: RunPlan) -> list[str]:
 def _sources(plan: RunPlan, mixture: Mixture) -> list[str]:
     """What each source of a mixture contributes, and how often it is seen."""
     counts = mixture.counts_after(plan.total_samples)
-    lines = []
-    for name, size, weight, count in zip(mixture.names, mixture.sizes, mixture.weights, counts, strict=True):
-        lines.append(
-            f"{name}: {100 * weight / sum(mixture.weights):.3g} % of each batch, {counted(count, 'sample')}: "
-            f"{counted(count / size, 'pass', form='.3g')} over its {size:,}"
-        )
-    return lines
+    return [
+        f"{name}: {100 * weight / sum(mixture.weights):.3g} % of each batch, {counted(count, 'sample')}: "
+        f"{counted(count / size, 'pass', form='.3g')} over its {size:,}"
+        for name, size, weight, count in zip(mixture.names, mixture.sizes, mixture.weights, counts, strict=True)
+    ]
 
 
 def _steps_to(plan: RunPlan, place: int) -> int:
@@ -233,7 +232,9 @@ def _compiling(plan: RunPlan) -> list[str]:
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} ({', '.join(f'{number:g}' for number in value)})" if isinstance(value, tuple) else f"{name} {value}"
-        for name, value in options.items()
-    )
+    shown = []
+    for name, value in options.items():
+        if isinstance(value, tuple):
+            value = f"({', '.join(format(number, 'g') for number in value)})"
+        shown.append(f"{name} {value}")
+    return ", ".join(shown)

@@ -106,24 +106,20 @@ FSDP = StrategyEntry(
     reduction_policies=("last_micro_batch", "each_micro_batch"),
 )
 HSDP = replace(FSDP, name="hsdp", reduction_policies=("each_micro_batch", "last_micro_batch"), replicates_shards=True)
+ZERO1 = StrategyEntry(
+    "zero1",
+    engine="DeepSpeed",
+    backend="largebatch.backend.zero:ZeroBackend",
+    formulas="zero12",
+    shards="the optimizer",
+    steps="flat pieces of several parameters",
+    reduction_policies=("last_micro_batch",),
+    zero_stage=1,
+)
+ZERO2 = replace(ZERO1, name="zero2", reduction_policies=("each_micro_batch",), zero_stage=2)
+ZERO3 = replace(ZERO2, name="zero3", formulas="zero3", shards="the optimizer and weights", zero_stage=3)
 
-
-def _zero(stage: Literal[1, 2, 3]) -> StrategyEntry:
-    return StrategyEntry(
-        f"zero{stage}",
-        engine="DeepSpeed",
-        backend="largebatch.backend.zero:ZeroBackend",
-        formulas="zero3" if stage == 3 else "zero12",
-        shards="the optimizer and weights" if stage == 3 else "the optimizer",
-        steps="flat pieces of several parameters",
-        reduction_policies=("last_micro_batch",) if stage == 1 else ("each_micro_batch",),
-        zero_stage=stage,
-    )
-
-
-STRATEGIES: Mapping[str, StrategyEntry] = {
-    entry.name: entry for entry in (DDP, FSDP, HSDP, _zero(1), _zero(2), _zero(3))
-}
+STRATEGIES: Mapping[str, StrategyEntry] = {entry.name: entry for entry in (DDP, FSDP, HSDP, ZERO1, ZERO2, ZERO3)}
 """The strategies by name, in the order in which they are shown."""
 
 

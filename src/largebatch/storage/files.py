@@ -44,8 +44,9 @@ def write_file(path: Path, content: Content) -> FileRecord:
     if os.path.lexists(path):
         path.unlink()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    parts = [memoryview(content)] if isinstance(content, bytes) else content
     try:
-        for part in [memoryview(content)] if isinstance(content, bytes) else content:
+        for part in parts:
             left = part.cast("B")
             while left:
                 written = os.write(descriptor, left[:CHUNK_BYTES])

@@ -71,7 +71,7 @@ class RunFolder:
         return self.path / f"stop.{job}"
 
     def stop_files(self) -> list[Path]:
-        """The requests to stop that there are, of whichever job. A folder is none: it could not be deleted like one."""
+        """The requests to stop that there are, of whichever job. Folders are not: they cannot be deleted like files."""
         found = [*self.path.glob("stop"), *self.path.glob("stop.*")]
         return [file for file in found if not file.is_dir()]
 
@@ -129,10 +129,13 @@ class RunFolder:
         """The records of all starts, in their order."""
         return read_attempts(self.attempts_dir)
 
+    def endings_of(self, attempt: Record) -> list[Ending]:
+        """How the processes of the attempt with this record have ended."""
+        return read_endings(self.attempts_dir / attempt_name(attempt))
+
     def out_of_memory(self, attempt: Record) -> Ending | None:
         """The ending of a process that was out of memory, if the attempt with this record had one."""
-        endings = read_endings(self.attempts_dir / attempt_name(attempt))
-        return decisive(ending for ending in endings if ending.kind == Kind.OUT_OF_MEMORY)
+        return decisive(ending for ending in self.endings_of(attempt) if ending.kind == Kind.OUT_OF_MEMORY)
 
     def ending(self) -> Ending | None:
         """How the latest attempt has ended; None if there is none, it is still running, or it was killed."""
@@ -140,7 +143,7 @@ class RunFolder:
             latest = latest_attempt(self.attempts_dir)
         except OSError:
             return None
-        return None if latest is None else decisive(read_endings(self.attempts_dir / attempt_name(latest)))
+        return None if latest is None else decisive(self.endings_of(latest))
 
     def write_config(self, config: RecipeConfig) -> None:
         """Write the resolved config."""

@@ -12,10 +12,10 @@ import xxhash
 from safetensors import safe_open
 
 from largebatch.storage.files import FileRecord, write_file
-from largebatch.storage.layout import BUFFER, CheckpointError, Manifest, rank_file, reading
+from largebatch.storage.layout import BUFFER, CheckpointError, Manifest, Shape, rank_file, reading
 from largebatch.system.regular_file import open_to_read
 
-Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+Shapes = Mapping[str, tuple[torch.dtype, Shape]]
 
 # https://github.com/huggingface/safetensors#format
 DTYPE_NAMES = {
@@ -71,7 +71,7 @@ class Stored:
     """A tensor in a file: its dtype, its shape, and the byte at which it begins."""
 
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    shape: Shape
     offset: int
 
 

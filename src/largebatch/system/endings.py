@@ -72,7 +72,7 @@ class Ending:
 
 
 def parse_ending(text: bytes) -> Ending | None:
-    """The ending in a JSON text; None if it is none."""
+    """The ending in a JSON text; None if the text is not one."""
     # It takes long to import, and a command's help does not need it.
     from pydantic import TypeAdapter
 
@@ -92,7 +92,7 @@ def read_endings(folder: Path) -> list[Ending]:
 
 
 def decisive(endings: Iterable[Ending]) -> Ending | None:
-    """The ending that tells how the run has ended: of failures, the first cause; None if there is no ending.
+    """The ending that tells how the run has ended: among failures, the first cause; None if there is no ending.
 
     Clocks of nodes differ, so times only decide between failures of the same rank in this order.
     """
@@ -101,7 +101,7 @@ def decisive(endings: Iterable[Ending]) -> Ending | None:
     def precedence(ending: Ending) -> tuple[int, float]:
         if ending.kind in order:
             return order.index(ending.kind), ending.time
-        # An exception names the cause of what the launcher saw, and a kill that of lost connections.
+        # An exception explains what the launcher saw, and a killed process explains lost connections.
         return len(order) + 2 * ending.is_consequence + (ending.kind == Kind.KILLED), ending.time
 
     return min(endings, key=precedence, default=None)
@@ -137,8 +137,8 @@ class OwnEnding:
         place: dict[str, Any] = {"rank": whole_number_or_none("RANK") or 0, "node": node_name(), "time": time.time()}
         ending = Ending(kind, message, **(place | dict(self._progress()) | about))
         try:
-            # First, because only this one may fail: then neither has an ending that did not come about. The folder of
-            # an attempt is gone if the run was moved, and then is not made again.
+            # The attempt's folder comes first, because only writing there may raise an error: then neither folder has
+            # this ending. If the run was moved, the folder is gone, and it is not created again.
             if self._attempt_folder is not None:
                 _write_new(self._attempt_folder, ending)
             if logs := os.environ.get("LARGEBATCH_LOGS"):

@@ -23,7 +23,8 @@ def open_to_read(path: Path, follow_links: bool = False) -> BufferedReader:
 
     Args:
         path: The file.
-        follow_links: Whether it may be a link. Whoever reads another's folder would otherwise show files of their own.
+        follow_links: Whether it may be a link. In a folder of somebody else, a link could lead to private files of the
+            reader, whose content a command would then show.
 
     Raises:
         OSError: It is missing, cannot be read, or is not a regular file.

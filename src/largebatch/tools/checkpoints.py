@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if not found:
         raise UserError(f"{options.run_dir} has no checkpoints; give the folder of a run, such as runs/resnet_digits")
     print(LINE.format("checkpoint", "step", "written by", "size", "written at", "state"))
-    states = []
+    usable: list[bool] = []
     best = None
     for entry in found:
         about = ("-", "-", "-")
@@ -48,8 +48,9 @@ def run(options: argparse.Namespace) -> int:
             if best and best.step == entry.step:
                 state = f"complete, the best: {best.metric} {best.value:.4f}"
             about = (writer, tqdm.format_sizeof(entry.size, "B"), written_at)
+            usable.append(True)
         except (CheckpointError, OSError) as error:
             state = f"cannot be used: {error}"
+            usable.append(False)
         print(LINE.format(entry.path.name, f"{entry.step:,}", *about, state))
-        states.append(state)
-    return 0 if states[0].startswith("complete") else 1
+    return 0 if usable[0] else 1

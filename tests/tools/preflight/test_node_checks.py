@@ -12,7 +12,7 @@ import torch
 from largebatch.__main__ import main
 from largebatch.tools.preflight import node_checks
 from largebatch.tools.preflight.node_checks import check_node
-from largebatch.tools.preflight.reports import Kind
+from largebatch.tools.preflight.reports import Severity
 from paths import PYDOC
 from preflight_nodes import DDP, a_node
 
@@ -49,9 +49,9 @@ def test_what_the_file_system_lacks(module, name, ability, tmp_path, monkeypatch
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(module, name, missing)
-    [(said, kind)] = check_node(a_node(tmp_path)).findings.items()
+    [(said, severity)] = check_node(a_node(tmp_path)).findings.items()
     assert f"does not support {ability}: Function not implemented; set RUN_DIR to a POSIX file system" in said
-    assert kind == Kind.REFUSED
+    assert severity == Severity.REFUSED
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,7 +74,7 @@ def test_missing_gpus_and_why(tmp_path, monkeypatch):
     assert report.versions["the GPU driver"] == "550.54.15"
     assert report.findings == {
         "no GPU can be used, and the job was given 8: The NVIDIA driver on your system is too old (found version "
-        "12040). (RuntimeError)": Kind.BAD_NODE
+        "12040). (RuntimeError)": Severity.BAD_NODE
     }
 
 
@@ -108,14 +108,14 @@ def test_gpus_are_compared_and_must_be_free(tmp_path):
     report = check_node(a_node(tmp_path, gpus=2))
     assert report.versions["the GPUs"] == "H100, A100"
     assert report.versions["NCCL"] == "(2, 27, 3)"
-    assert report.findings == {"GPU 1 has 39.0 of 80.0 GiB free: another process is using it": Kind.BAD_NODE}
+    assert report.findings == {"GPU 1 has 39.0 of 80.0 GiB free: another process is using it": Severity.BAD_NODE}
     assert list(check_node(a_node(tmp_path, gpus=3)).findings) == ["2 GPUs are visible, and the job was given 3"]
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_gpus_that_nobody_asked_for(tmp_path):
-    [(said, kind)] = check_node(a_node(tmp_path)).findings.items()
-    assert kind == Kind.REFUSED
+    [(said, severity)] = check_node(a_node(tmp_path)).findings.items()
+    assert severity == Severity.REFUSED
     assert said.startswith("there are 2 GPUs, and the job asked for none")
     assert "LARGEBATCH_PROCESSES_PER_NODE=2" in said
 

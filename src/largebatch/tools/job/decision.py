@@ -38,7 +38,7 @@ class Next:
 
     code: int | None  # the exit code of the job, which is over; None if it is to be started again
     message: str  # the reason in one line
-    failure: Ending | None = None  # with which later ones are compared
+    failure: Ending | None = None  # kept, because the failures of later starts are compared with it
 
 
 def next_start(evidence: Evidence) -> Next:
@@ -75,9 +75,10 @@ def _next_start(evidence: Evidence) -> Next:
     # A run that had finished before has no attempt. A wrapper of the launcher may exit with 0 whatever happened.
     if code == 0 and not has_begun:
         return Next(FINISHED, "finished")
-    if has_begun:
-        return Next(None, f"{ending.where_and_why + '; ' if ending else 'killed '}at step {evidence.begun_at}")
-    return Next(None, f"{ending.where_and_why + '; ' if ending else ''}ended before the run began (exit code {code})")
+    when = f"at step {evidence.begun_at}" if has_begun else f"ended before the run began (exit code {code})"
+    if ending is not None:
+        return Next(None, f"{ending.where_and_why}; {when}")
+    return Next(None, f"killed {when}" if has_begun else when)
 
 
 def _after_failure(failure: Ending, cause: Ending | None, earlier: Ending | None) -> Next:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from largebatch.errors import UserError
-from largebatch.storage.attempts import attempt_name
 from largebatch.storage.files import replace_json_file
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import ENDINGS, Ending, parse_ending, read_endings
@@ -67,24 +66,25 @@ class JobStarts:
 
     def evidence(self, exit_code: int, asked_to_stop: str) -> Evidence:
         """What this start, which has ended, has left in the run folder."""
-        mine = (self.job, self.start)
-        begun = [each for each in self.run.attempts() if (each.get("job_id"), each.get("restart")) == mine]
+        begun = False
         endings = read_endings(self.logs / ENDINGS)
-        # A process may have been able to write to only one of the folders.
-        for each in begun:
-            endings += read_endings(self.run.attempts_dir / attempt_name(each))
+        for attempt in self.run.attempts():
+            if (attempt.get("job_id"), attempt.get("restart")) == (self.job, self.start):
+                begun = True
+                # A process may have been able to write to only one of the folders.
+                endings += self.run.endings_of(attempt)
         has_stop_file = False
         with suppress(OSError):
             # An older stop file was not for this start.
             has_stop_file = self.run.stop_file.stat().st_mtime >= whole_number("LARGEBATCH_BEGAN", 0)
         return Evidence(
-            exit_code,
-            [*endings, *killed_processes(self.logs)],
-            self.checkpoint_step if begun else None,
-            asked_to_stop,
-            has_stop_file,
-            self.earlier_failure(),
-            self.reason_to_give_up(),
+            exit_code=exit_code,
+            endings=endings + killed_processes(self.logs),
+            begun_at=self.checkpoint_step if begun else None,
+            asked_to_stop=asked_to_stop,
+            has_stop_file=has_stop_file,
+            earlier=self.earlier_failure(),
+            reason_to_give_up=self.reason_to_give_up(),
         )
 
     def end(self, found: Next) -> None:
@@ -94,7 +94,7 @@ class JobStarts:
             replace_json_file(self.logs / ENDING, {**failure, "code": found.code, "message": found.message})
 
     def earlier_failure(self) -> Ending | None:
-        """The failure of the latest earlier start that has recorded how it ended; None if it was none."""
+        """The failure of the latest earlier start that has recorded how it ended; None if it did not fail."""
         for start in reversed(range(self.start)):
             with suppress(OSError):
                 return parse_ending(read_bytes(self.job_dir / f"start_{start}" / ENDING))

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.preflight.phases import preflight
     from largebatch.tools.preflight.reports import Node
 
-    numbers = ",".join(f"node {rank}" for rank in range(options.num_nodes))
+    names = os.environ.get("LARGEBATCH_NODE_NAMES")
     node = Node(
         name=node_name(),
         rank=options.node_rank,
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         port=options.port,
         gpus=options.gpus,
         seconds=options.seconds,
-        names=(os.environ.get("LARGEBATCH_NODE_NAMES") or numbers).split(","),
+        names=names.split(",") if names else [f"node {rank}" for rank in range(options.num_nodes)],
         min_busbw=options.min_busbw,
     )
     return preflight(node)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from largebatch.tools.local_jobs.jobs import INTERFACES, JobFailed, run_job
-from largebatch.tools.preflight.reports import Kind, Node, Report
+from largebatch.tools.preflight.reports import Node, Report, Severity
 from largebatch.words import counted
 
 SECONDS = 120.0  # how long the processes may take to start, meet and measure
@@ -49,15 +49,15 @@ def measure(node: Node) -> Report:
             logs=logs,
         )[0]
     except JobFailed as failure:
-        findings = {f"{what}: {failure.in_one_line()}": Kind.REFUSED}
+        findings = {f"{what}: {failure.in_one_line()}": Severity.REFUSED}
         return Report(node.name, findings, failed_at=time.time())
     if node.rank > 0:
         return Report(node.name)
     result = f"{what}: {bandwidth:.2f} GB/s (bus bandwidth, median of {NUM_MEASUREMENTS})"
     if bandwidth >= node.min_busbw:
-        return Report(node.name, {result: Kind.NOTE})
+        return Report(node.name, {result: Severity.NOTE})
     too_slow = f"{result}, less than LARGEBATCH_MIN_BUSBW={node.min_busbw:g}; see docs/slurm.md"
-    return Report(node.name, {too_slow: Kind.REFUSED})
+    return Report(node.name, {too_slow: Severity.REFUSED})
 
 
 def _bandwidth(node: Node, backend: str, mebibytes: int) -> float:

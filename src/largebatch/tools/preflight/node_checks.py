@@ -14,7 +14,7 @@ import largebatch
 from largebatch.config import task_of
 from largebatch.errors import reason_of
 from largebatch.system.installed import installed_versions
-from largebatch.tools.preflight.reports import Kind, Node, Report
+from largebatch.tools.preflight.reports import Node, Report, Severity
 
 FREE_SHARE_OF_GPU = 0.9
 SECONDS_TO_CONNECT = 30.0
@@ -25,7 +25,7 @@ def check_node(node: Node) -> Report:
     """Check this node."""
     faults = [*_gpu_problems(node.gpus), *_connection_problems(node)]
     refusals = [*_unwanted_gpus(node.gpus), *_missing_abilities(node.folder, node.name)]
-    findings = dict.fromkeys(faults, Kind.BAD_NODE) | dict.fromkeys(refusals, Kind.REFUSED)
+    findings = dict.fromkeys(faults, Severity.BAD_NODE) | dict.fromkeys(refusals, Severity.REFUSED)
     return Report(node.name, findings, _versions(node))
 
 

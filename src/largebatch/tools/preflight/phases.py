@@ -9,7 +9,7 @@ from largebatch.tools.local_jobs.jobs import JobFailed, preload_only, run_job
 from largebatch.tools.preflight import all_reduce, node_checks
 from largebatch.tools.preflight.all_reduce import measure
 from largebatch.tools.preflight.node_checks import check_node
-from largebatch.tools.preflight.reports import PRESENCE, Kind, Node, Report, agree
+from largebatch.tools.preflight.reports import PRESENCE, Node, Report, Severity, agree
 from largebatch.words import counted
 
 SECONDS_TO_CHECK = 390.0  # how long a node's own checks may take: GPUs start slowly on a cold node
@@ -43,7 +43,7 @@ def _listen(node: Node, presence: Report) -> AbstractContextManager[object]:
         return socket.create_server(("", node.port), family=family, backlog=node.num_nodes, dualstack_ipv6=dual)
     except OSError as error:
         text = f"cannot listen at {node.host}:{node.port} ({reason_of(error)}): start the job again"
-        presence.findings[text] = Kind.REFUSED
+        presence.findings[text] = Severity.REFUSED
         return nullcontext()
 
 
@@ -58,5 +58,5 @@ def _check(node: Node) -> Report:
             timeout=SECONDS_TO_CHECK,
         )
     except JobFailed as failure:
-        return Report(node.name, {f"its own checks failed: {failure.in_one_line()}": Kind.BAD_NODE})
+        return Report(node.name, {f"its own checks failed: {failure.in_one_line()}": Severity.BAD_NODE})
     return reports[0]

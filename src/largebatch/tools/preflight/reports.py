@@ -24,15 +24,15 @@ SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_IN_ALL = 580.0  # how long the other phases may take; launch/node.sh ends the pre-flight after 600
 
 
-class Kind(IntEnum):
-    """What a finding means. The largest kind is the exit code of the pre-flight on every node."""
+class Severity(IntEnum):
+    """What a finding means. The largest is the exit code of the pre-flight on every node."""
 
     NOTE = 0
     REFUSED = 2  # the job must not start, whatever nodes it has
     BAD_NODE = 3  # the job must not run on this node
 
 
-LABELS = {Kind.NOTE: "", Kind.REFUSED: "error on ", Kind.BAD_NODE: "bad node "}
+LABELS = {Severity.NOTE: "", Severity.REFUSED: "error on ", Severity.BAD_NODE: "bad node "}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Report:
     """What one node tells the first one."""
 
     node: str
-    findings: dict[str, Kind] = field(default_factory=dict)  # sentences
+    findings: dict[str, Severity] = field(default_factory=dict)  # sentences
     # What must be the same everywhere, by name: versions, checksums of the code and the recipe, GPUs, limits.
     versions: dict[str, str] = field(default_factory=dict)
     failed_at: float = 0.0  # when its part of the all-reduce failed, in seconds since 1970
@@ -99,30 +99,30 @@ def agree(node: Node, phase: str, report: Report, deadline: float) -> int:
         _write(decision, str(code))
         return code
     while decision.name not in (names := _names_in(node.folder)):
-        # When the first node starts, it removes what is there, and writes something else.
+        # The first node empties the folder when it starts; this report may have been there before.
         if names and mine.name not in names:
             _write(mine, text)
         waited = time.monotonic() - node.began
         is_late = waited > node.seconds and node.file(f"{PRESENCE}_0").name not in names
         if is_late or waited > node.seconds + SECONDS_IN_ALL:
-            # If the first node comes after all, it does not take this one for present.
+            # Otherwise the first node, if it comes after all, would count this one as present.
             mine.unlink(missing_ok=True)
             return _conclude(node, [_missing(node, phase, 0)])
         time.sleep(SECONDS_BETWEEN_LOOKS)
     return int(decision.read_text(encoding="utf-8"))
 
 
-def compare(reports: Sequence[Report]) -> Mapping[tuple[Kind, str], list[str]]:
+def nodes_by_finding(reports: Sequence[Report]) -> Mapping[tuple[Severity, str], list[str]]:
     """The nodes that have each finding, among them versions that differ from those of most nodes.
 
     In a tie, those of the first report are right. The failures that were noticed first come first, because other nodes
     may only have waited.
     """
-    nodes: dict[tuple[Kind, str], list[str]] = defaultdict(list)
+    nodes: dict[tuple[Severity, str], list[str]] = defaultdict(list)
     for report in sorted(reports, key=lambda report: report.failed_at):
-        for text, kind in report.findings.items():
-            nodes[kind, text].append(report.node)
-    # Nodes that could not say anything do not differ.
+        for text, severity in report.findings.items():
+            nodes[severity, text].append(report.node)
+    # Nodes whose checks failed have no versions to compare.
     compared = [report for report in reports if report.versions]
     for name in dict.fromkeys(name for report in compared for name in report.versions):
         values = [report.versions.get(name, "missing") for report in compared]
@@ -131,12 +131,12 @@ def compare(reports: Sequence[Report]) -> Mapping[tuple[Kind, str], list[str]]:
         for report, value in zip(compared, values, strict=True):
             if value != usual:
                 text = f"{name} is {value}, but {usual} on {counted(count, 'node')}"
-                nodes[Kind.BAD_NODE, text].append(report.node)
+                nodes[Severity.BAD_NODE, text].append(report.node)
     return nodes
 
 
 def _collect(node: Node, phase: str, deadline: float) -> list[Report]:
-    """On the first node, the reports of all nodes in order; what is said of those that are not there in time."""
+    """The reports of all nodes in order, for the first node; of those that are late, a report that says so."""
     files = [node.file(f"{phase}_{rank}") for rank in range(node.num_nodes)]
     expected = {file.name for file in files}
     while expected - (names := _names_in(node.folder)) and time.monotonic() < deadline:
@@ -152,32 +152,32 @@ def _read(node: Node, phase: str, rank: int, file: Path) -> Report:
         return TypeAdapter(Report).validate_json(file.read_bytes(), strict=True)
     except ValidationError:
         unreadable = f"its report in {phase} cannot be read; it runs another version of largebatch"
-        return Report(node.names[rank], {unreadable: Kind.BAD_NODE})
+        return Report(node.names[rank], {unreadable: Severity.BAD_NODE})
 
 
 def _missing(node: Node, phase: str, rank: int) -> Report:
     """What is said of a node that does not report."""
     if phase != PRESENCE:
-        return Report(node.names[rank], {f"it stopped answering in {phase}": Kind.BAD_NODE})
+        return Report(node.names[rank], {f"it stopped answering in {phase}": Severity.BAD_NODE})
     late = (
         f"late: not present in {node.folder.resolve()} after {node.seconds:.0f} seconds; if nodes need longer to "
         "start, raise LARGEBATCH_PREFLIGHT_SECONDS"
     )
-    return Report(node.names[rank], {late: Kind.REFUSED})
+    return Report(node.names[rank], {late: Severity.REFUSED})
 
 
 def _conclude(node: Node, reports: Sequence[Report]) -> int:
     """Print the findings, write the bad nodes to a file for the batch script, and return the exit code."""
-    code = Kind.NOTE
+    code = Severity.NOTE
     bad_nodes: dict[str, None] = {}
-    for (kind, text), nodes in sorted(compare(reports).items(), key=lambda finding: finding[0][0]):
-        if kind == Kind.BAD_NODE and len(nodes) >= max(2, node.num_nodes - 1):
+    for (severity, text), nodes in sorted(nodes_by_finding(reports).items(), key=lambda finding: finding[0][0]):
+        if severity == Severity.BAD_NODE and len(nodes) >= max(2, node.num_nodes - 1):
             # What all others have, too, is not the fault of a node.
-            kind = Kind.REFUSED
-        elif kind == Kind.BAD_NODE:
+            severity = Severity.REFUSED
+        elif severity == Severity.BAD_NODE:
             bad_nodes |= dict.fromkeys(nodes)
-        code = max(code, kind)
-        print(f"  {LABELS[kind]}{', '.join(nodes)}: {text}", flush=True)
+        code = max(code, severity)
+        print(f"  {LABELS[severity]}{', '.join(nodes)}: {text}", flush=True)
     if bad_nodes:
         _write(node.folder / "bad_nodes", ",".join(bad_nodes) + "\n")
     return code

@@ -18,7 +18,7 @@ from largebatch.tools.options import RECIPES
 ACCELERATE_CONFIGS = RECIPES / "accelerate_configs"
 SCRIPTS = Path("slurm")
 PROFILE = SCRIPTS / "site.sh"
-# What a job sets for its own processes, in case this is one of them.
+# The variables that a job sets for its own processes. They are left out, because this may be one of them.
 OF_A_JOB = re.compile("LARGEBATCH_(JOB_ID|RESTART|JOB_END_TIME|NODE|NODE_NAMES|TOKEN|LOGS|BEGAN|SNAPSHOT)")
 SETTING = re.compile("(SBATCH|LARGEBATCH|HF)_.*|STRATEGY|RUN_DIR")
 # A last command that returns false, such as a test, is not a failure unless it prints an error.
@@ -37,8 +37,8 @@ GPUS = re.compile(r"(?:gpus-per-node=|gres=gpu:)(?:[\w.+-]+:)?([0-9]{1,6})")
 class BatchScript:
     """A batch script as it would be submitted, with the files that it names. Paths are relative to the current folder.
 
-    The options of sbatch are read as far as the plan needs them: lines `#SBATCH --name=value`, which SBATCH_* variables
-    of the environment override, which a command line overrides. Anything else is Slurm's to judge.
+    Only the options of sbatch that the plan needs are read: from lines `#SBATCH --name=value`, from SBATCH_* variables
+    of the environment, which override them, and from a command line, which overrides both. Slurm checks all others.
     """
 
     path: Path
@@ -60,11 +60,15 @@ class BatchScript:
     @cached_property
     def options(self) -> Mapping[str, str]:
         """The values of sbatch's options by their names; "" for those without a value."""
-        script = dict(OPTION_IN_SCRIPT.findall(self.text))
-        variables = {name: f"SBATCH_{name.replace('-', '_').upper()}" for name in IN_ENVIRONMENT}
-        environment = {name: self.environment[key] for name, key in variables.items() if key in self.environment}
-        given = {match[1]: match[2] or "" for word in self.given_options if (match := OPTION.fullmatch(word))}
-        return {**script, **environment, **given}
+        options = dict(OPTION_IN_SCRIPT.findall(self.text))
+        for name in IN_ENVIRONMENT:
+            variable = f"SBATCH_{name.replace('-', '_').upper()}"
+            if variable in self.environment:
+                options[name] = self.environment[variable]
+        for word in self.given_options:
+            if match := OPTION.fullmatch(word):
+                options[match[1]] = match[2] or ""
+        return options
 
     @cached_property
     def recipe(self) -> Path | None:
@@ -92,15 +96,19 @@ class BatchScript:
 
     @property
     def gpus_per_node(self) -> int | None:
-        """The GPUs that the job asks for on each node, 0 for none; None if its options do not say it simply."""
-        options = [f"{name}={value}" for name, value in self.options.items()]
-        asked = [option for option in options if option.startswith(("gpus", "gres=gpu"))]
-        matches = [GPUS.fullmatch(option) for option in asked]
-        return next((int(match[1]) for match in matches if match), None) if asked else 0
+        """The GPUs that the job asks for on each node, 0 for none; None if its options do not give a plain number."""
+        gpus: int | None = 0
+        for name, value in self.options.items():
+            option = f"{name}={value}"
+            if match := GPUS.fullmatch(option):
+                return int(match[1])
+            if option.startswith(("gpus", "gres=gpu")):
+                gpus = None
+        return gpus
 
     @property
     def layout(self) -> tuple[range, int] | None:
-        """The numbers of nodes that the job may train on, and the processes on each; None if they are not said simply.
+        """The numbers of nodes that the job may train on, and the processes on each; None if they cannot be read.
 
         One process per GPU or, if the job asks for no GPUs, per CPU, unless LARGEBATCH_PROCESSES_PER_NODE is set.
         """
@@ -114,7 +122,7 @@ class BatchScript:
 
     @property
     def completed_steps(self) -> int:
-        """The steps of the latest checkpoint in the run's folder; batch sizes until there need not divide any more."""
+        """The steps of the latest checkpoint in the run's folder. Batch sizes of earlier steps need not divide."""
         run = RunFolder(Path(self.environment.get("RUN_DIR") or f"runs/{self.path.stem}"))
         # A run may have been deleted, or never begun.
         with suppress(OSError):

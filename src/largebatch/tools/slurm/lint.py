@@ -47,12 +47,9 @@ def files_of_repository() -> list[Path]:
     Raises:
         UserError: There are none.
     """
-    files = [
-        *recipes_in(RECIPES),
-        *(script for script in SCRIPTS.glob("*.sbatch") if script.name != "prepare.sbatch"),
-        *ACCELERATE_CONFIGS.glob("*.yaml"),
-        *Path("ds_configs").glob("*.json"),
-    ]
+    scripts = [script for script in SCRIPTS.glob("*.sbatch") if script.name != "prepare.sbatch"]
+    configs = [*ACCELERATE_CONFIGS.glob("*.yaml"), *Path("ds_configs").glob("*.json")]
+    files = [*recipes_in(RECIPES), *scripts, *configs]
     if not files:
         raise UserError(f"no recipes and scripts are in {Path.cwd()}; go to the top of the repository, or name FILES")
     return files

@@ -120,8 +120,8 @@ def config_findings(path: Path, overrides: Sequence[str] = (), task: Path | None
 
 
 def _missing_imports(file: Path) -> Iterator[str]:
-    """Yield each import of a name that largebatch does not have; nothing is imported, and what is no Python is left
-    out."""
+    """Yield each import of a name that largebatch does not have. Nothing is imported; files that are not valid Python
+    have none."""
     try:
         tree = ast.parse(read_text(file))
     except (SyntaxError, ValueError, RecursionError):
@@ -188,9 +188,10 @@ def _accelerate_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 "addition to Slurm's; write standard"
             )
     sharding = config.get("parallelism_config")
-    for key in sharding if isinstance(sharding, dict) else ():
-        if not str(key).startswith("parallelism_config_"):
-            yield f"parallelism_config.{key}: Accelerate ignores it; write parallelism_config_{key}"
+    if isinstance(sharding, dict):
+        for key in sharding:
+            if not str(key).startswith("parallelism_config_"):
+                yield f"parallelism_config.{key}: Accelerate ignores it; write parallelism_config_{key}"
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +200,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     prefixes = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_", "deepspeed_config": "", "parallelism_config": ""}
     for section, prefix in prefixes.items():
         inner = config.get(section)
-        for key, value in (inner if isinstance(inner, dict) else {}).items():
-            settings[prefix + str(key).removeprefix(prefix)] = value
+        if isinstance(inner, dict):
+            for key, value in inner.items():
+                settings[prefix + str(key).removeprefix(prefix)] = value
     return settings

@@ -120,7 +120,10 @@ def split_words(options: argparse.Namespace, fields: Collection[str]) -> tuple[l
     for word in rest:
         name, equals, _ = word.partition("=")
         if name.startswith("--") and name[2:].partition(".")[0] in fields:
-            overrides += [word] if equals else [word, *islice(rest, 1)]
+            overrides.append(word)
+            if not equals:
+                # Its value, if there is one.
+                overrides += islice(rest, 1)
         elif name == "--export":
             raise UserError(f"{word}: all of the environment is passed on, with the settings of the job; remove it")
         elif OPTION.fullmatch(word):
