@@ -1,8 +1,10 @@
 """CSV and JSON files as text, against what Python's `csv` and `json` read and what stands in the file."""
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 import os
 import shutil
 import zipfile
@@ -309,3 +311,18 @@ def test_csv_and_guessed_json_of_the_hub_are_refused(hub):
             open_splits(section, Preparation(), {name: Use("prompt")})
     with pytest.raises(DataError, match=r"data\.path: `datasets` would take cells of the hub's CSV .*hf download"):
         open_splits(section.model_copy(update={"path": "user/csv"}), Preparation(), {"text": Use("prompt")})
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_file_that_is_damaged_is_named(compress, tmp_path):
+    whole = compress(b'{"q": 1}\n' * 10_000)
+    ending = {gzip.compress: "gz", bz2.compress: "bz2", lzma.compress: "xz"}[compress]
+    for name, content in (
+        ("cut", whole[: len(whole) // 2]),
+        ("other", b"no archive"),
+        ("changed", whole[:40] + b"?" * 40),
+    ):
+        file = tmp_path / f"{name}.jsonl.{ending}"
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=rf"^{file} cannot be read: .*; correct it"):
+            rows_of(file, "json", {"q": Use("prompt")})

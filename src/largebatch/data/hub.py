@@ -16,7 +16,7 @@ from huggingface_hub.constants import HF_HOME
 from largebatch.config.data import HubOrLocal
 from largebatch.data.columns import Uses, column
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.local_files import LocalFile, found_files, local_file
+from largebatch.data.local_files import LocalFile, damage_told, found_files, local_file
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
@@ -237,7 +237,7 @@ def _held(files: Iterable[Path]) -> int:
             with ZipFile(file) as archive:
                 total += sum(member.file_size for member in archive.infolist())
         else:
-            with fsspec.open(file, "rb", compression=compression) as opened:
+            with damage_told(file), fsspec.open(file, "rb", compression=compression) as opened:
                 while total <= MAX_BYTES_IN_A_JOB and (block := opened.read(2**20)):
                     total += len(block)
     return total

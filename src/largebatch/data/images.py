@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from largebatch.config.data import DigitsData, EncodedImages, HubImages, names_in
 from largebatch.data.columns import column
@@ -263,7 +263,10 @@ def decode(
             raise
         file_name = encoded["path"]
         where = f", in {file_name[-MAX_NAME:]}" if isinstance(file_name, str) else ""
+        # Pillow names the place of the bytes in memory.
+        is_other = isinstance(error, UnidentifiedImageError)
+        reason = f"it is not one of {', '.join(FORMATS)}" if is_other else reason_of(error)
         raise DataError(
-            f"the image of sample {index} cannot be decoded: {reason_of(error)}{where}; replace or remove it, and "
+            f"the image of sample {index} cannot be decoded: {reason}{where}; replace or remove it, and "
             "if the column is text, write paths of files"
         ) from error

@@ -21,6 +21,7 @@ import datasets
 import fsspec
 
 from largebatch.data.columns import Use, Uses, no_column
+from largebatch.data.local_files import damage_told
 from largebatch.errors import DataError
 from largebatch.words import printable
 
@@ -145,10 +146,8 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
             rows = _csv_rows(file_of_lines, config)
         else:
             rows = _json_rows(file_of_lines)
-        try:
+        with damage_told(file):
             yield from rows
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{file} cannot be read: {error}; correct it") from error
 
 
 def _is_archive(path: Path) -> bool:
