@@ -23,6 +23,8 @@ from .chat_template import (
 from .config import Messages, Role
 from .pairs import Encoded, as_columns
 
+FILLED = "have null, with which Parquet fills the keys that other rows have; write their JSON as text"
+
 
 class ChatEncoder:
     """Turns rows with conversations into tokens.
@@ -110,10 +112,12 @@ class ChatEncoder:
 
 def conversation_of(value: Any, layout: Messages) -> Conversation:
     """The messages of a row, or of its JSON, with the names of keys and roles that chat templates know."""
-    value = _from_json(layout.column, value)
-    if not isinstance(value, list) or not value:
-        raise UnusableConversation(f"{layout.column} is {_short(value)}; write a list of messages")
-    return [_message(f"message {number}", message, layout) for number, message in enumerate(value)]
+    messages = _from_json(layout.column, value)
+    if not isinstance(messages, list) or not messages:
+        raise UnusableConversation(f"{layout.column} is {_short(messages)}; write a list of messages")
+    if messages is value and _has_null(messages, "arguments"):
+        raise UnusableConversation(f"the arguments of its calls {FILLED}")
+    return [_message(f"message {number}", message, layout) for number, message in enumerate(messages)]
 
 
 def with_system(value: Any, conversation: Conversation) -> Conversation:
@@ -198,9 +202,22 @@ def _calls(where: str, value: Any) -> list[dict[str, Any]]:
 def tools_of(value: Any) -> Tools:
     """A row's tools, which may be JSON; None if there are none."""
     tools = _from_json("tools", value)
+    if tools is value and _has_null(tools):
+        raise UnusableConversation(f"tools {FILLED}")
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise UnusableConversation(f"tools are {_short(tools)}; write a list of JSON schemas of functions")
     return tools or None
+
+
+def _has_null(value: Any, key: str = "") -> bool:
+    """Whether an object of JSON has a null at any depth, or any object below this key."""
+    if isinstance(value, list):
+        return any(_has_null(item, key) for item in value)
+    if not isinstance(value, dict):
+        return False
+    return any(
+        (item is None and not key) or _has_null(item, "" if name == key else key) for name, item in value.items()
+    )
 
 
 def _from_json(what: str, value: Any) -> Any:

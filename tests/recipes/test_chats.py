@@ -408,6 +408,28 @@ def test_tools_and_arguments_that_the_template_does_not_write(tmp_path):
     assert encoder(tmp_path, WRITES_ALL)({"messages": [[ASK, call]], "tools": [TOOLS]})["problem"] == [""]
 
 
+def test_nulls_of_other_rows_are_not_trained(tmp_path):
+    """Objects in a column of Parquet all have the same keys; text in JSON has its own."""
+
+    def called(arguments):
+        return [
+            ASK,
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}, "id": None}]},
+        ]
+
+    filled = {"town": "Oslo", "zip": None}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"zip": None}}}]
+    rows = {
+        "messages": [called(filled), called({"in": [filled]}), called(json.dumps(filled)), json.dumps(called(filled))]
+        + 2 * [called({"town": "Oslo"})],
+        "tools": [None, None, None, None, tools, json.dumps(tools)],
+    }
+    told = encoder(tmp_path, WRITES_ALL)(rows)["problem"]
+    null = "have null, with which Parquet fills the keys that other rows have; write their JSON as text"
+    in_calls = f"unusable messages: the arguments of its calls {null}"
+    assert told == [in_calls, in_calls, "", "", f"unusable messages: tools {null}", ""]
+
+
 @pytest.mark.parametrize(
     ("call", "lost"),
     [
