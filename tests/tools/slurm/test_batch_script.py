@@ -64,6 +64,8 @@ def test_variables(script, text, value):
         (["--output=/a/b.log", "--chdir=/c"], "/a/b.log"),
         (["--output=b.log", "--chdir=/c"], "/c/b.log"),
         ([], "slurm-7.out"),
+        (["--array=3-9"], "slurm-7_3.out"),
+        (["--array=3-9", "--output=%A-%a.log"], "7-3.log"),
         (["--output=/50%%j/%a.log", "--array=3,4"], "/50%j/3.log"),
     ],
 )

@@ -132,8 +132,10 @@ class BatchScript:
     def log(self, job_id: str) -> str:
         """The log's file: that of `--output`, or Slurm's default, with the job's name and (an array's first) number."""
         first = re.split("[,%-]", self.options.get("array", ""))[0]
-        values = {"%%": "%", "%x": self.options.get("job-name", self.path.name), "%j": job_id, "%a": first}
-        path = re.sub("%.", lambda found: values.get(found[0], found[0]), self.options.get("output", "slurm-%j.out"))
+        name = self.options.get("job-name", self.path.name)
+        values = {"%%": "%", "%x": name, "%j": job_id, "%A": job_id, "%a": first}
+        output = self.options.get("output", "slurm-%A_%a.out" if first else "slurm-%j.out")
+        path = re.sub("%.", lambda found: values.get(found[0], found[0]), output)
         return str(Path(self.options.get("chdir", ""), path))
 
 
