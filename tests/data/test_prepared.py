@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import time
 from dataclasses import replace
 from functools import partial
@@ -106,6 +107,14 @@ def test_the_tokens_are_those_of_a_plain_loop(section, way):
     assert len(manifest["shards"]) > 10
     assert (manifest["documents"], manifest["tokens"]) == (122, len(plain("train")))
     assert not list(folder_of(data).glob(".*"))
+
+
+def test_documents_without_text_are_counted(section, capsys):
+    prepare(data_of(section))
+    told = re.findall(r"tokens, (\d+) of (\d+) documents without text", capsys.readouterr().out)
+    empty = [not text for split in ("train", "eval") for text in documents_of(split)]
+    assert sum(int(number) for number, _ in told) == sum(empty) > 1
+    assert all(0 < int(number) <= int(of) for number, of in told)
 
 
 def test_what_is_prepared_is_neither_opened_nor_made_again(section, monkeypatch):
