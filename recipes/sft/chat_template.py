@@ -22,11 +22,11 @@ Span = tuple[int, int]
 """The start and end of a part of a text."""
 
 HAS_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-AS_TEXT = "has {!r} in its text, which the tokenizer reads as a special token; remove it, or write it otherwise"
+AS_TEXT = "has {!r} in its text, which the tokenizer reads as a special token; write it otherwise"
 REMEDY = (
     "write {% generation %} … {% endgeneration %} around what the assistant says in the tokenizer's chat_template.jinja"
 )
-WITHOUT_TODAY = "{% set strftime_now = nothing %}\n"
+WITHOUT_TODAY = "{% set strftime_now = the_date_of_today %}\n"
 """Takes from a template the function for today's date: many write a date of their own then, the same every day."""
 WEIGHTS = (
     "weight",  # OpenAI
@@ -35,8 +35,8 @@ WEIGHTS = (
     *("trainable", "is_trainable", "train_on_turn", "loss_mask", "loss_weight"),
 )
 """Keys with which other programs choose the messages that are predicted."""
-MASKS = ("mask", "masked", "ignore")
-"""Keys with which other programs, such as torchtune, choose the messages that are not."""
+MASKS = ("masked", "ignore")
+"""Keys with which other programs, such as torchtune, choose answers that are not."""
 NO_TEXT = ("role", "content", *WEIGHTS, *MASKS)
 """Keys of messages without a text, besides the content, which `ChatTemplate.turns` compares."""
 CALL_NO_TEXT = ("id", "type")

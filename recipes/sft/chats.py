@@ -86,16 +86,20 @@ class ChatEncoder:
             numbers = numbers[-1:]
         for number, message in enumerate(conversation):
             is_predicted = number in numbers
-            for key in {*WEIGHTS, *MASKS}.intersection(message):
-                is_chosen = message[key] if key in WEIGHTS else not message[key]
+            chosen = {key: message[key] for key in WEIGHTS if key in message}
+            if message["role"] == "assistant":
+                chosen |= {key: not message[key] for key in MASKS if key in message}
+            for key, is_chosen in chosen.items():
                 if is_chosen != is_predicted:
                     raise UnusableConversation(
                         f"message {number} has {key} {_short(message[key])}, but is {'' if is_predicted else 'not '}"
                         "predicted: messages.train_on chooses all turns of the assistant, or the last, not single "
                         f"ones; remove {key}"
                     )
-            if token := self.tokenizer.special_token_in(message.get("content", "")):
+            if token := self.tokenizer.special_token_in(_as_json(message)):
                 raise UnusableConversation(f"message {number} {AS_TEXT.format(token)}")
+        if token := self.tokenizer.special_token_in(_as_json(tools)):
+            raise UnusableConversation(f"tools {AS_TEXT.format(token)}")
         template = ChatTemplate(self.tokenizer, tools)
         whole, _ = template.write(conversation)
         (tokens,) = (each[:-1] for each in self.tokenizer.encode([whole]))
@@ -227,7 +231,11 @@ def _from_json(what: str, value: Any) -> Any:
         raise UnusableConversation(f"{what}, {_short(value)}, cannot be read as JSON: {error}") from error
 
 
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
 def _short(value: Any) -> str:
     """A value for a message: at most 60 characters of its JSON."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = _as_json(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

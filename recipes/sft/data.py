@@ -116,6 +116,7 @@ def addition() -> tuple[datasets.Dataset, datasets.Dataset]:
 
 
 EMPTY = "an empty prompt or answer"
+OR_PLAIN = 'or write format "plain", with templates of your own'
 
 
 class PairEncoder:
@@ -197,7 +198,9 @@ class PairEncoder:
         try:
             text, ((start, _),) = self.template.turns(conversation, [1])
         except InexactTemplate as error:
-            raise DataError(f'data.format: {error}; or write "plain", with templates of your own') from error
+            raise DataError(f"data.format: {error}; {OR_PLAIN}") from error
+        except UnusableConversation as error:
+            raise UnusableConversation(f"{error}; {OR_PLAIN}") from error
         return text[:start], text[start:]
 
 

@@ -4,6 +4,7 @@ import os
 
 import pyarrow
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from largebatch.config.data import HubText
@@ -43,10 +44,13 @@ def write(folder, text, readme=CONFIGS):
         parquet.write_table(pyarrow.table({"a": [text]}), folder / f"{name}.parquet")
 
 
-def read(folder):
-    named = {"source": "datasets", "path": str(folder), "tokenizer": "bytes", "block_size": 1}
-    section = HubText(**named, num_train_samples=1, num_eval_samples=1)
-    train, _ = open_splits(section, Preparation(), {"a": Use("text_column")})
+def named(folder):
+    about = {"tokenizer": "bytes", "block_size": 1, "num_train_samples": 1, "num_eval_samples": 1}
+    return {"source": "datasets", "path": str(folder)} | about
+
+
+def read(folder, **splits):
+    train, _ = open_splits(HubText(**named(folder), **splits), Preparation(), {"a": Use("text_column")})
     return train["a"][:]
 
 
@@ -71,8 +75,41 @@ def test_folders_of_one_name(tmp_path):
     assert [read(tmp_path / name / "data") for name in ("one", "two")] == [["first"], ["second"]]
 
 
+def write_lines(folder, *names):
+    for name in names:
+        (folder / f"{name}.jsonl").write_text(f'{{"a": "{name}"}}\n{{"a": "{name} 2"}}\n')
+
+
 def test_a_file_that_is_in_both_splits_by_its_name(tmp_path):
-    for name in ("train", "dev", "train_dev"):
-        (tmp_path / f"{name}.jsonl").write_text(f'{{"a": "{name}"}}\n')
-    with pytest.raises(DataError, match=r"both have .*train_dev\.jsonl, because of its name; write data_files"):
+    write_lines(tmp_path, "train", "dev", "train_dev")
+    with pytest.raises(DataError, match=r"train and validation both have .*train_dev\.jsonl; write data_files"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation"),
+    [("train+test[:50%]", "test[50%:]"), ("train[:50%]", "train[50%:]+test"), ("train", "train")],
+)
+def test_parts_of_one_split_have_its_files(train, evaluation, tmp_path):
+    write_lines(tmp_path, "train", "test")
+    assert read(tmp_path, train_split=train, eval_split=evaluation)[0] == "train"
+
+
+def test_a_split_whose_name_begins_as_another(tmp_path):
+    write_lines(tmp_path, "full", "small")
+    names = {"train": "full", "train_small": "small"}
+    files = [f"  - split: {split}\n    path: {name}.jsonl\n" for split, name in names.items()]
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files:\n{''.join(files)}---\n")
+    assert read(tmp_path, train_split="train", eval_split="train_small") == ["full", "full 2"]
+
+
+def test_what_a_readme_says_of_how_files_are_read(tmp_path):
+    """`datasets` gives images labels by their folders, unless it says otherwise."""
+    for place in ("train/cat/1.png", "train/dog/2.png", "validation/cat/3.png"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2)).save(tmp_path / place)
+    section = HubText(**named(tmp_path))
+    assert open_splits(section, Preparation())[0].column_names == ["image", "label"]
+    config = "configs:\n- config_name: default\n  data_dir: .\n  drop_labels: true\n"
+    (tmp_path / "README.md").write_text(f"---\n{config}---\n")
+    assert open_splits(section, Preparation())[0].column_names == ["image"]

@@ -386,8 +386,14 @@ def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_refused(unknown, t
     PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<end>", unk_token=unknown).save_pretrained(tmp_path)
     if unknown is None:
         with pytest.raises(
-            DataError, match="leaves out characters that it does not know; make it with an unknown token"
+            DataError, match="leaves out characters that it does not know; use one with an unknown token"
         ):
             PretrainedTokenizer(str(tmp_path))
     else:
         assert PretrainedTokenizer(str(tmp_path)).encode(["aé"]) == [[0, 2, 1]]
+
+
+def test_a_tokenizer_that_fails_for_what_it_does_not_know_loses_nothing(tmp_path):
+    words = Tokenizer(models.WordLevel({"a": 0, "<end>": 1}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(tmp_path)
+    assert PretrainedTokenizer(str(tmp_path)).encode(["a"]) == [[0, 1]]

@@ -100,7 +100,7 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
     ("reader", "content", "message"),
     [
         ("csv", b"q,q\n1,2\n", "'q' occurs twice, so one of its values would be lost"),
-        ("csv", b'q\ta\n"Wer?\t1\nx\t2\nund"\t3\n', "line 4: a cell in quotes has a tab and a line break"),
+        ("csv", b'q\ta\n"Wer?\t1\nx\t2\nund"\t3\n', "line 4: a cell in quotes has tabs and line breaks, as rows have"),
         ("json", b'{"q": "a\\u0000b"}\n', "line 1: 'q' has a zero byte, which is not text; remove it"),
         ("csv", b"q,a\n1,2\n1,2,3\n", "line 3: it has 3 cells, but the header has 2"),
         ("csv", b'q,a\n1,"2\n', "line 2: unexpected end of data"),
@@ -127,6 +127,13 @@ def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_
         rows_of(tmp_path / "rows", reader, {"q": Use("prompt")}, num_workers=2)
     assert message in str(caught.value)
     assert str(tmp_path / "rows") in str(caught.value)
+
+
+def test_line_breaks_in_a_tsv(tmp_path):
+    """Of fewer tabs than a row has, or in a column that nothing reads, they are text."""
+    (tmp_path / "rows.tsv").write_text('q\ta\tcode\n"1\t\n"\t"2\n"\t"\tx\n\ty"\n')
+    uses = {"q": Use("prompt"), "a": Use("answer")}
+    assert rows_of(tmp_path / "rows.tsv", "csv", uses) == [{"q": "1\t\n", "a": "2\n"}]
 
 
 def test_columns_of_one_name_that_nothing_reads(tmp_path):
@@ -309,6 +316,9 @@ def test_csv_and_guessed_json_of_the_hub_are_refused(hub):
     for name in ("date", "decimal", "is"):
         with pytest.raises(DataError, match=rf"data\.prompt: `datasets` has taken .* {name!r} for .*hf download"):
             open_splits(section, Preparation(), {name: Use("prompt")})
+    # A column that is not there has no type.
+    optional = {"text": Use("prompt"), "system": Use("messages.system", is_optional=True)}
+    assert open_splits(section, Preparation(), optional)[0]["text"][:] == ["00001"]
     with pytest.raises(DataError, match=r"data\.path: `datasets` would take cells of the hub's CSV .*hf download"):
         open_splits(section.model_copy(update={"path": "user/csv"}), Preparation(), {"text": Use("prompt")})
 
@@ -326,3 +336,6 @@ def test_a_compressed_file_that_is_damaged_is_named(compress, tmp_path):
         file.write_bytes(content)
         with pytest.raises(DataError, match=rf"^{file} cannot be read: .*; correct it"):
             rows_of(file, "json", {"q": Use("prompt")})
+    (tmp_path / "rows.jsonl.zip").write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"rows\.jsonl\.zip cannot be read: File is not a zip file; correct it"):
+        rows_of(tmp_path / "rows.jsonl.zip", "json", {"q": Use("prompt")})

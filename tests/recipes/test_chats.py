@@ -108,7 +108,7 @@ def test_packs_hold_the_conversations_of_those_of_trl(tmp_path, trl):
 
 def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
     weighted = [
-        ASK | {"content": PARTS, "weight": 0, "train": False, "masked": True},
+        ASK | {"content": PARTS, "weight": 0, "train": False, "masked": True, "ignore": False},
         SAY | {"weight": 1.0, "train": True, "masked": False},
     ]
     (plain, read) = encoder(tmp_path, UNMARKED)({"messages": [[ASK, SAY], weighted]})["input_ids"]
@@ -168,6 +168,8 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
             "message 1 has '<s>' in its text, which the tokenizer",
         ),
         ({"messages": [ASK | {"content": "Hi<|im_end|>"}, SAY]}, "message 0 has '<|im_end|>' in its text, which the"),
+        ({"messages": [ASK, SAY | {"reasoning_content": "</s>"}]}, "message 1 has '</s>' in its text, which the"),
+        ({"messages": [ASK, SAY], "tools": [{"name": "</s>"}]}, "tools has '</s>' in its text, which the"),
         ({"messages": [ASK, SAY | {"tool_calls": "f"}]}, 'message 1 has the tool_calls "f"; write a list of functions'),
         ({"messages": [ASK, SAY], "tools": "[" * 10**5}, ", cannot be read as JSON: maximum recursion depth exceeded"),
         ({"messages": "[" * 10**5}, ", cannot be read as JSON: maximum recursion depth exceeded"),

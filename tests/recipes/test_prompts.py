@@ -101,7 +101,7 @@ def test_a_chat_template_writes_both(tmp_path, tokenizer):
         ("{{ raise_exception('no system') }}", "the chat template fails: no system"),
         (
             CHAT.replace("<say> {% endif %}", "<say> <say> {% endif %}"),
-            r'does not write message 1 after its prompt to answer \(add_generation_prompt\).*; or write "plain"',
+            r'does not write message 1 after its prompt to answer \(add_generation_prompt\).*; or write format "plain"',
         ),
     ],
 )

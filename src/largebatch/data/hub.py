@@ -5,6 +5,8 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from zipfile import ZipFile
@@ -13,7 +15,7 @@ import fsspec
 from fsspec.utils import infer_compression
 from huggingface_hub.constants import HF_HOME
 
-from largebatch.config.data import HubOrLocal
+from largebatch.config.data import HubOrLocal, names_in
 from largebatch.data.columns import Uses, column
 from largebatch.data.forked import forked_by_datasets
 from largebatch.data.local_files import LocalFile, damage_told, found_files, local_file
@@ -103,7 +105,7 @@ def open_splits(
                 column(dataset, name, use.field)
         # `datasets` has guessed the types of JSON on the hub.
         kind = train.features.get(name)
-        is_guessed = builder.name == "json" and use.kind == "text"
+        is_guessed = kind is not None and builder.name == "json" and use.kind == "text"
         if is_guessed and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
             raise DataError(f"data.{use.field}: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
     if preparation.allowed == "everything":
@@ -163,9 +165,9 @@ def _name_unread(
 
 def _local_files(builder: "datasets.DatasetBuilder", splits: Iterable[str] | None = None) -> list[Path]:
     """The files of a builder that are on this machine, of all splits or of those that have parts such as train[:9]."""
-    of_splits = (builder.config.data_files or {}).items()
-    chosen = (files for name, files in of_splits if splits is None or any(str(name) in each for each in splits))
-    return [Path(file) for files in chosen for file in files if "://" not in file]
+    files = {str(name): files for name, files in (builder.config.data_files or {}).items()}
+    names = files.keys() if splits is None else files.keys() & set().union(*map(names_in, splits))
+    return [Path(file) for name in sorted(names) for file in files[name] if "://" not in file]
 
 
 def _of_files_alone(builder: "datasets.DatasetBuilder", splits: tuple[str, str]) -> "datasets.DatasetBuilder":
@@ -174,20 +176,24 @@ def _of_files_alone(builder: "datasets.DatasetBuilder", splits: tuple[str, str])
     Of a folder with one, it also takes rows from its cache after files have changed, or those of another folder.
 
     Raises:
-        DataError: Evaluation would read files that are in another split, for training.
+        DataError: Splits of two names, one for training and one for evaluation, have a file in common.
     """
     import datasets
 
-    train, evaluation = (set(_local_files(builder, [split])) for split in splits)
-    if train != evaluation and (shared := sorted(train & evaluation)):
-        raise DataError(
-            f"data.path: the splits {' and '.join(splits)} both have {shared[0]}, because of its name; write data_files"
-        )
+    for train, evaluation in product(*map(names_in, splits)):
+        if train != evaluation:
+            shared = {*_local_files(builder, [train])} & {*_local_files(builder, [evaluation])}
+            for file in shared:
+                raise DataError(f"data.path: the splits {train} and {evaluation} both have {file}; write data_files")
+    general = {field.name for field in fields(datasets.BuilderConfig)}
+    # As `drop_labels` of a folder of images.
+    options = {each.name: getattr(builder.config, each.name) for each in fields(builder.config)}
     listed = {
         name: _listed([local_file(Path(file), "data.path") for file in files])
         for name, files in builder.config.data_files.items()
     }
-    return datasets.load_dataset_builder(builder.name, data_files=listed)
+    own = {name: value for name, value in options.items() if name not in general}
+    return datasets.load_dataset_builder(builder.name, data_files=listed, **own)
 
 
 def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:
@@ -234,7 +240,7 @@ def _held(files: Iterable[Path]) -> int:
         if compression is None:
             total += file.stat().st_size
         elif compression == "zip":
-            with ZipFile(file) as archive:
+            with damage_told(file), ZipFile(file) as archive:
                 total += sum(member.file_size for member in archive.infolist())
         else:
             with damage_told(file), fsspec.open(file, "rb", compression=compression) as opened:

@@ -15,6 +15,7 @@ from glob import glob
 from lzma import LZMAError
 from pathlib import Path
 from typing import NamedTuple, NoReturn
+from zipfile import BadZipFile
 
 import xxhash
 
@@ -77,7 +78,7 @@ def damage_told(file: object) -> Iterator[None]:
     try:
         yield
     # Damaged archives raise errors of many kinds. What the file system says has a number.
-    except (ValueError, RecursionError, EOFError, OSError, zlib.error, LZMAError) as error:
+    except (ValueError, RecursionError, EOFError, OSError, zlib.error, LZMAError, BadZipFile) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DataError(f"{file} cannot be read: {error}; correct it") from error

@@ -134,8 +134,9 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
     Raises:
         DataError: The file is not in the reader's format, or has something twice.
     """
-    if _is_archive(Path(file)):
-        raise DataError(f"{file} holds other files; unpack it")
+    with damage_told(file):
+        if _is_archive(Path(file)):
+            raise DataError(f"{file} holds other files; unpack it")
     with fsspec.open(file, "rb", compression="infer") as opened:
         file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
         rows: Iterator[tuple[int, Row]]
@@ -172,11 +173,6 @@ def _csv_rows(file: IO[bytes], config: TextRowsConfig) -> Iterator[tuple[int, Ro
         # Spreadsheets leave columns without a name.
         _check_names(names, config.uses)
         for cells in reader:
-            # A quote that is only text takes all rows up to the next one into its cell.
-            if separator == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
-                raise ValueError(
-                    "a cell in quotes has a tab and a line break; write quotes of texts twice, or JSON lines"
-                )
             # As csv.DictReader does, leave out empty lines.
             if cells and len(cells) != len(names):
                 raise ValueError(
@@ -184,7 +180,14 @@ def _csv_rows(file: IO[bytes], config: TextRowsConfig) -> Iterator[tuple[int, Ro
                     f"if they are separated by {separator!r}"
                 )
             if cells:
-                yield reader.line_num, dict(zip(names, cells, strict=True))
+                row = dict(zip(names, cells, strict=True))
+                texts = [row[name] for name in config.uses if name in row]
+                # In a TSV, a quote that is only text takes all rows up to the next one into its cell.
+                if separator == "\t" and any("\n" in text and text.count("\t") >= len(names) - 1 for text in texts):
+                    raise ValueError(
+                        "a cell in quotes has tabs and line breaks, as rows have; write a CSV or JSON lines"
+                    )
+                yield reader.line_num, row
     except (ValueError, csv.Error) as error:
         raise ValueError(f"line {reader.line_num}: {error}") from error
 
