@@ -87,6 +87,16 @@ class TextPairs(Mixable, Texts):
 
     per_source_fields = ("query_column", "passage_column", "query_prefix", "passage_prefix")
 
+    @model_validator(mode="after")
+    def _columns_differ(self) -> Self:
+        columns = [self.query_column, self.passage_column, *self.negative_columns]
+        for name in columns:
+            if columns.count(name) > 1:
+                raise ValueError(
+                    f"query_column, passage_column and negative_columns have {name!r} twice; name different columns"
+                )
+        return self
+
 
 class Tower(Transformer):
     """A transformer over the patches of an image, or over tokens."""

@@ -335,6 +335,12 @@ def test_refused(recipe, words, message):
     assert message in str(caught.value)
 
 
+def test_a_column_that_is_named_twice(pairs):
+    for words in (["--data.query_column=positive"], ['--data.negative_columns=["hard", "hard"]']):
+        with pytest.raises(ConfigError, match=r"negative_columns have '(positive|hard)' twice; name different columns"):
+            load_config(EMBED_PYDOC, [*pairs, *words])
+
+
 def test_another_end_of_text():
     config = load_config(CLIP_DIGITS, ["--model.end_of_text=1"])
     with pytest.raises(DataError, match=r"model\.end_of_text: 1, but texts of 'bytes' end with 0"):

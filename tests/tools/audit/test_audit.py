@@ -96,6 +96,17 @@ OTHERS = {
         ],
         r"the gradient of 0\.weight alone is W times",
     ),
+    "clipped by a norm that is given": (
+        [
+            ("(model(x), y) / accumulation", "(model(x), y)"),
+            (
+                "nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+                "norm = nn.utils.get_total_norm([each.grad for each in model.parameters()])\n"
+                "            nn.utils.clip_grads_with_norm_(model.parameters(), 0.01, total_norm=norm)",
+            ),
+        ],
+        "A times",
+    ),
     "clipped by a shard's norm": (
         [("(model.parameters(), 1.0)", "(list(model.parameters())[dist.get_rank() :: dist.get_world_size()], 0.1)")],
         r"W = 2, A = 1; W = 2, A = 2: the same, but the update .* clipped \(a shard's own",

@@ -175,18 +175,18 @@ class _Watch:
         return (args[:1], {"closure": lambda: loss}) if closure else None
 
     def _watch_clipping(self) -> None:
-        # All functions that clip call it, also those that other modules have imported.
+        # All functions that clip call it, also those that other modules have imported. It has a public name, too.
         clip = clip_grad._clip_grads_with_norm_
 
-        def noted(parameters: Any, max_norm: float, *args: Any) -> None:
+        def noted(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> None:
             parameters = [parameters] if isinstance(parameters, Tensor) else [*parameters]
             self.clipped |= _whole(parameters, self.gradient_of)
             # Without a limit, it only tells the norm.
             if not self.steps and max_norm < math.inf:
                 self.clips.update({*parameters})
-            clip(parameters, max_norm, *args)
+            clip(parameters, max_norm, *args, **kwargs)
 
-        clip_grad._clip_grads_with_norm_ = noted  # type: ignore[assignment]
+        clip_grad._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = noted
 
     def _watch_deepspeed(self) -> None:
         from deepspeed import DeepSpeedEngine
