@@ -1,7 +1,8 @@
 """Conversations as rows of tokens, of which the assistant's turns are predicted."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, get_args
 
 from largebatch.data.columns import Use, Uses
@@ -96,10 +97,8 @@ class ChatEncoder:
                         "predicted: messages.train_on chooses all turns of the assistant, or the last, not single "
                         f"ones; remove {key}"
                     )
-            if token := self.tokenizer.special_token_in(_as_json(message)):
-                raise UnusableConversation(f"message {number} {AS_TEXT.format(token)}")
-        if token := self.tokenizer.special_token_in(_as_json(tools)):
-            raise UnusableConversation(f"tools {AS_TEXT.format(token)}")
+            self._refuse_special_tokens(f"message {number}", message)
+        self._refuse_special_tokens("tools", tools)
         template = ChatTemplate(self.tokenizer, tools)
         whole, _ = template.write(conversation)
         (tokens,) = (each[:-1] for each in self.tokenizer.encode([whole]))
@@ -112,6 +111,21 @@ class ChatEncoder:
                 'remove them (in calls, write "arguments"), or name them in data.messages.may_omit'
             )
         return encode_parts(self.tokenizer, text, [place for span in spans for place in span])
+
+    def _refuse_special_tokens(self, where: str, value: Any) -> None:
+        for text in _texts_in(value):
+            if token := self.tokenizer.special_token_in(text):
+                raise UnusableConversation(f"{where} {AS_TEXT.format(token)}")
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a value of JSON, the names of keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        items = chain.from_iterable(value.items()) if isinstance(value, dict) else value
+        for item in items:
+            yield from _texts_in(item)
 
 
 def conversation_of(value: Any, layout: Messages) -> Conversation:
@@ -231,11 +245,7 @@ def _from_json(what: str, value: Any) -> Any:
         raise UnusableConversation(f"{what}, {_short(value)}, cannot be read as JSON: {error}") from error
 
 
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
 def _short(value: Any) -> str:
     """A value for a message: at most 60 characters of its JSON."""
-    text = _as_json(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models
 from transformers import CTRLTokenizer, PreTrainedTokenizerFast
 
 from largebatch.data import prepared
@@ -380,17 +380,31 @@ def test_a_slow_tokenizer_is_refused(tmp_path):
         PretrainedTokenizer(str(tmp_path))
 
 
-@pytest.mark.parametrize("unknown", [None, "<unk>"])
-def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_refused(unknown, tmp_path):
-    letters = Tokenizer(models.BPE({"a": 0, "<end>": 1, "<unk>": 2}, [], unk_token=unknown))
-    PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<end>", unk_token=unknown).save_pretrained(tmp_path)
-    if unknown is None:
+@pytest.mark.parametrize(("in_the_model", "named"), [(None, None), (None, "<unk>"), ("<unk>", "<unk>")])
+def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_refused(in_the_model, named, tmp_path):
+    letters = Tokenizer(models.BPE({"a": 0, "<end>": 1, "<unk>": 2}, [], unk_token=in_the_model))
+    PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<end>", unk_token=named).save_pretrained(tmp_path)
+    if in_the_model is None:
         with pytest.raises(
             DataError, match="leaves out characters that it does not know; use one with an unknown token"
         ):
             PretrainedTokenizer(str(tmp_path))
     else:
         assert PretrainedTokenizer(str(tmp_path)).encode(["aé"]) == [[0, 2, 1]]
+
+
+def test_special_tokens_in_a_text(tmp_path):
+    letters = Tokenizer(models.BPE({"a": 0, "<end>": 1, "<unk>": 2}, [], unk_token="<unk>"))
+    letters.add_special_tokens(
+        [AddedToken("<word>", special=True, single_word=True), AddedToken('<|"|>', special=True)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<end>", unk_token="<unk>").save_pretrained(tmp_path)
+    tokenizer = PretrainedTokenizer(str(tmp_path))
+    texts = ("a <word> a", "a<word>a", 'a<|"|>a', "a<end>", "a<en", "")
+    assert [tokenizer.special_token_in(text) for text in texts] == ["<word>", None, '<|"|>', "<end>", None, None]
+    special = [3, 4, 1]
+    read = [any(token in special for token in tokens[:-1]) for tokens in tokenizer.encode(list(texts))]
+    assert read == [tokenizer.special_token_in(text) is not None for text in texts]
 
 
 def test_a_tokenizer_that_fails_for_what_it_does_not_know_loses_nothing(tmp_path):

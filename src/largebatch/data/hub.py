@@ -180,10 +180,10 @@ def _of_files_alone(builder: "datasets.DatasetBuilder", splits: tuple[str, str])
     """
     import datasets
 
-    for train, evaluation in product(*map(names_in, splits)):
+    for train, evaluation in product(*(sorted(names_in(split)) for split in splits)):
         if train != evaluation:
             shared = {*_local_files(builder, [train])} & {*_local_files(builder, [evaluation])}
-            for file in shared:
+            for file in sorted(shared):
                 raise DataError(f"data.path: the splits {train} and {evaluation} both have {file}; write data_files")
     general = {field.name for field in fields(datasets.BuilderConfig)}
     # As `drop_labels` of a folder of images.

@@ -135,8 +135,9 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
         DataError: The file is not in the reader's format, or has something twice.
     """
     with damage_told(file):
-        if _is_archive(Path(file)):
-            raise DataError(f"{file} holds other files; unpack it")
+        is_archive = _is_archive(Path(file))
+    if is_archive:
+        raise DataError(f"{file} holds other files; unpack it")
     with fsspec.open(file, "rb", compression="infer") as opened:
         file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
         rows: Iterator[tuple[int, Row]]
@@ -180,14 +181,13 @@ def _csv_rows(file: IO[bytes], config: TextRowsConfig) -> Iterator[tuple[int, Ro
                     f"if they are separated by {separator!r}"
                 )
             if cells:
-                row = dict(zip(names, cells, strict=True))
-                texts = [row[name] for name in config.uses if name in row]
                 # In a TSV, a quote that is only text takes all rows up to the next one into its cell.
-                if separator == "\t" and any("\n" in text and text.count("\t") >= len(names) - 1 for text in texts):
+                may_hold_rows = [cell for cell in cells if "\n" in cell and cell.count("\t") >= len(names) - 1]
+                if separator == "\t" and may_hold_rows:
                     raise ValueError(
                         "a cell in quotes has tabs and line breaks, as rows have; write a CSV or JSON lines"
                     )
-                yield reader.line_num, row
+                yield reader.line_num, dict(zip(names, cells, strict=True))
     except (ValueError, csv.Error) as error:
         raise ValueError(f"line {reader.line_num}: {error}") from error
 

@@ -92,16 +92,19 @@ class PretrainedTokenizer:
 
     @cached_property
     def _special_token(self) -> "re.Pattern[str]":
-        added = self.tokenizer.added_tokens_decoder.values()
-        texts = [token.content for token in added if token.special and not token.single_word]
+        patterns = []
+        for token in self.tokenizer.added_tokens_decoder.values():
+            if token.special and token.content:
+                word = r"(?<!\w){}(?!\w)" if token.single_word else "{}"
+                patterns.append(word.format(re.escape(token.content)))
         # Without any, an end that nothing can follow.
-        return re.compile("|".join(map(re.escape, filter(None, texts))) or r"\Z.")
+        return re.compile("|".join(patterns) or r"\Z.")
 
     def _leaves_out_unknown(self) -> bool:
         try:
             # A cuneiform sign, which few tokenizers know. Some join unknown letters in one token.
             with_sign, without = self.encode(["a \N{CUNEIFORM SIGN A}", "a "])
-            return with_sign == without and self.tokenizer.unk_token is None
+            return with_sign == without and self.tokenizer.unk_token_id not in with_sign[:-1]
         # Some raise an error instead, of no other type.
         except Exception:
             return False
