@@ -130,14 +130,13 @@ def run_job(
         world_size: Number of processes; if `environment` has a WORLD_SIZE, they get RANK, LOCAL_RANK and a rendezvous.
         environment: Variables added to the environment of this process. Without `INTERFACES` among them, the processes
             cannot be reached from other machines.
-        timeout: Seconds until all results.
+        timeout: Seconds until all results, once the processes have started: the server's imports do not count.
         folder: Working directory of the processes; None means that of this one.
         logs: Folder that keeps the processes' output, if it is to be kept.
 
     Raises:
         JobFailed: A process failed or did not answer in time.
     """
-    deadline = time.monotonic() + timeout
     store = local_store()
     with tempfile.TemporaryDirectory() as temporary:
         outputs = [Path(logs or temporary, f"rank{rank}.log") for rank in range(world_size)]
@@ -157,7 +156,7 @@ def run_job(
                 theirs.close()
                 processes.append(process)
                 pipes.append(mine)
-            outcomes = _collect(pipes, deadline)
+            outcomes = _collect(pipes, time.monotonic() + timeout)
         finally:
             for process in processes:
                 if process.is_alive():
