@@ -85,6 +85,17 @@ def test_leaving_is_a_failure_with_its_exit_code():
 
 
 @pytest.mark.slow
+def test_an_error_that_is_kept_keeps_no_store():
+    """Its thread, collected in a forked process, would abort that."""
+    run_job(os.getpid, world_size=1)
+    threads = set(Path("/proc/self/task").iterdir())
+    with pytest.raises(JobFailed) as kept:
+        run_job(leave, 3, world_size=1)
+    assert set(Path("/proc/self/task").iterdir()) == threads
+    assert kept.value.exit_code == 3
+
+
+@pytest.mark.slow
 def test_results_do_not_extend_the_time_of_a_job():
     with pytest.raises(JobFailed, match="--- rank 1: no result within 3 s"):
         run_job(answer_in_turn, timeout=3)

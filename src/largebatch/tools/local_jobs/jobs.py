@@ -162,6 +162,9 @@ def run_job(
                 if process.is_alive():
                     process.kill()
                 process.join()
+            # An error keeps this frame, and with it the store, until the garbage collector comes. If that happens in a
+            # forked process, such as one that loads data, joining the store's thread aborts it.
+            del store
         texts = [output.read_text(errors="replace") if output.exists() else "" for output in outputs]
     reports = []
     for rank, outcome in sorted(outcomes.items(), key=lambda item: item[1].moment):
