@@ -1,0 +1,170 @@
+"""What a conversation has is in the text, or the template is said not to write it."""
+
+import json
+
+import pytest
+from test_chats import ASK, CALL, MARKED, SAY, THOUGHT, UNMARKED, encoder
+
+from chat_templates import template
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+WRITES_ALL = (
+    "{{ tools | tojson if tools else '' }}{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.reasoning_content }}{{ message.tool_calls | tojson if message.tool_calls else '' }}"
+    "{{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "lost"),
+    [
+        (SAY | {"thinking": "It is north.", "name": "B"}, "name, thinking"),
+        (SAY | {"metadata": {"lang": "en"}, "seconds": 3, "empty": " "}, "metadata"),
+        (SAY | {"reasoning_content": "It is north."}, None),
+    ],
+)
+def test_text_that_the_template_does_not_write(message, lost, tmp_path):
+    rows = {"messages": [[ASK, SAY], [ASK, message]]}
+    if lost is None:
+        assert encoder(tmp_path, WRITES_ALL)(rows)["problem"] == ["", ""]
+        return
+    (plain, problem) = encoder(tmp_path, UNMARKED)(rows)["problem"]
+    assert plain == ""
+    assert problem == (
+        f"unusable messages: the chat template does not write {lost}; use a template that does, "
+        'remove them (in calls, write "arguments"), or name them in data.messages.may_omit'
+    )
+    allowed = encoder(tmp_path, UNMARKED, may_omit=lost.split(", "))(rows)
+    assert allowed["problem"] == ["", ""]
+    assert allowed["input_ids"][0] == allowed["input_ids"][1]
+
+
+# As DeepSeek-R1's: no turn keeps what was thought before it.
+THE_MARKED = "{%- generation %}\n            {{- message['content']"
+SPLIT = MARKED.replace(THE_MARKED, THE_MARKED + ".split('</think>')[-1] | trim")
+
+
+def test_a_part_of_an_answer_that_the_template_does_not_write(tmp_path):
+    stripped = SAY | {"content": " Very\ngood.\n"}
+    rows = {"messages": [[ASK, THOUGHT, ASK, stripped], [ASK, SAY, THOUGHT | {"role": "user"}, THOUGHT]]}
+    read, problem = encoder(tmp_path, SPLIT, train_on="last")(rows)["problem"]
+    assert read == ""
+    assert "does not write all of message 3, '<think>" in problem
+
+
+def test_a_part_of_what_the_user_says_that_the_template_does_not_write(tmp_path):
+    """As some take "/think" out of a prompt, wherever it is."""
+    without = UNMARKED.replace("message['content']", "message['content'].replace('/think', '')")
+    assert without != UNMARKED
+    told = encoder(tmp_path, without)({"messages": [[ASK | {"content": "Open /thinking"}, SAY], [ASK, SAY]]})["problem"]
+    assert "does not write all of message 0, 'Open /thinking'; use one that does" in told[0]
+    assert told[1] == ""
+
+
+def test_no_template_writes_the_date_of_today(tmp_path):
+    dated = "{{ strftime_now('%Y') if strftime_now is defined else '2024' }}" + UNMARKED
+    fixed = "2024" + UNMARKED
+    rows = {"messages": [[ASK, SAY]]}
+    assert encoder(tmp_path, dated)(rows) == encoder(tmp_path, fixed)(rows)
+    assert encoder(tmp_path, fixed)(rows)["problem"] == [""]
+
+
+def test_tools_and_arguments_that_the_template_does_not_write(tmp_path):
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"town": "Oslo"}}}]}
+    names_only = WRITES_ALL.replace("tools | tojson if tools", "'' if tools").replace(
+        "s | tojson", "s[0].function.name"
+    )
+    found = encoder(tmp_path, names_only)({"messages": [[ASK, call]], "tools": [TOOLS]})
+    assert "does not write arguments, tools;" in found["problem"][0]
+    assert encoder(tmp_path, WRITES_ALL)({"messages": [[ASK, call]], "tools": [TOOLS]})["problem"] == [""]
+
+
+def test_nulls_of_other_rows_are_not_trained(tmp_path):
+    """Objects in a column of Parquet all have the same keys; text in JSON has its own."""
+
+    def called(arguments):
+        return [
+            ASK,
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}, "id": None}]},
+        ]
+
+    filled = {"town": "Oslo", "zip": None}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"zip": None}}}]
+    rows = {
+        "messages": [called(filled), called({"in": [filled]}), called(json.dumps(filled)), json.dumps(called(filled))]
+        + 2 * [called({"town": "Oslo"})],
+        "tools": [None, None, None, None, tools, json.dumps(tools)],
+    }
+    told = encoder(tmp_path, WRITES_ALL)(rows)["problem"]
+    null = "have null, with which Parquet fills the keys that other rows have; write their JSON as text"
+    in_calls = f"unusable messages: the arguments of its calls {null}"
+    assert told == [in_calls, in_calls, "", "", f"unusable messages: tools {null}", ""]
+
+
+@pytest.mark.parametrize(
+    ("call", "lost"),
+    [
+        ({"type": "function", "function": {"name": "f", "parameters": {"town": "Oslo"}}}, "parameters"),
+        ({"function": {"name": "f", "arguments": {}}, "extra_content": "north"}, "extra_content"),
+        ({"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}", "thought": None}, "extra": None}, None),
+    ],
+)
+def test_fields_of_a_call_that_the_template_does_not_write(call, lost, tmp_path):
+    called = CALL | {"tool_calls": [*CALL["tool_calls"], call]}
+    turn = {"role": "function_call", "content": json.dumps(call)}
+    for problem in encoder(tmp_path, template("qwen"))({"messages": [[ASK, called], [ASK, turn]]})["problem"]:
+        assert (f"does not write {lost}; " in problem) if lost else (problem == ""), problem
+
+
+def test_results_whose_order_does_not_say_whose_they_are(tmp_path):
+    """The template writes neither ids nor names of results."""
+    calls = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "fg"]
+    of_f, of_g = ({"role": "tool", "content": "cold", "tool_call_id": name, "name": name} for name in "fg")
+    results = [[of_f, of_g], [of_g, of_f], [of_f, of_f], [of_f, of_g, of_g]]
+    rows = {"messages": [[ASK, CALL | {"tool_calls": calls}, *each, SAY] for each in results]}
+    in_order, swapped, *problems = encoder(tmp_path, template("qwen"))(rows)["problem"]
+    assert in_order == ""
+    # The name is that of the call with this id.
+    assert "does not write tool_call_id;" in swapped
+    assert all("does not write name, tool_call_id;" in problem for problem in problems)
+    with_ids = template("qwen").replace("message.content", "message.content ~ message.tool_call_id")
+    assert encoder(tmp_path, with_ids)(rows)["problem"][1] == ""
+
+
+def test_a_message_has_one_text(tmp_path):
+    rows = [
+        [{"role": "user", "text": "Hello", "content": other}, {"role": "assistant", "text": "Good."}]
+        for other in (None, "", "Hello", "<b>lost</b>")
+    ]
+    (*same, problem) = encoder(tmp_path, MARKED, content="text")({"messages": rows})["problem"]
+    assert same == ["", "", ""]
+    assert "message 0 has text and another text in content" in problem
+
+
+def test_the_column_of_the_system_comes_first(tmp_path):
+    system = {"role": "system", "content": "Use tools."}
+    tokens = encoder(tmp_path, MARKED)({"messages": [[system, ASK, SAY]]})["input_ids"]
+    rows = {"messages": [[ASK, SAY], [system, ASK, SAY], [system, ASK, SAY]], "system": ["Use tools.", None, "Others."]}
+    found = encoder(tmp_path, MARKED)(rows)
+    assert found["input_ids"] == [*tokens, *tokens, []]
+    assert "the system has a message and another text in its column" in found["problem"][2]
+
+
+def test_a_turn_of_function_call_is_a_call_and_not_its_json(tmp_path):
+    """As LLaMA-Factory's ShareGPT rows have it, equal to OpenAI's form."""
+    function = {"name": "f", "arguments": {"town": "Oslo"}}
+    turns = [("human", "Oslo?"), ("function_call", json.dumps(function)), ("observation", "cold"), ("gpt", "Cold.")]
+    row = [{"from": name, "value": value} for name, value in turns]
+    names = {"human": "user", "gpt": "assistant", "observation": "tool"}
+    layout = {"column": "conversations", "role": "from", "content": "value", "roles": names}
+    messages = [
+        {"role": "user", "content": "Oslo?"},
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "cold"},
+        {"role": "assistant", "content": "Cold."},
+    ]
+    expected = encoder(tmp_path, template("qwen"))({"messages": [messages]})
+    assert expected["problem"] == [""]
+    assert encoder(tmp_path, template("qwen"), **layout)({"conversations": [row]}) == expected
+    with pytest.raises(ValueError, match='"function_call" as "assistant" would be trained as bare JSON'):
+        encoder(tmp_path, MARKED, roles={"function_call": "assistant"})
