@@ -113,19 +113,17 @@ class ChatEncoder:
         return encode_parts(self.tokenizer, text, [place for span in spans for place in span])
 
     def _refuse_special_tokens(self, where: str, value: Any) -> None:
-        for text in _texts_in(value):
-            if token := self.tokenizer.special_token_in(text):
+        for text in _all_in(value):
+            if isinstance(text, str) and (token := self.tokenizer.special_token_in(text)):
                 raise UnusableConversation(f"{where} {AS_TEXT.format(token)}")
 
 
-def _texts_in(value: Any) -> Iterator[str]:
-    """Yield all texts in a value of JSON, the names of keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        items = chain.from_iterable(value.items()) if isinstance(value, dict) else value
-        for item in items:
-            yield from _texts_in(item)
+def _all_in(value: Any) -> Iterator[Any]:
+    """Yield a value of JSON, and all values and names of keys in it."""
+    yield value
+    if isinstance(value, list | dict):
+        for item in chain.from_iterable(value.items()) if isinstance(value, dict) else value:
+            yield from _all_in(item)
 
 
 def conversation_of(value: Any, layout: Messages) -> Conversation:
@@ -133,7 +131,7 @@ def conversation_of(value: Any, layout: Messages) -> Conversation:
     messages = _from_json(layout.column, value)
     if not isinstance(messages, list) or not messages:
         raise UnusableConversation(f"{layout.column} is {_short(messages)}; write a list of messages")
-    if messages is value and _has_null(messages, "arguments"):
+    if messages is value and any(_has_null(each.get("arguments")) for each in _objects_in(messages)):
         raise UnusableConversation(f"the arguments of its calls {FILLED}")
     return [_message(f"message {number}", message, layout) for number, message in enumerate(messages)]
 
@@ -227,15 +225,12 @@ def tools_of(value: Any) -> Tools:
     return tools or None
 
 
-def _has_null(value: Any, key: str = "") -> bool:
-    """Whether an object of JSON has a null at any depth, or any object below this key."""
-    if isinstance(value, list):
-        return any(_has_null(item, key) for item in value)
-    if not isinstance(value, dict):
-        return False
-    return any(
-        (item is None and not key) or _has_null(item, "" if name == key else key) for name, item in value.items()
-    )
+def _objects_in(value: Any) -> Iterator[dict[str, Any]]:
+    return (each for each in _all_in(value) if isinstance(each, dict))
+
+
+def _has_null(value: Any) -> bool:
+    return any(None in each.values() for each in _objects_in(value))
 
 
 def _from_json(what: str, value: Any) -> Any:

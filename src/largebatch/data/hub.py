@@ -186,14 +186,14 @@ def _of_files_alone(builder: "datasets.DatasetBuilder", splits: tuple[str, str])
             for file in sorted(shared):
                 raise DataError(f"data.path: the splits {train} and {evaluation} both have {file}; write data_files")
     general = {field.name for field in fields(datasets.BuilderConfig)}
-    # As `drop_labels` of a folder of images.
-    options = {each.name: getattr(builder.config, each.name) for each in fields(builder.config)}
+    names = {field.name for field in fields(builder.config)} - general
     listed = {
         name: _listed([local_file(Path(file), "data.path") for file in files])
         for name, files in builder.config.data_files.items()
     }
-    own = {name: value for name, value in options.items() if name not in general}
-    return datasets.load_dataset_builder(builder.name, data_files=listed, **own)
+    # As `drop_labels` of a folder of images.
+    options = {name: getattr(builder.config, name) for name in names}
+    return datasets.load_dataset_builder(builder.name, data_files=listed, **options)
 
 
 def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:
