@@ -24,8 +24,8 @@ help:
 	@echo "make schemas write the recipes' JSON Schemas, docs/configuration.md and the tables of recipes, after a change to a config"
 	@echo "make site    build the documentation as a site, into build/site"
 	@echo "make lock    write requirements.lock, all packages of the tested set with hashes, after a change to requirements.txt"
-	@echo "make gpu     measure on GPUs, all in under 25 minutes, or only PARTS (correctness,ablations,memory,throughput,"
-	@echo "             scaling); DEVICE=cpu rehearses; WHEELS=FOLDER takes missing packages from there; ARGS has options,"
+	@echo "make gpu     measure on GPUs, all in under 25 minutes, or only PARTS (correctness,memory,throughput,"
+	@echo "             scaling,training); DEVICE=cpu rehearses; WHEELS=FOLDER takes missing packages from there; ARGS has options,"
 	@echo "             such as --minutes 9 --only 'GPT-2 ddp': see bench/README.md"
 	@echo "make bench   measure with the programs BENCH ($(BENCH)) of bench/, and make docs/performance.md"
 

@@ -10,7 +10,7 @@ from record import MISSED, NOT_MEASURED, OURS, RESULTS, ROOT, Figure, Record, be
 
 DOCUMENT = ROOT / "docs/performance.md"
 # `make gpu` writes a JSON for each of its parts.
-GPU_PARTS = ("correctness", "ablations", "memory", "throughput", "scaling")
+GPU_PARTS = ("correctness", "memory", "throughput", "scaling", "training")
 # The files; the contender that is divided by the baseline, or "" for all figures without a unit; the words with which
 # the cases begin; and what the row compares. A GPU reading that was kept has a folder of its own.
 ROWS = (

@@ -4,6 +4,8 @@ make gpu                          # all parts, under 25 minutes
 make gpu PARTS=correctness        # one of them, under 8 minutes
 make gpu DEVICE=cpu               # the same program at small sizes on the CPU: only to see that it works
 make gpu PARTS=throughput ARGS="--minutes 9 --only 'GPT-2 ddp' --only ResNet"    # only some rows, in 9 minutes
+make gpu PARTS=throughput ARGS=--missing    # only what bench/results lacks of this kind of GPU
+make gpu PARTS=training ARGS="--minutes 9"    # trainings to their end, on files in data/
 """
 
 import argparse
@@ -26,8 +28,8 @@ PACKAGES = ("torch", "triton", "accelerate", "deepspeed", "transformers", "numpy
 
 # How the parts share the time. Without a GPU, compilation takes most of it.
 SHARES = {
-    "cuda": dict(zip(GPU_PARTS, (5, 4, 2, 5, 2), strict=True)),
-    "cpu": dict(zip(GPU_PARTS, (10, 4, 1, 3, 1), strict=True)),
+    "cuda": dict(zip(GPU_PARTS, (5, 2, 5, 2, 9), strict=True)),
+    "cpu": dict(zip(GPU_PARTS, (10, 1, 3, 1, 3), strict=True)),
 }
 
 
@@ -38,8 +40,9 @@ def chosen_parts(words: str | None, gpus: int) -> list[str]:
         ValueError: There is no part of a name.
     """
     if words is None:
-        # A rehearsal has no GPU, and rehearses all parts.
-        return [name for name in GPU_PARTS if name != "scaling" or gpus != 1]
+        # A rehearsal has no GPU, and rehearses all parts. Training takes as long as the others together.
+        left_out = {1: ("scaling", "training"), 0: ()}.get(gpus, ("training",))
+        return [name for name in GPU_PARTS if name not in left_out]
     names = list(dict.fromkeys(words.replace(",", " ").split()))
     unknown = [name for name in names if name not in GPU_PARTS]
     if unknown or not names:
@@ -75,6 +78,9 @@ def read_options() -> argparse.Namespace:
         default=[],
         help="measure only the rows whose names have all of these words; may be given several times",
     )
+    parser.add_argument(
+        "--missing", action="store_true", help="measure only the rows that bench/results/gpu lacks of this kind of GPU"
+    )
     options = parser.parse_args()
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -108,7 +114,7 @@ def main() -> None:
     gpus = options.gpus
 
     # torch and Accelerate are imported only now that the environment is set.
-    from gpu.rows import Part
+    from gpu.rows import Part, measured_before
     from largebatch.tools.local_jobs import jobs
 
     tasks = sorted(path.parent for path in (ROOT / "recipes").glob("*/config.py"))
@@ -122,10 +128,13 @@ def main() -> None:
         title += f"; only {', '.join(options.only)}" if options.only else ""
         settings = {"part": name, "device": options.device, "seconds": round(seconds), "only": options.only}
         words = ["make", "gpu", f"PARTS={name}", f"ARGS=--minutes {options.minutes:g}"]
+        words[-1] += " --missing" * options.missing
         words[-1] += "".join(f" --only {shlex.quote(each)}" for each in options.only)
         facts = take_facts(PACKAGES, gpus.description or None) | {"command": shlex.join(words)}
         record = Record("gpu", title, module.ABOUT, settings, facts)
-        module.measure(Part(record, options.out / file_name(name, options.only), seconds, options.only), gpus)
+        known = measured_before(name, gpus.name) if options.missing else ()
+        file = options.out / file_name(name, [*options.only, *(["missing"] if options.missing else [])])
+        module.measure(Part(record, file, seconds, options.only, known), gpus)
         print(f"{name}: {time.monotonic() - began:.0f} s\n", flush=True)
     print(f"written to {options.out}")
 

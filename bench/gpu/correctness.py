@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from gpu import copies
 from gpu.compiled import train_compiled
 from gpu.machine import Gpus
-from gpu.rows import ROOT, SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row
+from gpu.rows import ON_THE_CPU, ROOT, SINGLE, Deadline, Launcher, NotMeasured, Part, Result, Row
 from gpu.waits import waits_of_a_recipe
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.storage.files import read_json_lines
@@ -257,7 +257,7 @@ class Runs:
             for stop in [STEPS // 2, STEPS] if setting.resumed else [STEPS]:
                 stop_word = f"--train.stop_after_steps={stop}"
                 job = partial(train_compiled, recipe, *words, stop_word, run_dir=Path(folder, "run"))
-                self._launcher.run(deadline, setting.strategy, job, hide_gpus=on_cpu)
+                self._launcher.run(deadline, setting.strategy, job, environment=ON_THE_CPU if on_cpu else {})
             return [line["loss"] for line in read_json_lines(Path(folder, "run/metrics.jsonl"))]
 
     def _train_exactly(self, recipe: str, deadline: Deadline) -> list[Result]:

@@ -12,7 +12,7 @@ import torch
 
 from gpu.jobs import JOBS, Enough, config_of, train_job
 from gpu.machine import Gpus
-from gpu.rows import Deadline, Launcher, Part, Result, Row
+from gpu.rows import ON_THE_CPU, Deadline, Launcher, Part, Result, Row
 from largebatch.__main__ import main
 from largebatch.run import Step
 from record import Figure, resident
@@ -93,7 +93,7 @@ def compare(
     """The ratio of one case."""
     name, strategy, more = case
     words = overrides(name, more, is_small)
-    plan = launcher.run(deadline, "single", planned, name, words, launcher.world_size, hide_gpus=True)
+    plan = launcher.run(deadline, "single", planned, name, words, launcher.world_size, environment=ON_THE_CPU)
     expected = plan[strategy]
     with TemporaryDirectory() as folder:
         peak = launcher.run(deadline, strategy, peak_of, name, words, Path(folder, "run"))

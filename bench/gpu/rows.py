@@ -5,18 +5,20 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 from largebatch.tools.local_jobs.jobs import JobFailed, run_job
 from launches import accelerate_config, job_options
-from record import ROOT, Comparison, Figure, Record, tables
+from record import RESULTS, ROOT, Comparison, Figure, Record, read_record, tables
 
 SINGLE = "single"
+ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 # How long a row may take that begins just before the part's time is up, in seconds.
 GRACE = 60
@@ -61,6 +63,7 @@ class Part:
         file: Rewritten after every row. The whole text of failures is added to failures.txt beside it.
         seconds: Time after which no further row begins.
         only: Groups of words. If there are any, only rows whose names have all the words of a group are measured.
+        known: Names of rows that are not measured.
         clock: Seconds since some moment.
     """
 
@@ -70,11 +73,13 @@ class Part:
         file: Path,
         seconds: float,
         only: Sequence[str] = (),
+        known: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ):
         self.record = record
         self._file = file
         self._only = only
+        self._known = known
         self._clock = clock
         self._last_start = clock() + seconds
         self._seconds: dict[str, float] = {}
@@ -93,7 +98,7 @@ class Part:
             with ThreadPoolExecutor(at_once) as pool:
                 list(pool.map(self._measure, rows))
         if not self._seconds:
-            print(f"no row has all of these words; there are: {'; '.join(self._left_out)}", flush=True)
+            print(f"no row is chosen; there are: {'; '.join(self._left_out)}", flush=True)
         print("\n".join(tables(self.record)), flush=True)
         for remark in self.record.remarks:
             print(f"- {remark}", flush=True)
@@ -101,6 +106,7 @@ class Part:
     def _is_chosen(self, row: Row) -> bool:
         name = row.name.lower()
         is_chosen = not self._only or any(all(word in name for word in group.lower().split()) for group in self._only)
+        is_chosen = is_chosen and row.name not in self._known
         if not is_chosen:
             self._left_out.append(row.name)
         return is_chosen
@@ -129,6 +135,11 @@ class Part:
             self._save()
         print(f"{self.record.program}: {row.name}: {self._seconds[row.name]:.0f} s", file=sys.stderr, flush=True)
 
+    @property
+    def folder(self) -> Path:
+        """Where its file is."""
+        return self._file.parent
+
     def _keep(self, name: str, error: Exception) -> None:
         # A job's failure has the tracebacks and the output of its processes; that it was raised here says nothing.
         text = str(error) if isinstance(error, JobFailed) else "".join(traceback.format_exception(error))
@@ -143,6 +154,17 @@ class Part:
         partial = self._file.with_suffix(".partial")
         partial.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
         partial.replace(self._file)
+
+
+def measured_before(part: str, gpu: str) -> set[str]:
+    """The names of a part's rows that `bench/results` has of this kind of GPU."""
+    names: set[str] = set()
+    for file in (RESULTS / "gpu").rglob(f"{part}*.json"):
+        record = read_record(file)
+        if record is not None and gpu in record.facts["machine"]:
+            measured = json.loads(file.read_text(encoding="utf-8"))["seconds of each row"]
+            names |= set(measured).difference(figure.what for figure in record.figures if not figure.samples)
+    return names
 
 
 def not_measured(name: str, why: str) -> list[Result]:
@@ -196,17 +218,16 @@ class Launcher:
         strategy: str,
         function: Callable[..., Any],
         *arguments: Any,
-        hide_gpus: bool = False,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> Any:
-        """The result of the first process; on the CPU if the GPUs are hidden.
+        """The result of the first process; the variables are added to those of the launch.
 
         Raises:
             JobFailed: A process failed, or did not end in time.
             NotMeasured: The strategy's engine is not installed.
         """
         options = self.options(strategy, deadline)
-        if hide_gpus:
-            options["environment"] = options["environment"] | {"CUDA_VISIBLE_DEVICES": ""}
+        options["environment"] = {**options["environment"], **environment}
         return run_job(function, *arguments, **options)[0]
 
 

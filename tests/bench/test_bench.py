@@ -13,9 +13,9 @@ import scale
 from experiments import EXPERIMENTS
 from fuzz import TARGETS, fuzz, warm_up
 from fuzzing.cases import HELD, Case, run_case
-from gpu import correctness, memory
+from gpu import correctness, memory, training
 from gpu.__main__ import seconds_of_the_next
-from gpu.rows import GRACE, Deadline, Launcher, NotMeasured, Part, Row
+from gpu.rows import GRACE, Deadline, Launcher, NotMeasured, Part, Row, measured_before
 from largebatch.config import load_config
 from largebatch.estimate.step_time import EXPOSED_SHARE
 from largebatch.plan import resolve
@@ -41,7 +41,7 @@ def test_every_program_starts(monkeypatch, capsys):
             importlib.import_module(program).main()
         assert ended.value.code == 0, program
         assert "usage:" in capsys.readouterr().out
-    for module in ("same_run", "gpu.ablations", "gpu.memory", "gpu.scaling", "gpu.throughput"):
+    for module in ("same_run", "gpu.memory", "gpu.scaling", "gpu.throughput", "gpu.training"):
         importlib.import_module(module)
 
 
@@ -164,6 +164,25 @@ def test_every_setting_that_is_tried_on_gpus_has_a_plan():
     for setting in correctness.sample():
         words = correctness.words_of(setting, is_small=False, processes=1)
         resolve(load_config(correctness.recipe_file(setting.recipe), words), world_size=1)
+    for each in training.TRAININGS:
+        for batch in each.batches:
+            config = load_config(ROOT / "recipes" / each.recipe, each.words(batch, 1, is_small=False))
+            assert resolve(config, world_size=1).max_global_batch_size == batch
+
+
+def test_rows_that_are_missing(tmp_path, monkeypatch):
+    """One that failed is, and one of another GPU."""
+    monkeypatch.setattr("gpu.rows.RESULTS", tmp_path)
+    rows = [Row("measured", lambda _: [Figure("number", "s", [1.0])]), Row("failed", lambda _: 1 // 0)]
+    for gpu in ("H100", "H200"):
+        part = Part(Record("gpu", "T", "A", {}, take_facts((), gpu)), tmp_path / f"gpu/{gpu}/memory-a.json", 100)
+        part.measure(rows if gpu == "H200" else [Row("other", rows[0].measure)])
+    known = measured_before("memory", "H200")
+    assert known == {"measured"}
+    assert measured_before("throughput", "H200") == set()
+    part = Part(Record("gpu", "T", "A", {}, take_facts(())), tmp_path / "again.json", 100, known=known)
+    part.measure(rows)
+    assert [figure.what for figure in read_record(tmp_path / "again.json").figures] == ["failed"]
 
 
 @pytest.mark.slow
