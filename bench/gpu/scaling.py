@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -12,7 +13,6 @@ import torch
 from gpu.jobs import JOBS, config_of, train_job, units_of_step
 from gpu.machine import Gpus
 from gpu.rows import Deadline, Launcher, NotMeasured, Part, Result, Row
-from gpu.turns import timed
 from paired import TurnClock, contender, start_job
 from record import Figure
 
@@ -42,11 +42,17 @@ def all_reduce(num_bytes: int) -> float:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
+    synchronise = torch.cuda.synchronize if on_gpu else bool
     torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
     tensor = torch.ones(num_bytes // 4, device=device)
     step = partial(torch.distributed.all_reduce, tensor)
-    timed(step, 3)
-    seconds, _ = timed(step, 10)
+    for calls in (3, 10):
+        synchronise()
+        started = time.perf_counter()
+        for _ in range(calls):
+            step()
+        synchronise()
+    seconds = (time.perf_counter() - started) / calls
     torch.distributed.destroy_process_group()
     return 2 * (world_size - 1) / world_size * num_bytes / seconds
 

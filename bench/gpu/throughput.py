@@ -1,4 +1,4 @@
-"""Throughput: three models under several strategies, beside a bare compiled loop and Transformers' `Trainer`."""
+"""Throughput: four models under several strategies, beside a bare compiled loop and Transformers' `Trainer`."""
 
 import sys
 import tempfile
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-from gpu.ceilings import ceilings
 from gpu.jobs import JOBS, NUM_SAMPLES, Job, config_of, train_job, units_of_step
 from gpu.kernels import KernelClock, longest_kernels
 from gpu.machine import Gpus
@@ -24,12 +23,12 @@ from record import OURS, Comparison, Figure
 
 TITLE = "Throughput on one GPU"
 ABOUT = """Time of an optimizer step on one GPU with one process: GPT-2 124M on 1,024 tokens, a Llama of 1.3 billion
-parameters on 2,048, and ResNet-50 on 224 pixels, with generated samples, bf16 autocast, fp32 weights, `torch.compile`,
-scaled dot-product attention and fused optimizers. `bare` is a compiled loop without a wrapper, `trainer` is
-Transformers' `Trainer` (`bench/peers/throughput`), and `ours` is the shipped `train.py` with `--compute.compile=on`.
-Both of a pair stay alive and take turns of some steps. The targets are at most 1.01 times the bare loop on DDP, 1.03
-times on FSDP2 and ZeRO, and the throughputs below on an H200. MFU is by the formula and the data sheets of
-`largebatch.model.flops`. The longest kernels of a step are of turns of their own, under torch's profiler."""
+parameters on 2,048, and ResNet-50 and ViT-S/16 on 224 pixels, with generated samples, bf16 autocast, fp32 weights,
+`torch.compile`, scaled dot-product attention and fused optimizers. `bare` is a compiled loop without a wrapper,
+`trainer` is Transformers' `Trainer` (`bench/peers/throughput`), and `ours` is the shipped `train.py` with
+`--compute.compile=on`. Both of a pair stay alive and take turns of some steps. The targets are at most 1.01 times the
+bare loop on DDP, 1.03 times on FSDP2 and ZeRO, and the throughputs below on an H200. MFU is by the formula and the data
+sheets of `largebatch.model.flops`. The longest kernels of a step are of turns of their own, under torch's profiler."""
 
 BARE = "bare"
 TRAINER = "trainer"
@@ -39,9 +38,11 @@ CASES = (
     ("gpt2_124m", ("ddp",)),
     ("llama_1b", ("ddp",)),
     ("resnet50", ("ddp",)),
+    ("vit_s16", ("ddp",)),
     ("llama_1b", ("fsdp",)),
     ("gpt2_124m", ("fsdp", "zero1", TRAINER)),
     ("resnet50", (TRAINER,)),
+    ("vit_s16", ("fsdp", TRAINER)),
     ("gpt2_124m", ("zero2", "zero3")),
 )
 
@@ -80,16 +81,15 @@ def peer(connections: Sequence[Connection], kind: str, name: str, is_small: bool
     is_image = JOBS[name].unit == "images"
     if is_image:
         samples = Images(NUM_SAMPLES, config.data.image_size, config.data.num_classes)
-        fields = ("momentum", "nesterov", "weight_decay")
     else:
         samples = Tokens(NUM_SAMPLES, config.data.block_size, config.model.vocab_size)
-        fields = ("betas", "eps", "weight_decay")
+    own = ("momentum", "nesterov") if config.optimizer.name == "sgd" else ("betas", "eps")
     job = PeerJob(
         model=import_from(JOBS[name].path.parent, "model").build_model(config),
         samples=samples,
         micro_batch_size=config.batch.micro_batch_size,
         accumulation=config.batch.global_batch_size // config.batch.micro_batch_size,
-        optimizer={field: getattr(config.optimizer, field) for field in fields},
+        optimizer={field: getattr(config.optimizer, field) for field in (*own, "weight_decay")},
         clip_norm=config.optimizer.clip_norm,
         compile_backend="eager" if is_small else "inductor",
         is_image=is_image,
@@ -196,10 +196,9 @@ def title_of(name: str, kind: str) -> str:
 
 
 def rows(gpus: Gpus) -> Iterator[Row]:
-    """The machine, then the pairs; a bare loop ends with the last row of its line, its partner with its own rows."""
+    """The pairs; a bare loop ends with the last row of its line, its partner with its own rows."""
     is_small = gpus.count == 0
     launcher = Launcher(1, [*LIMITS])
-    yield Row("ceilings of the GPU", lambda deadline: launcher.run(deadline, SINGLE, ceilings, is_small))
     for name, kinds in CASES:
         with ExitStack() as stack:
             baseline = Shared(name, BARE, is_small, launcher, stack)

@@ -1,12 +1,10 @@
 """Trainings to their end, which share the GPU: CIFAR-10 at three batch sizes, and Tiny Shakespeare at two."""
 
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gpu.jobs import Job
 from gpu.machine import Gpus
 from gpu.rows import Deadline, Launcher, NotMeasured, Part, Result, Row
 from largebatch.errors import RunStopped
@@ -20,136 +18,99 @@ ABOUT = """`resnet_cifar10` for 30 epochs in bf16, with cosine decay and a linea
 `gpt_shakespeare_10m` with a rate scaled by the square root; `bench/results/gpu_training` has an earlier reading of
 both. They share the GPU, so their times say nothing."""
 
-DATA = ROOT / "data"
+SEEDS = 3
+MICRO_BATCH_SIZE = 128
+# How much smaller the batches of a rehearsal are.
+SMALLER = 64
 # How long before its row must end a training stops and saves, in seconds.
 MARGIN = 30
-
-
-@dataclass(frozen=True)
-class Training:
-    """A recipe at several batch sizes.
-
-    Args:
-        title: For people.
-        recipe: Relative to recipes/.
-        files: Of training and evaluation, relative to `DATA`.
-        batches: The strategy of each.
-        seeds: How many.
-        micro_batch_size: At most.
-        metric: Of the evaluations.
-        overrides: Of the recipe.
-        small: Further ones that make it small enough for a CPU, on which batches are 64 times smaller.
-    """
-
-    title: str
-    recipe: str
-    files: tuple[str, str]
-    batches: dict[int, str]
-    seeds: int
-    micro_batch_size: int
-    metric: str
-    overrides: tuple[str, ...]
-    small: tuple[str, ...]
-
-    def words(self, batch: int, seed: int, is_small: bool) -> list[str]:
-        """The overrides of a run."""
-        size = batch // 64 if is_small else batch
-        files = dict(zip(("train", "eval"), (str(DATA / file) for file in self.files), strict=True))
-        words = [
-            f"--seed={seed}",
-            f"--batch.global_batch_size={size}",
-            f"--batch.micro_batch_size={min(size, self.micro_batch_size)}",
-            f"--data.data_files={json.dumps(files)}",
-            "--data.num_workers=1",
-            "--checkpoint.every=null",
-            "--logging.trackers=[]",
-            f"--faults.time_limit_margin_seconds={MARGIN}",
-            *self.overrides,
-        ]
-        shortened = ('--train.duration={"steps": 2}', "--learning_rate.warmup=null")
-        return [*words, *self.small, *shortened] if is_small else words
-
-
-TRAININGS = (
-    Training(
-        "CIFAR-10",
-        "image_classification/resnet_cifar10.json",
-        ("cifar10/train.parquet", "cifar10/test.parquet"),
-        {128: "ddp", 1024: "zero1", 4096: "ddp"},
-        3,
-        128,
-        "accuracy",
-        (
-            "--precision=bf16",
-            '--learning_rate.decay={"name": "cosine"}',
-            '--train.duration={"epochs": 30}',
-            "--data.path=parquet",
-            "--data.image_column=image",
-            "--data.eval_split=validation",
-        ),
-        (
-            "--model.hidden_sizes=[8]",
-            "--model.depths=[1]",
-            "--model.embedding_size=8",
-            "--data.eval_split=validation[:16]",
-            "--data.num_eval_samples=16",
-        ),
+DATA = ROOT / "data"
+COMMON = (
+    "--data.num_workers=1",
+    "--checkpoint.every=null",
+    "--logging.trackers=[]",
+    f"--faults.time_limit_margin_seconds={MARGIN}",
+)
+REHEARSED = ('--train.duration={"steps": 2}', "--learning_rate.warmup=null")
+CIFAR10 = Job(
+    "CIFAR-10",
+    "image_classification/resnet_cifar10.json",
+    (
+        "--precision=bf16",
+        '--learning_rate.decay={"name": "cosine"}',
+        '--train.duration={"epochs": 30}',
+        "--data.path=parquet",
+        f'--data.data_files={{"train": "{DATA}/cifar10/train.parquet", "eval": "{DATA}/cifar10/test.parquet"}}',
+        "--data.eval_split=validation",
+        "--data.image_column=image",
     ),
-    Training(
-        "Tiny Shakespeare",
-        "causal_lm/gpt_shakespeare_10m.json",
-        ("shakespeare/input.txt", "shakespeare/input.txt"),
-        {64: "ddp", 512: "fsdp"},
-        2,
-        256,
-        "loss",
-        (),
-        ("--model.hidden_size=32", "--model.num_layers=2", "--model.num_heads=2"),
+    (
+        "--data.eval_split=validation[:16]",
+        "--data.num_eval_samples=16",
+        "--model.hidden_sizes=[8]",
+        "--model.depths=[1]",
+        "--model.embedding_size=8",
     ),
+    "accuracy",
+)
+SHAKESPEARE = Job(
+    "Tiny Shakespeare",
+    "causal_lm/gpt_shakespeare_10m.json",
+    (f'--data.data_files={{"train": "{DATA}/shakespeare/input.txt", "eval": "{DATA}/shakespeare/input.txt"}}',),
+    ("--model.hidden_size=32", "--model.num_layers=2", "--model.num_heads=2"),
+    "loss",
+)
+CASES = (
+    (CIFAR10, 128, "ddp"),
+    (CIFAR10, 1024, "zero1"),
+    (CIFAR10, 4096, "ddp"),
+    (SHAKESPEARE, 64, "ddp"),
+    (SHAKESPEARE, 512, "fsdp"),
 )
 
 
-def result(
-    training: Training, batch: int, seed: int, launcher: Launcher, folder: Path, is_small: bool, deadline: Deadline
-) -> list[Result]:
-    """One row: a training, or what an earlier call has left of it."""
-    for file in training.files:
-        if not (DATA / file).is_file():
-            raise NotMeasured(f"data/{file} is missing")
-    name = name_of(training, batch, seed)
+def words_of(job: Job, batch: int, seed: int, is_small: bool) -> list[str]:
+    """The overrides of a run."""
+    size = batch // SMALLER if is_small else batch
+    words = [
+        f"--seed={seed}",
+        f"--batch.global_batch_size={size}",
+        f"--batch.micro_batch_size={min(size, MICRO_BATCH_SIZE)}",
+        *COMMON,
+        *job.overrides,
+    ]
+    return [*words, *job.small, *REHEARSED] if is_small else words
+
+
+def row_of(job: Job, batch: int, strategy: str, seed: int, launcher: Launcher, folder: Path, small: bool) -> Row:
+    """A training, or what an earlier call has left of it."""
+    name = f"{job.title}, {batch}, {strategy}, seed {seed}"
     run = RunFolder(folder / name.replace(", ", "-").replace(" ", "_"))
-    words = training.words(batch, seed, is_small)
-    ends = {"LARGEBATCH_JOB_END_TIME": str(int(time.time() + deadline.seconds_left))}
-    recipe = ROOT / "recipes" / training.recipe
-    job = partial(train, recipe, *words, run_dir=run.path)
-    try:
-        launcher.run(deadline, training.batches[batch], job, environment=ends)
-    except JobFailed as failed:
-        if failed.exit_code != RunStopped.exit_code:
-            raise
-        raise NotMeasured(f"its time was up after step {run.checkpoint_step()}; the same command goes on") from failed
-    values = [each[training.metric] for each in run.evaluations()]
-    results: list[Result] = [Figure(f"{name}: {training.metric} at the end", training.metric, values[-1:])]
-    if training.metric == "loss":
-        results.append(Figure(f"{name}: lowest loss", "loss", [min(values)]))
-    return results
+    training = partial(train, job.path, *words_of(job, batch, seed, small), run_dir=run.path)
 
+    def measure_it(deadline: Deadline) -> list[Result]:
+        ends = {"LARGEBATCH_JOB_END_TIME": str(int(time.time() + deadline.seconds_left))}
+        try:
+            launcher.run(deadline, strategy, training, environment=ends)
+        except JobFailed as failed:
+            if failed.exit_code != RunStopped.exit_code:
+                raise
+            step = run.checkpoint_step()
+            raise NotMeasured(f"its time was up after step {step}; the same command goes on") from failed
+        values = [each[job.unit] for each in run.evaluations()]
+        results: list[Result] = [Figure(f"{name}: {job.unit} at the end", job.unit, values[-1:])]
+        if job.unit == "loss":
+            results.append(Figure(f"{name}: lowest loss", job.unit, [min(values)]))
+        return results
 
-def name_of(training: Training, batch: int, seed: int) -> str:
-    """A run for people."""
-    return f"{training.title}, {batch}, {training.batches[batch]}, seed {seed}"
-
-
-def rows(folder: Path, is_small: bool) -> Iterator[Row]:
-    """The first seed of everything, then the others."""
-    launcher = Launcher(1, ("ddp", "fsdp", "zero1"))
-    for seed in range(max(training.seeds for training in TRAININGS)):
-        for training in TRAININGS:
-            for batch in training.batches if seed < training.seeds else ():
-                measure_it = partial(result, training, batch, seed, launcher, folder, is_small)
-                yield Row(name_of(training, batch, seed), measure_it)
+    return Row(name, measure_it)
 
 
 def measure(part: Part, gpus: Gpus) -> None:
-    """Measure all rows, at once on a GPU."""
-    part.measure(rows(part.folder / "runs", gpus.count == 0), at_once=2 if gpus.count == 0 else 16)
+    """Measure all rows, at once on a GPU; the first seed of everything first."""
+    is_small = gpus.count == 0
+    launcher = Launcher(1, ("ddp", "fsdp", "zero1"))
+    part.measure(
+        [row_of(*case, seed, launcher, part.folder / "runs", is_small) for seed in range(SEEDS) for case in CASES],
+        at_once=2 if is_small else SEEDS * len(CASES),
+    )

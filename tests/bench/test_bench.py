@@ -164,10 +164,9 @@ def test_every_setting_that_is_tried_on_gpus_has_a_plan():
     for setting in correctness.sample():
         words = correctness.words_of(setting, is_small=False, processes=1)
         resolve(load_config(correctness.recipe_file(setting.recipe), words), world_size=1)
-    for each in training.TRAININGS:
-        for batch in each.batches:
-            config = load_config(ROOT / "recipes" / each.recipe, each.words(batch, 1, is_small=False))
-            assert resolve(config, world_size=1).max_global_batch_size == batch
+    for job, batch, _ in training.CASES:
+        config = load_config(job.path, training.words_of(job, batch, 1, is_small=False))
+        assert resolve(config, world_size=1).max_global_batch_size == batch
 
 
 def test_rows_that_are_missing(tmp_path, monkeypatch):
