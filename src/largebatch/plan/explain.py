@@ -215,7 +215,7 @@ def _optimizer(plan: RunPlan) -> list[str]:
         lines.append(f"{group.parameters}: {group.lr_factor:g} x the learning rate")
     if optimizer.ema_half_life is not None:
         of_step = float(plan.half_lives_in(1))
-        decay = f"{1 / of_step:,.4g} steps, a decay of {0.5**of_step:.6g} per step"
+        decay = f"{counted(1 / of_step, 'step', ',.4g')}, a decay of {0.5**of_step:.6g} per step"
         at_first = " at the first batch size" if len(plan.timeline.phases) > 1 else ""
         lines.append(f"moving average of the weights: half-life {optimizer.ema_half_life.length} = {decay}{at_first}")
     clip_norm = optimizer.clip_norm

@@ -109,14 +109,14 @@ def test_gpus_are_compared_and_must_be_free(tmp_path):
     assert report.versions["the GPUs"] == "H100, A100"
     assert report.versions["NCCL"] == "(2, 27, 3)"
     assert report.findings == {"GPU 1 has 39.0 of 80.0 GiB free: another process is using it": Severity.BAD_NODE}
-    assert list(check_node(a_node(tmp_path, gpus=3)).findings) == ["2 GPUs are visible, and the job was given 3"]
+    assert list(check_node(a_node(tmp_path, gpus=3)).findings) == ["2 GPUs visible, and the job was given 3"]
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_gpus_that_nobody_asked_for(tmp_path):
     [(said, severity)] = check_node(a_node(tmp_path)).findings.items()
     assert severity == Severity.REFUSED
-    assert said.startswith("there are 2 GPUs, and the job asked for none")
+    assert said.startswith("2 GPUs visible, and the job asked for none")
     assert "LARGEBATCH_PROCESSES_PER_NODE=2" in said
 
 

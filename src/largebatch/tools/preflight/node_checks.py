@@ -15,6 +15,7 @@ from largebatch.config import task_of
 from largebatch.errors import reason_of
 from largebatch.system.installed import installed_versions
 from largebatch.tools.preflight.reports import Node, Report, Severity
+from largebatch.words import counted
 
 FREE_SHARE_OF_GPU = 0.9
 SECONDS_TO_CONNECT = 30.0
@@ -69,7 +70,7 @@ def _unwanted_gpus(gpus: int) -> Iterator[str]:
     found = torch.cuda.device_count()
     if found and not gpus:
         yield (
-            f"there are {found} GPUs, and the job asked for none: ask for them, or set "
+            f"{counted(found, 'GPU')} visible, and the job asked for none: ask for them, or set "
             f"LARGEBATCH_PROCESSES_PER_NODE={found} if this site does not manage them; to train on CPUs, set "
             "CUDA_VISIBLE_DEVICES to an empty value"
         )
@@ -87,7 +88,7 @@ def _gpu_problems(gpus: int) -> Iterator[str]:
         return
     found = torch.cuda.device_count()
     if found < gpus:
-        yield f"{found} GPUs are visible, and the job was given {gpus}"
+        yield f"{counted(found, 'GPU')} visible, and the job was given {gpus}"
         return
     for index in range(gpus):
         try:
