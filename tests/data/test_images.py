@@ -7,6 +7,7 @@ import os
 from functools import partial
 from itertools import product
 
+import datasets
 import numpy as np
 import pyarrow
 import pytest
@@ -264,6 +265,31 @@ def test_preparing_names_classes_and_files_that_are_no_images(tmp_path, capsys):
     words = ["--data.data_files=null", f"--data.path={tmp_path}"]
     image_sources(hub_config("unused", *words), Preparation(allowed="everything"))
     assert capsys.readouterr().out == "4 files that nothing reads: .heic\n2 classes of data.num_classes 3: 0 10, 1 2\n"
+
+
+def test_images_that_are_not_read_are_named(tmp_path, capsys):
+    """Those that a table does not list, and folders that are links."""
+    for split, name in product(("train", "val"), "abc"):
+        picture_at(tmp_path / split / f"{name}.png")
+    for split in ("train", "val"):
+        (tmp_path / split / "metadata.csv").write_text("file_name,label\na.png,1\nb.png,0\n")
+    picture_at(tmp_path / "elsewhere/d.png")
+    (tmp_path / "train/more").symlink_to(tmp_path / "elsewhere")
+    words = ["--data.data_files=null", f"--data.path={tmp_path}"]
+    image_sources(hub_config("unused", *words), Preparation(allowed="everything"))
+    said = capsys.readouterr().out
+    assert "2 images that nothing reads: the metadata does not list all\n" in said
+    assert f"a link to a folder that nothing reads: {tmp_path}/train/more; name its files in data.data_files\n" in said
+
+
+def test_classes_are_numbered_alike_in_all_files(tmp_path):
+    for split, names in (("train", ["bird", "cat", "dog"]), ("val", ["cat", "dog"])):
+        kind = datasets.Features({"image": datasets.Value("binary"), "label": datasets.ClassLabel(names=names)})
+        rows = {"image": [b"1", b"2"], "label": [0, 1]}
+        datasets.Dataset.from_dict(rows, kind).to_parquet(tmp_path / f"{split}.parquet")
+    files = json.dumps({"train": f"{tmp_path}/train.parquet", "eval": f"{tmp_path}/val.parquet"})
+    with pytest.raises(DataError, match=r"the classes of 'label' are .* in .*; number them alike in all files"):
+        image_sources(hub_config("unused", f"--data.data_files={files}"))
 
 
 def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):

@@ -134,9 +134,21 @@ def test_line_breaks_in_a_tsv(tmp_path):
     (tmp_path / "rows.tsv").write_text('q\ta\tcode\n"1\t\n"\t"2\n"\t"\tx\n"\n')
     uses = {"q": Use("prompt"), "a": Use("answer")}
     assert rows_of(tmp_path / "rows.tsv", "csv", uses) == [{"q": "1\t\n", "a": "2\n"}]
-    (tmp_path / "lost.tsv").write_text('q\ta\tcode\n1\t2\t"foo\n3\t4\tbar"\n')
-    with pytest.raises(DataError, match=r"lost\.tsv cannot be read: line 3: a cell in quotes has tabs"):
-        rows_of(tmp_path / "lost.tsv", "csv", uses)
+    for end in "\n\r":
+        (tmp_path / "lost.tsv").write_text(end.join(["q\ta\tcode", '1\t2\t"foo', '3\t4\tbar"', ""]), newline="")
+        with pytest.raises(DataError, match=r"lost\.tsv cannot be read: line 3: a cell in quotes has tabs"):
+            rows_of(tmp_path / "lost.tsv", "csv", uses)
+
+
+def test_a_heading_of_two_lines(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b'"two\nlines";q\r\n1;2\r\n')
+    assert rows_of(tmp_path / "rows.csv", "csv", {"q": Use("prompt")}) == [{"q": "2"}]
+
+
+@pytest.mark.parametrize("first", ["sep=;\n", "\n", ""])
+def test_one_column(first, tmp_path):
+    (tmp_path / "rows.csv").write_text(f"{first}q\n1;2\n")
+    assert rows_of(tmp_path / "rows.csv", "csv", {"q": Use("prompt")}) == [{"q": "1;2"}]
 
 
 def test_columns_of_one_name_that_nothing_reads(tmp_path):

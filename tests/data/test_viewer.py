@@ -216,3 +216,14 @@ def test_damaged_exif_and_an_orientation_in_xmp():
         (as_png(COLORS, pnginfo=xmp), COLORS[::-1, ::-1]),
     ):
         assert np.array_equal(seen(encoded), expected)
+
+
+@pytest.mark.parametrize("tag", [None, 1, 6])
+def test_a_tag_of_a_tiff_goes_before_its_xmp(tag):
+    """As programs leave it that turn the pixels."""
+    tags = {700: b'<rdf:Description tiff:Orientation="3"/>'} | ({} if tag is None else {274: tag})
+    encoded = io.BytesIO()
+    Image.fromarray(COLORS).save(encoded, "TIFF", tiffinfo=tags)
+    shown = np.asarray(ImageOps.exif_transpose(Image.open(encoded)))
+    assert np.array_equal(shown, {None: COLORS[::-1, ::-1], 1: COLORS, 6: np.rot90(COLORS, -1)}[tag])
+    assert np.array_equal(seen(encoded.getvalue()), shown)

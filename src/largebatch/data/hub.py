@@ -144,10 +144,18 @@ def _name_unread(
     if not config.data_files:
         # Of a folder, `datasets` takes the files of one kind, some only if it knows their names.
         folder = Path(config.path).expanduser().absolute()
-        inside = folder.rglob("[!.]*.*")
+        inside = list(folder.rglob("[!._]*"))
+        for link in inside:
+            if link.is_symlink() and link.is_dir():
+                print(f"a link to a folder that nothing reads: {link}; name its files in data.data_files")
         present = [file for file in inside if "/." not in f"/{file.relative_to(folder)}" and file.name != "README.md"]
     if builder.name == "imagefolder":
-        listed = [file for file in listed if file.suffix.lower() in builder.EXTENSIONS or file.stem == "metadata"]
+        images = [file for file in listed if file.suffix.lower() in builder.EXTENSIONS]
+        listed = [*images, *(file for file in listed if file.stem == "metadata")]
+        # A zip adds rows.
+        left_out = len(images) - sum(split.num_examples for split in builder.info.splits.values())
+        if left_out > 0:
+            print(f"{counted(left_out, 'image')} that nothing reads: the metadata does not list all")
     read = set(listed)
     others = Counter(file.suffix.lower() for file in present if file not in read and file.is_file())
     for suffix, count in others.items():

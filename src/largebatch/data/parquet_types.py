@@ -1,5 +1,6 @@
 """The types of columns in Parquet files, which must be the same in all of them: `datasets` would cast them."""
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,11 +14,20 @@ from largebatch.errors import DataError
 def check_types(files: Iterable[Path], uses: Uses) -> None:
     """Raise DataError if a used column is missing in a file, or has values of another type than in another one.
 
-    `datasets` casts each file to the types of the first one: the text `007` would be read as 7, and 7 as `7.0`.
+    `datasets` casts each file to the types of the first one: the text `007` would be read as 7, and 7 as `7.0`. It also
+    takes the first one's names of classes, so columns of other names for the same numbers are refused.
     """
     first: dict[str, tuple[str, Path]] = {}
+    classes: dict[str, tuple[list[str], Path]] = {}
     for file in files:
         schema = pq.read_schema(file)
+        for name, names in _classes(schema).items():
+            numbered, other = classes.setdefault(name, (names, file))
+            if names != numbered:
+                raise DataError(
+                    f"data.path: the classes of {name!r} are {', '.join(names)} in {file}, and {', '.join(numbered)} "
+                    f"in {other}; number them alike in all files"
+                )
         for name, use in uses.items():
             if name in schema.names:
                 for part, kind in _values(name, schema.field(name).type):
@@ -30,6 +40,17 @@ def check_types(files: Iterable[Path], uses: Uses) -> None:
                         )
             elif not use.is_optional:
                 raise no_column(name, use.field, schema.names, file)
+
+
+def _classes(schema: pa.Schema) -> dict[str, list[str]]:
+    """The names of numbered classes by column, which `datasets` writes into its files."""
+    about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = about.get("info", {}).get("features") or {}
+    return {
+        name: kind["names"]
+        for name, kind in features.items()
+        if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"
+    }
 
 
 def _values(name: str, kind: pa.DataType) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ lists and objects as their JSON. Errors name the file and the line.
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -119,13 +120,16 @@ def with_exact_text(builder: datasets.DatasetBuilder, uses: Uses) -> datasets.Da
 def _separator_of(file: str, uses: Uses) -> str:
     """The separator with which the header of a CSV has the columns that it must have; a comma if there is none."""
     needed = {name for name, use in uses.items() if not use.is_optional}
-    with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace", newline="") as text:
-        # A line "sep=;" above the header names the separator to Excel.
-        header = next((line for line in text if not line.startswith("sep=")), "")
     for separator in SEPARATORS:
-        if needed <= {*next(csv.reader([header], delimiter=separator))}:
-            return separator
+        with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace", newline="") as text:
+            if needed <= {*_header(csv.reader(text, delimiter=separator))}:
+                return separator
     return ","
+
+
+def _header(reader: Iterator[list[str]]) -> list[str]:
+    """The first row of a CSV; a line "sep=;" above it names the separator to Excel."""
+    return next((cells for cells in reader if cells and not cells[0].startswith("sep=")), [])
 
 
 def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
@@ -170,7 +174,7 @@ def _csv_rows(file: IO[bytes], config: TextRowsConfig) -> Iterator[tuple[int, Ro
     separator = config.separator
     reader = csv.reader(text, delimiter=separator, strict=True)
     try:
-        names = next((cells for cells in reader if cells[:1] != ["sep="]), [])
+        names = _header(reader)
         # Spreadsheets leave columns without a name.
         _check_names(names, config.uses)
         for cells in reader:
@@ -182,7 +186,9 @@ def _csv_rows(file: IO[bytes], config: TextRowsConfig) -> Iterator[tuple[int, Ro
                 )
             if cells:
                 # In a TSV, a quote that is only text takes all rows up to the next one into its cell.
-                may_hold_rows = [cell for cell in cells if "\n" in cell and cell.count("\t") >= len(names) - 1]
+                may_hold_rows = [
+                    cell for cell in cells if re.search("[\r\n]", cell) and cell.count("\t") >= len(names) - 1
+                ]
                 if separator == "\t" and may_hold_rows:
                     raise ValueError(
                         "a cell in quotes has tabs and line breaks, as rows have; write a CSV or JSON lines"

@@ -33,7 +33,11 @@ def opaque(image: Image.Image) -> Image.Image:
             f"what is black, white or transparent in this {image.format} of mode {image.mode} cannot be told; save it "
             "as a PNG of 8 or 16 bits, with an alpha channel where it is transparent"
         )
+    # Loading turns it as its tag says, which a crop does not have.
+    is_turned = image.format == "TIFF" and Base.Orientation in image.tag_v2
     image.load()
+    if is_turned:
+        image.info.pop("xmp", None)
     if gray:
         # 0 to 65,535 as 0 to 255, rounded.
         return image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
