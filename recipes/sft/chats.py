@@ -167,10 +167,14 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
     # `datasets` fills keys that only other rows have with null, which templates would write as text.
     apart = (layout.role, layout.content)
     message = {key: item for key, item in value.items() if item is not None and key not in apart}
+    if message.get("role", role) not in (role, named):
+        raise UnusableConversation(f"{where} has {layout.role} and another role in role; keep one of them")
     message["role"] = role
     if (message.get("content") or content) != content:
         raise UnusableConversation(f"{where} has {layout.content} and another text in content; keep one of them")
     if role == "function_call":
+        if message.get("tool_calls"):
+            raise UnusableConversation(f"{where} is a function_call and has tool_calls; keep one of them")
         calls = _calls(where, _from_json(f"the {layout.content} of {where}", content))
         functions = [{"type": "function"} | (call if "function" in call else {"function": call}) for call in calls]
         return message | {"role": "assistant", "tool_calls": functions}

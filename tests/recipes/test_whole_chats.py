@@ -141,6 +141,22 @@ def test_a_message_has_one_text(tmp_path):
     assert "message 0 has text and another text in content" in problem
 
 
+def test_a_message_has_one_role_and_one_call(tmp_path):
+    say = {"from": "gpt", "value": "Good."}
+    call = {"from": "function_call", "value": '{"name": "f"}'}
+    turns = [[{"from": "human", "value": "Hello", "role": role}, say] for role in (None, "human", "user", "system")] + [
+        [{"from": "human", "value": "Hello"}, call | {"tool_calls": CALL["tool_calls"]}]
+    ]
+    layout = {"column": "conversations", "role": "from", "content": "value"}
+    roles = {"human": "user", "gpt": "assistant"}
+    (*same, system, twice) = encoder(tmp_path, template("qwen"), **layout, roles=roles)({"conversations": turns})[
+        "problem"
+    ]
+    assert same == ["", "", ""]
+    assert "message 0 has from and another role in role; keep one of them" in system
+    assert "message 1 is a function_call and has tool_calls; keep one of them" in twice
+
+
 def test_the_column_of_the_system_comes_first(tmp_path):
     system = {"role": "system", "content": "Use tools."}
     tokens = encoder(tmp_path, MARKED)({"messages": [[system, ASK, SAY]]})["input_ids"]
