@@ -19,6 +19,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import jobs
 from paths import ROOT
 
+# What somebody's shell, a git hook or `make` has set is not for the repositories, servers and commands of tests.
+for _name in list(os.environ):
+    if _name.startswith("GIT_") or _name in ("MAKEFLAGS", "STRATEGY", "CONFIG"):
+        del os.environ[_name]
+for _name in ("NO_PROXY", "no_proxy"):
+    os.environ[_name] = f"{os.environ.get(_name, '')},127.0.0.1".lstrip(",")
+os.umask(0o022)
+
 
 def pytest_collection_modifyitems(items):
     """Order files for workers that take one at a time: those with most slow tests first, and the cluster's among them.
@@ -37,6 +45,8 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_setup(item):
     """A job is slow: a test that is not marked so may not start one, or `make check` would no longer be quick."""
     jobs.allowed = item.get_closest_marker("slow") is not None
+    if item.get_closest_marker("root") and os.geteuid():
+        pytest.skip("it needs root")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Small file systems that can be filled up; mounting one needs root, and a test fails where it is not possible."""
+"""Small file systems that can be filled up; mounting one needs root."""
 
 import errno
 import shutil

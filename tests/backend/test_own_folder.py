@@ -8,7 +8,9 @@ import pytest
 from largebatch.backend.start import _own_folder
 
 
-@pytest.mark.parametrize("kind", ["none", "own", "a link", "of another user", "open to others"])
+@pytest.mark.parametrize(
+    "kind", ["none", "own", "a link", pytest.param("of another user", marks=pytest.mark.root), "open to others"]
+)
 def test_a_folder_of_another_user_is_not_used(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     there = tmp_path / f"largebatch_{os.getuid()}"

@@ -163,6 +163,7 @@ def test_a_process_ends_though_it_is_still_loading():
     assert (result.returncode, result.stdout) == (0, "10\n"), result.stderr
 
 
+@pytest.mark.root
 def test_too_little_shared_memory_is_an_error_and_no_wait():
     code = """if True:
         import numpy, torch

@@ -9,7 +9,7 @@ from jobs import run_job, train
 from paths import PYDOC
 from resuming import TINY_GPT, assert_bit_for_bit, events, run_interrupted
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 WORDS = (*TINY_GPT, '--checkpoint.every={"steps": 2}', "--train.stop_after_steps=14")
 

@@ -8,6 +8,8 @@ from disks import fill, small_disk
 from largebatch.run.record.journal import Journal
 from largebatch.storage.attempts import claim
 
+pytestmark = pytest.mark.root
+
 
 @pytest.fixture
 def disk(tmp_path):

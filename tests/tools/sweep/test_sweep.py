@@ -86,6 +86,7 @@ def test_it_is_stopped_and_continued_and_trains_nothing_twice(tmp_path, monkeypa
     assert (begun["strategy"], begun["world_size"], ended["event"]) == ("ddp", 2, "finished")
 
 
+@pytest.mark.root
 def test_a_full_disk_ends_it_like_a_run_alone(tmp_path, capsys):
     """Before a run can log anything, and when one cannot be finished; the same command goes on when there is room."""
     with small_disk(tmp_path / "disk", megabytes=4) as disk:

@@ -119,6 +119,8 @@ class Then:
     def _last_line_of(self, command: list[str]) -> bytes:
         """Run a command, and return the last line that it prints."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(JOB_VARIABLES)}
+        # A Python program would print what it has kept in its buffer after its error, which comes last.
+        environment["PYTHONUNBUFFERED"] = "1"
         output = b""
         with subprocess.Popen(
             command,
