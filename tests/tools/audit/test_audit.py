@@ -171,8 +171,8 @@ OTHERS = {
                 "(Subset(data, range(dist.get_rank(), len(data), dist.get_world_size())), micro_batch_size)",
             )
         ],
-        "^if 3 samples are left at the end, training fails: W = 2, A = 2: rank 0: .* others had returned: all "
-        "processes must make the same calls; drop them",
+        "^if 3 samples are left at the end of an epoch, training fails: W = 2, A = 2: rank 0: .* others had returned: "
+        "all processes must make the same calls; drop them",
     ),
     "divided by the optimizer": (
         [

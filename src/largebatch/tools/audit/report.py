@@ -122,7 +122,7 @@ def _given(options: argparse.Namespace) -> tuple[Loop, list[Layout]]:
 def _short_batch(whole: Reference, layouts: Collection[Layout], wrong: list[str]) -> Iterator[str]:
     """What the last step of an epoch gets, if an odd number of samples is left; `wrong` gets where it fails."""
     size = whole.loop.batch_size // 2 + 1
-    left = f"if {counted(size, 'sample')} are left at the end"
+    left = f"if {counted(size, 'sample')} are left at the end of an epoch"
     forward, reverse = (whole.loop.call(ALONE, indices)[0] for indices in (range(size), range(size)[::-1]))
     if not forward.gradients:
         yield f"{left}, they make no step"
@@ -138,7 +138,7 @@ def _short_batch(whole: Reference, layouts: Collection[Layout], wrong: list[str]
     if others := "; ".join(f"{layout}: {each.said}" for layout, each in found.items() if each.kind != "same"):
         yield (
             f"{left}, unlike in one process: {others} (processes or micro-batches of fewer samples weigh as much as "
-            "the others, or samples are repeated or dropped)"
+            "the others, or samples are repeated or dropped); drop_last of a DataLoader leaves them out"
         )
 
 
