@@ -97,6 +97,8 @@ def test_a_rule_that_holds_and_one_whose_rate_diverges(tmp_path):
         f"best{END}, as the rule predicts",
     ]
     assert found["base_lr=0.2 global_batch_size=256"] == ["1.2 (1, 1 diverged)", "the rule does not hold"]
+    once = cells_of(tmp_path / "once", {setting: values[:1] for setting, values in losses.items()})
+    assert once["base_lr=0.2 global_batch_size=128"] == ["1.2 (1)", f"best{END}, as the rule predicts, by one seed"]
 
 
 def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):

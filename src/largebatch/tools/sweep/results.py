@@ -95,7 +95,7 @@ class Results:
         is_predicted = rate in [each.settings[RATE] for each in best_of_first_size]
         if is_predicted and group.settings.get(BATCH) != first_size:
             if group is best:
-                found.append("as the rule predicts")
+                found.append("as the rule predicts" + ", by one seed" * (len(best.cell.values) == 1))
             elif group.cell.diverged or is_clearly_lower(best.cell, group.cell, len(rivals) - 1):
                 found.append("the rule does not hold")
             else:
