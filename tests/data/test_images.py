@@ -18,6 +18,8 @@ from sklearn.datasets import load_digits
 
 import tasks
 from largebatch.config import load_config
+from largebatch.data.columns import Use
+from largebatch.data.parquet_types import check_types
 from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError, StorageError, UserError
 from largebatch.system.failures import kind_of
@@ -290,6 +292,8 @@ def test_classes_are_numbered_alike_in_all_files(tmp_path):
     files = json.dumps({"train": f"{tmp_path}/train.parquet", "eval": f"{tmp_path}/val.parquet"})
     with pytest.raises(DataError, match=r"the classes of 'label' are .* in .*; number them alike in all files"):
         image_sources(hub_config("unused", f"--data.data_files={files}"))
+    # Whoever reads other columns is not concerned.
+    check_types(tmp_path.glob("*.parquet"), {"image": Use("text_column")})
 
 
 def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):
