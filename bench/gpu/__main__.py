@@ -40,9 +40,10 @@ def chosen_parts(words: str | None, gpus: int) -> list[str]:
         ValueError: There is no part of a name.
     """
     if words is None:
-        # A rehearsal has no GPU, and rehearses all parts. Training takes as long as the others together.
-        left_out = {1: ("scaling", "training"), 0: ()}.get(gpus, ("training",))
-        return [name for name in GPU_PARTS if name not in left_out]
+        if gpus == 0:
+            return [*GPU_PARTS]
+        # Training takes as long as the others together.
+        return [name for name in GPU_PARTS if name != "training" and (gpus > 1 or name != "scaling")]
     names = list(dict.fromkeys(words.replace(",", " ").split()))
     unknown = [name for name in names if name not in GPU_PARTS]
     if unknown or not names:
@@ -59,9 +60,10 @@ def seconds_of_the_next(parts: Sequence[str], device: str, seconds_left: float) 
     return max(0.0, share * (seconds_left - GRACE * len(parts)))
 
 
-def file_name(part: str, only: Sequence[str]) -> str:
+def file_name(part: str, only: Sequence[str], is_missing: bool = False) -> str:
     """The name of a part's JSON: that of some rows, so that they do not replace the whole part's."""
-    return "-".join([part, *re.findall(r"[a-z0-9]+", " ".join(only).lower())]) + ".json"
+    words = re.findall(r"[a-z0-9]+", " ".join(only).lower())
+    return "-".join([part, *words, *["missing"] * is_missing]) + ".json"
 
 
 def read_options() -> argparse.Namespace:
@@ -127,13 +129,14 @@ def main() -> None:
         title = module.TITLE if gpus.count else f"{module.TITLE}: a rehearsal on the CPU, whose numbers mean nothing"
         title += f"; only {', '.join(options.only)}" if options.only else ""
         settings = {"part": name, "device": options.device, "seconds": round(seconds), "only": options.only}
+        settings["missing"] = options.missing
         words = ["make", "gpu", f"PARTS={name}", f"ARGS=--minutes {options.minutes:g}"]
         words[-1] += " --missing" * options.missing
         words[-1] += "".join(f" --only {shlex.quote(each)}" for each in options.only)
         facts = take_facts(PACKAGES, gpus.description or None) | {"command": shlex.join(words)}
         record = Record("gpu", title, module.ABOUT, settings, facts)
         known = measured_before(name, gpus.name) if options.missing else ()
-        file = options.out / file_name(name, [*options.only, *(["missing"] if options.missing else [])])
+        file = options.out / file_name(name, options.only, options.missing)
         module.measure(Part(record, file, seconds, options.only, known), gpus)
         print(f"{name}: {time.monotonic() - began:.0f} s\n", flush=True)
     print(f"written to {options.out}")

@@ -64,7 +64,7 @@ def test_what_rounding_alone_makes_is_measured(monkeypatch):
     allowed = re.fullmatch(
         r"rounding alone causes such differences; allowed: .*parameters (\d\.\de-\d\d).*", row.problem
     )
-    assert row.differences["parameters"] < float(allowed[1])
+    assert row.differences["parameters"] < float(allowed[1]) < 0.1
     monkeypatch.setattr(verification, "MAX_DISTINGUISHABLE", limits(1e-7, "fp32"))
     [row] = held.rows([Combination("ddp", 2, 16)])
     assert row.verdict == "unclear"
