@@ -1,14 +1,14 @@
 """The config of this folder's recipes: pairs of images and texts, or of texts; two towers; the loss between them."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import DigitsData, EncodedImages, HubOrLocal, Mixable, Tokenized
 from largebatch.config.models import LargeModel, Transformer
-from largebatch.config.sections import NonNegativeInt, PositiveFloat, Section, Size
+from largebatch.config.sections import NonNegativeInt, NumLayers, PositiveFloat, Section, Size
 
 MAX_PIXELS = 2**30 // 4 // 3
 """Above this, Pillow warns of a file that may be a decompression bomb (`PIL.Image.MAX_IMAGE_PIXELS`)."""
@@ -103,7 +103,20 @@ class Tower(Transformer):
 
 
 class ImageText(LargeModel):
-    """A tower for images and one for texts, as in `transformers`."""
+    """A tower for images and one for texts."""
+
+    text: Tower
+    """The tower of texts."""
+    vocab_size: Size
+    """Rows of the embedding of tokens; at least the tokenizer's number of tokens."""
+    end_of_text: NonNegativeInt
+    """The tokenizer's token that ends a text, at which CLIP takes its features: 0 for bytes, 49407 for CLIP's."""
+    features: Size
+    """Size of the vectors that are compared."""
+
+
+class TransformerTowers(ImageText):
+    """A Vision Transformer and a transformer for texts, as in `transformers`."""
 
     architecture: Literal["clip", "siglip"]
     """"clip" (`CLIPModel`): both towers project to `features`; texts are read from left to right. "siglip"
@@ -112,14 +125,30 @@ class ImageText(LargeModel):
     """The tower of images."""
     patch_size: Size
     """Side in pixels of the patches that an image is cut into."""
-    text: Tower
-    """The tower of texts."""
-    vocab_size: Size
-    """Rows of the embedding of tokens; at least the tokenizer's number of tokens."""
-    end_of_text: NonNegativeInt
-    """The tokenizer's token that ends a text, at which "clip" takes its features: 0 for bytes, 49407 for CLIP's."""
-    features: Size
-    """Size of the vectors that are compared."""
+
+
+class AttentionPooledResNet(Section):
+    """CLIP's ResNet, whose last stage is pooled by attention with heads of 64 channels."""
+
+    width: Annotated[Size, Field(multiple_of=2)]
+    """Channels of the first stage's 3 x 3 convolutions, which double in each stage: 64 for a ResNet-50."""
+    depths: Annotated[list[NumLayers], Field(min_length=4, max_length=4)]
+    """Blocks of the four stages: [3, 4, 6, 3] for a ResNet-50."""
+
+
+class ResNetTowers(ImageText):
+    """A ResNet and a transformer for texts, as CLIP's RN50."""
+
+    architecture: Literal["clip_resnet"]
+    image: AttentionPooledResNet
+    """The tower of images."""
+
+    patch_size: ClassVar[int] = 32
+    """Side in pixels of what becomes one position of the last stage."""
+
+    @property
+    def uses_batch_norm(self) -> bool:
+        return True
 
 
 class SharedText(Transformer, LargeModel):
@@ -175,7 +204,7 @@ class Config(RecipeConfig):
     """Contrastive learning of two towers."""
 
     data: Annotated[Images | Headings | TextPairs, Field(discriminator="source")]
-    model: Annotated[ImageText | SharedText, Field(discriminator="architecture")]
+    model: Annotated[TransformerTowers | ResNetTowers | SharedText, Field(discriminator="architecture")]
     loss: Loss
     zero_shot: ZeroShot | None = None
 
@@ -204,15 +233,15 @@ class Config(RecipeConfig):
         data = self.data
         model = self.model
         if isinstance(data, Images) != isinstance(model, ImageText):
-            yield 'model.architecture: "clip" and "siglip" are for images, "bert" for pairs of texts; change it or data'
-        elif isinstance(data, Images) and isinstance(model, ImageText) and data.image_size % model.patch_size:
-            size = f"data.image_size {data.image_size}"
-            yield f"model.patch_size: {model.patch_size} does not divide {size}; change one of them"
+            yield 'model.architecture: "bert" is for pairs of texts, the others are for images; change it or data'
+        elif isinstance(data, Images) and not isinstance(model, SharedText) and data.image_size % model.patch_size:
+            size = f"data.image_size: {data.image_size}"
+            yield f"{size} is not a multiple of {model.patch_size}, the side of a patch; change it"
         if isinstance(model, SharedText) and self.loss.learned:
             yield "loss.learned: a BERT has no parameter for a temperature; write false"
         if isinstance(model, SharedText) and data.max_tokens > model.max_positions:
             yield f"data.max_tokens: {data.max_tokens} is more than model.max_positions; write fewer"
-        if model.architecture == "clip" and model.end_of_text == 2:
+        if isinstance(model, ImageText) and model.architecture != "siglip" and model.end_of_text == 2:
             # It takes 2 for the mark of an earlier release, which wrote it for any token.
             yield (
                 "model.end_of_text: with 2, `CLIPModel` would read a text's features at its largest token instead of "

@@ -11,7 +11,8 @@ from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, SiglipCon
 from largebatch.config.models import Transformer
 from largebatch.model.attention import freeze_key_biases
 
-from .config import Config, Images, ImageText, SharedText
+from .config import Config, Images, ImageText, ResNetTowers, SharedText
+from .resnet import ResNetCLIP
 
 Encoded = dict[str, torch.Tensor]
 
@@ -31,21 +32,29 @@ def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
         "eos_token_id": section.end_of_text,
         "pad_token_id": None,
     }
-    image = _settings(section.image) | {
+    image: dict[str, Any] = {
         "image_size": data.image_size,
         "patch_size": section.patch_size,
         "num_channels": data.num_channels,
     }
-    model: CLIPModel | SiglipModel
-    if section.architecture == "clip":
-        model = CLIPModel(CLIPConfig(text_config=text, vision_config=image, projection_dim=section.features))
-        # Of shape (1,), as sharded strategies need it; exported as a scalar, as `from_pretrained` does.
-        model.logit_scale = nn.Parameter(torch.empty(1))
-        model.config.scalar_parameters = ["logit_scale"]
+    if isinstance(section, ResNetTowers):
+        resnet = section.image
+        # The ResNet takes the place of a transformer without layers.
+        image |= {"width": resnet.width, "depths": resnet.depths, "hidden_size": 32 * resnet.width}
+        image |= {"num_hidden_layers": 0, "num_attention_heads": 1}
     else:
+        image |= _settings(section.image)
+    model: CLIPModel | SiglipModel
+    if section.architecture == "siglip":
         model = SiglipModel(SiglipConfig(text_config=text | {"projection_size": section.features}, vision_config=image))
         model.logit_bias._no_weight_decay = True
         nn.init.constant_(model.logit_bias, loss.bias)
+    else:
+        kind = ResNetCLIP if section.architecture == "clip_resnet" else CLIPModel
+        model = kind(CLIPConfig(text_config=text, vision_config=image, projection_dim=section.features))
+        # Of shape (1,), as sharded strategies need it; exported as a scalar, as `from_pretrained` does.
+        model.logit_scale = nn.Parameter(torch.empty(1))
+        model.config.scalar_parameters = ["logit_scale"]
     model.logit_scale._no_weight_decay = True
     model.logit_scale.requires_grad_(loss.learned)
     nn.init.constant_(model.logit_scale, -math.log(loss.temperature))
@@ -96,7 +105,7 @@ def _shared_text(section: SharedText, scale: float) -> BertModel:
     return model
 
 
-def _settings(tower: Transformer) -> dict[str, int]:
+def _settings(tower: Transformer) -> dict[str, Any]:
     return {
         "hidden_size": tower.hidden_size,
         "num_hidden_layers": tower.num_layers,

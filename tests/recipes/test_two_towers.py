@@ -299,7 +299,7 @@ def test_a_column_without_texts_is_named(values, tmp_path, pairs):
 @pytest.mark.parametrize(
     ("recipe", "words", "message"),
     [
-        (CLIP_DIGITS, ["--model.patch_size=5"], "model.patch_size: 5 does not divide data.image_size 16"),
+        (CLIP_DIGITS, ["--model.patch_size=5"], "data.image_size: 16 is not a multiple of 5, the side of a patch"),
         (CLIP_DIGITS, ["--loss.name=sigmoid"], 'loss.name: "sigmoid" and model.architecture "siglip" go together'),
         (CLIP_DIGITS, ["--loss.bias=-10"], 'loss.bias: has no effect, because only "sigmoid" has one'),
         (CLIP_DIGITS, [*SIGLIP, "--loss.duplicates=left_out"], "so equal texts are negatives"),
@@ -311,11 +311,11 @@ def test_a_column_without_texts_is_named(values, tmp_path, pairs):
         (CLIP_DIGITS, ["--loss.temperature=0.001"], "loss.temperature: 0.001 is below min_temperature"),
         (CLIP_DIGITS, ['--zero_shot.templates=["{}", "a photo"]'], 'zero_shot.templates[1]: given "a photo"; '),
         (CLIP_DIGITS, ['--zero_shot.class_names=["zero"]'], "zero_shot.class_names: 1 names for 10 classes"),
-        (CLIP_DIGITS, ["--data=" + json.dumps(OF_PYDOC)], '"bert" for pairs of texts; change it or data'),
+        (CLIP_DIGITS, ["--data=" + json.dumps(OF_PYDOC)], '"bert" is for pairs of texts, the others are'),
         (
             EMBED_PYDOC,
             ['--data={"source": "digits", "max_tokens": 32}'],
-            '"bert" for pairs of texts; change it or data',
+            '"bert" is for pairs of texts, the others are',
         ),
         (CLIP_DIGITS, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
