@@ -1,4 +1,4 @@
-"""Critical batches: what `advise` reads of a run, of `critical-batch`, and of a table of points."""
+"""Critical batches: what `advise` reads of a run, and of a table of points."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,7 @@ from fuzzing.cases import Case
 from fuzzing.mutations import TEXTS, change_bytes, change_json, cut, insert, replace_by_kind
 
 NOISE = {"samples": 500.0, "low": 400.0, "high": 700.0, "measurements": 50}
-MEASURED = {
-    "summary.json": {"noise_scale": NOISE},
-    "critical_batch.json": {"samples": 512, "beyond": 1024, "metric": "loss", "tolerance": 0.01},
-}
+MEASURED = {"noise_scale": NOISE}
 POINTS = [["batch", "samples", "spread", "seeds", "every"]] + [
     [str(2**power), str(20_000 + 30 * 2**power), "500", "3", "640"] for power in range(5, 12)
 ]
@@ -20,9 +17,8 @@ POINTS = [["batch", "samples", "spread", "seeds", "every"]] + [
 def case(random: Random, folder: Path) -> Case:
     """A damaged measurement or table, or words that are out of the ordinary."""
     points = folder / "points.csv"
-    name = random.choice(list(MEASURED))
-    measured = folder / "run" / name
-    measured.write_text(json.dumps(MEASURED[name]))
+    measured = folder / "run/summary.json"
+    measured.write_text(json.dumps(MEASURED))
     rows = [list(row) for row in POINTS]
     file, source = random.choice(((points, points), (measured, measured.parent)))
     words = ["--fit" if file is points else "--measured", str(source), "--batches", "64,256,1024"]

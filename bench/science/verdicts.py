@@ -1,15 +1,13 @@
 """What the results of an experiment allow to say."""
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from experiments import Experiment, Ordering
-from largebatch.tools.sweep.verdicts import Cell
+from largebatch.tools.sweep.verdicts import Cell, is_clearly_lower
 from runs import ANY_RULE, Point, Result
 
-CLEAR = 2.0  # standard errors of a difference, from which on it is called one
 Verdict = Literal["holds", "does not hold", "cannot be told"]
 
 
@@ -38,14 +36,10 @@ def best_base_lr(results: Mapping[Point, Result], experiment: Experiment) -> flo
 
 
 def verdict(lower: Cell, higher: Cell) -> Verdict:
-    """Whether the first is lower than the second."""
-    if min(len(lower.values), len(higher.values)) < 2:
-        return "cannot be told"
-    error = math.hypot(*(cell.std / math.sqrt(len(cell.values)) for cell in (lower, higher)))
-    difference = higher.mean - lower.mean
-    if abs(difference) <= CLEAR * error:
-        return "cannot be told"
-    return "holds" if difference > 0 else "does not hold"
+    """Whether the first is lower than the second, with 95 % confidence: Welch's t, two-sided."""
+    if is_clearly_lower(lower, higher, 2):
+        return "holds"
+    return "does not hold" if is_clearly_lower(higher, lower, 2) else "cannot be told"
 
 
 def verdicts(

@@ -113,10 +113,6 @@ class RunFolder:
         """The final numbers."""
         return read_object(self.summary_file)
 
-    def critical_batch(self) -> dict[str, Any]:
-        """What `largebatch critical-batch` has found."""
-        return read_object(self.critical_batch_file)
-
     def checkpoints(self) -> list[Entry]:
         """The checkpoints, latest first, complete or not; OSError if they cannot be listed."""
         return entries(self.checkpoints_dir)

@@ -89,30 +89,43 @@ def folder_with(folder, name, content):
     return folder
 
 
-def test_a_measured_critical_batch(advise, tmp_path):
+def test_a_batch_that_costs_nothing_is_not_the_models_critical_batch(advise, tmp_path):
+    """By the model, a run at the critical batch needs twice the samples."""
     found = {"samples": 512, "at_step": 100, "tolerance": 0.01, "sizes": []}
-    code, output, _ = advise("--measured", folder_with(tmp_path / "sweep", "critical_batch.json", found))
-    assert code == 0
-    assert "Critical batch 512 samples (its error is not known), from " in prose(output)
-    assert "sweep, which saw no loss up to it" in prose(output)
-    assert "stands in" not in output
-    assert "steps / S_min" in prose(output)
+    code, _, errors = advise("--measured", folder_with(tmp_path / "sweep", "critical_batch.json", found))
+    assert code == 2
+    assert "a batch that costs nothing is below the critical batch; train with it" in prose(errors)
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("critical_batch.json", {"samples": None}),
         ("summary.json", {"steps": 3}),
         ("summary.json", {"noise_scale": {"samples": None, "measurements": 0}}),
         ("summary.json", [1]),
-        *(("critical_batch.json", {"samples": samples}) for samples in (10**400, 5e-324, math.nan)),
+        *(("summary.json", {"noise_scale": {"samples": samples}}) for samples in (10**400, 5e-324, math.nan)),
     ],
 )
 def test_what_was_not_decided(advise, tmp_path, name, content):
     code, output, errors = advise("--measured", folder_with(tmp_path / "run", name, content))
     assert (code, output) == (2, "")
     assert "positive number of samples" in errors
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        (
+            {"not_measured": "the noise cannot be told from zero"},
+            ": the noise cannot be told from zero; give the folder",
+        ),
+        ({"samples": 64, "low": 0, "high": None}, "its noise scale may be any number of samples; measure in more"),
+    ],
+)
+def test_a_noise_scale_that_says_nothing(noise, message, advise, tmp_path):
+    code, output, errors = advise("--measured", folder_with(tmp_path / "run", "summary.json", {"noise_scale": noise}))
+    assert (code, output) == (2, "")
+    assert message in prose(errors)
 
 
 @pytest.mark.parametrize("high", ["wide", [1], {}, 10**400, math.nan, -1, 100.0])
@@ -135,13 +148,13 @@ def test_a_form_that_fails_gives_no_advice(advise, tmp_path):
 
 @pytest.mark.parametrize(
     ("samples", "words"),
-    [((9, 9, 9), r"[\d,]+ to inf \(95 %\); add larger"), ((9, 18, 36), r"0 to [\d.]+ \(95 %\); add smaller")],
+    [((9, 9, 9), r"95 %: [\d,]+ to inf\); add larger"), ((9, 18, 36), r"95 %: 0 to [\d.]+\); add smaller")],
 )
 def test_a_limit_gives_a_bound_and_no_knee(advise, tmp_path, samples, words):
     (tmp_path / "points.csv").write_text(HEADER + "".join(f"{256 << n},{each},0,5\n" for n, each in enumerate(samples)))
     code, output, _ = advise("--fit", tmp_path / "points.csv")
     assert code == 0
-    assert re.search(f"B_crit is not determined, but within {words} batch sizes", prose(output))
+    assert re.search(rf"B_crit is not determined \({words} batch sizes", prose(output))
     assert "knee" not in output
 
 

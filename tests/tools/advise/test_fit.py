@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
-from scipy.stats import chi2
+from scipy.stats import f
 
 from largebatch.errors import UserError
 from largebatch.tools.advise.fit import doubts, fit, read_points, read_sweep
@@ -52,23 +52,30 @@ def read(tmp_path):
     return read
 
 
+def pooled(points):
+    """The relative standard deviation over seeds, from those of all batch sizes."""
+    _, samples, spread, seeds, every = points
+    relative = spread / (samples - every / 2)
+    return np.sqrt(np.average(relative**2, weights=seeds - 1))
+
+
 def chi_square(points, critical, least):
-    batch, samples, spread, seeds, _ = points
-    relative = spread / np.sqrt(seeds) / samples
-    return np.sum(np.log(samples / (least * (1 + batch / critical))) ** 2 / (relative**2 + 0.04**2))
+    batch, samples, _, seeds, _ = points
+    errors = pooled(points) ** 2 / seeds + 0.04**2
+    return np.sum(np.log(samples / (least * (1 + batch / critical))) ** 2 / errors)
 
 
 def fitted_by_scipy(points):
     """The critical batch and the least samples."""
-    batch, samples, spread, seeds, every = points
+    batch, samples, _, seeds, every = points
     samples = samples - every / 2
-    spread = np.sqrt(spread**2 + seeds * every**2 / 12)
+    spread = np.sqrt(pooled(points) ** 2 + seeds * (every / samples) ** 2 / 12)
 
     def form(batch, critical, least):
         return np.log(np.exp(least) * (1 + batch / np.exp(critical)))
 
     start = np.log([batch.mean(), samples.min()])
-    errors = np.hypot(spread / np.sqrt(seeds) / samples, 0.04)
+    errors = np.hypot(spread / np.sqrt(seeds), 0.04)
     best, _ = curve_fit(form, batch, np.log(samples), start, errors, absolute_sigma=True)
     return np.exp(best)
 
@@ -78,7 +85,8 @@ def test_published_points(read):
     found = fit(points)
     assert found.critical_batch == pytest.approx(84, rel=0.01)
     deviations = chi_square(points, found.critical_batch, found.least_samples)
-    assert found.p == pytest.approx(chi2.sf(deviations, len(points.T) - 2))
+    # Of five points, two parameters; of 20 seeds each, the spread with 95 degrees of freedom.
+    assert found.p == pytest.approx(f.sf(deviations / 3, 3, 95))
     assert [found.critical_batch, found.least_samples] == pytest.approx(fitted_by_scipy(points), rel=1e-3)
 
 
@@ -87,26 +95,50 @@ def test_points_that_contradict_the_form(read):
 
 
 def test_limits(read):
-    flat = fit(read("256,1000,0,1\n512,1000,0,1\n1024,1000,0,1\n"))
+    text = "256,1000,0,2\n512,1000,0,2\n1024,1000,0,2\n"
+    flat = fit(read(text))
     assert flat.critical_batch == np.inf
     assert flat.interval[1] == np.inf
     assert flat.least_samples == pytest.approx(1000, rel=1e-3)
-    # Where 4 % at each point cannot tell it from infinity: chi-square grows by 3.84.
-    assert chi_square(read("256,1000,0,1\n512,1000,0,1\n1024,1000,0,1\n"), flat.interval[0], 1000) > 3.84
-    steep = fit(read("256,1000,0,1\n512,2000,0,1\n1024,4000,0,1\n"))
+    # Where 4 % at each point cannot tell it from infinity; with 3 degrees of freedom, Fisher's quantile is 10.13.
+    assert chi_square(read(text), flat.interval[0], 1000) > 10.13
+    steep = fit(read("256,1000,0,2\n512,2000,0,2\n1024,4000,0,2\n"))
     assert steep.critical_batch == steep.interval[0] == 0
     # At a limit, one parameter is fitted.
-    uneven = read("256,1000,0,1\n512,1050,0,1\n1024,900,0,1\n")
+    uneven = read("256,1000,0,2\n512,1050,0,2\n1024,900,0,2\n")
     found = fit(uneven)
     assert found.critical_batch == np.inf
-    assert found.p == pytest.approx(chi2.sf(chi_square(uneven, np.inf, found.least_samples), 2), rel=0.01)
+    assert found.p == pytest.approx(f.sf(chi_square(uneven, np.inf, found.least_samples) / 2, 2, 3), rel=0.01)
 
 
-def test_two_points_are_fitted_and_cannot_be_tested(read):
-    found = fit(read("100,2000,0,1\n300,4000,0,1\n"))
+def test_few_seeds_give_wider_intervals(read):
+    """With equal relative spreads, as if the standard error were known: only the spread's own uncertainty differs."""
+
+    def width(seeds):
+        lines = [
+            f"{64 * 4**n},{1000 * (1 + 4.0 ** (n - 1))},{100 * seeds**0.5 * (1 + 4.0 ** (n - 1))},{seeds}"
+            for n in range(3)
+        ]
+        low, high = fit(read("\n".join(lines))).interval
+        return np.log(high / low)
+
+    assert width(2) > 1.2 * width(3) > 1.2 * width(20)
+
+
+@pytest.mark.parametrize("text", ["100,2000,0,2\n300,4000,0,2\n", "100,2000,0,2\n300,4000,0,2\n300,4000,0,2\n"])
+def test_two_sizes_are_fitted_and_cannot_be_tested(text, read):
+    found = fit(read(text))
     assert (found.critical_batch, found.least_samples) == pytest.approx((100, 1000), rel=1e-4)
     assert found.p is None
-    assert "the form is not tested: two points follow it always" in " ".join(found.in_words())
+    assert "the form is not tested, which takes three batch sizes" in " ".join(found.in_words())
+
+
+def test_one_seed_of_each_size_has_no_error(read):
+    """Whatever is given as its spread."""
+    found = fit(read("100,2000,900,1\n300,4000,900,1\n900,10000,900,1\n"))
+    assert found.critical_batch == pytest.approx(100, rel=0.02)
+    assert (found.interval, found.p) == ((), None)
+    assert "(one seed each: its error is not known)" in " ".join(found.in_words())
 
 
 def test_the_interval_of_evaluations_is_half_subtracted_and_an_error(read):
@@ -120,7 +152,6 @@ def test_the_interval_of_evaluations_is_half_subtracted_and_an_error(read):
 def test_what_is_taken_for_known(read):
     points = read("batch,samples,spread,seeds,every\n1,9,0,1,0\n2,10,0,5,0\n4,11,2,5,0\n8,12,0,5,3\n")
     assert [*doubts(points)] == [
-        "batch 1: one seed, whose spread is not known and is taken for 0",
         "batch 2: no spread over 5 seeds; if evaluations were rare, add a column every",
     ]
 

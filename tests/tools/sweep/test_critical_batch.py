@@ -92,10 +92,10 @@ def test_branches_of_a_run(tmp_path, monkeypatch, capsys):
     (size,) = found.pop("sizes")
     assert found == {"samples": None, "at_step": STEP, "tolerance": 0.01}
     losses = [read_json_lines(folder / point.name / "evaluations.jsonl")[-1]["loss"] for point in sweep.points]
-    difference = pytest.approx(losses[1] - losses[0])
-    assert size == {"batch": 32, "verdict": "undecided", "difference": difference, "margin": None, "missing_seeds": 1}
+    cost = pytest.approx(losses[1] - losses[0])
+    assert size == {"batch": 32, "verdict": "undecided", "cost": cost, "margin": None, "missing_seeds": 1}
     output = capsys.readouterr().out
-    assert "  batch 32: undecided: 1 more seed\nthe critical batch is undecided\n" in output
+    assert "  batch 32: undecided: at least 1 more seed\nthe critical batch is undecided\n" in output
 
 
 def test_a_branch_has_its_moments_in_samples():
@@ -123,19 +123,19 @@ def plus(*differences):
     ("losses", "batch", "words"),
     [
         # Mean 0.002, spread 0.002, and t with 3 degrees of freedom is 2.353: at most 0.0044.
-        ({8: plus(0.0, 0.004, 0.004, 0.0)}, 8, ["within: the difference is +0.002 ± 0.0027 (95 %, one-sided)"]),
+        ({8: plus(0.0, 0.004, 0.004, 0.0)}, 8, ["within: it costs 0.002 ± 0.0027 (95 %, one-sided)"]),
         (
             {8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(0.02, 0.03, 0.02, 0.03)},
             8,
-            ["within", "beyond: the difference is +0.025"],
+            ["within", "beyond: it costs 0.025"],
         ),
         # A size that passes by chance beyond one that does not is not taken.
         ({8: plus(0.02, 0.03, 0.02, 0.03), 16: plus(0.0, 0.0, 0.0, 0.0)}, 4, ["beyond", "within"]),
         # Mean 0.005 and spread 0.0115: 2.353 x 0.0115 / 2 is 0.0136, and with 17 seeds 1.746 x 0.0115 / 4.12 is 0.0049.
-        ({8: plus(0.015, -0.005, 0.015, -0.005)}, None, ["undecided: 13 more seeds; the difference is +0.005 ± 0.014"]),
+        ({8: plus(0.015, -0.005, 0.015, -0.005)}, None, ["undecided: at least 13 more seeds; it costs 0.005 ± 0.014"]),
         # One beyond an undecided one is told, too.
         ({8: plus(0.015, -0.005, 0.015, -0.005), 16: plus(0.02, 0.03, 0.02, 0.03)}, None, ["undecided", "beyond"]),
-        ({8: {}}, None, ["undecided: 2 more seeds"]),
+        ({8: {}}, None, ["undecided: at least 2 more seeds"]),
         ({8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(math.inf, 0.0, 0.0, 0.0)}, 8, ["within", "beyond: a run diverged"]),
         ({4: plus(math.inf, 0.0), 8: plus(0.0, 0.0)}, None, []),
     ],

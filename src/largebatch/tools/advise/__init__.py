@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--measured",
         type=Path,
         metavar="DIR",
-        help="folder of a finished run that measured its noise scale, or of `largebatch critical-batch`",
+        help="folder of a finished run that measured its noise scale",
     )
     sources.add_argument("--critical-batch", type=positive_float, metavar="SAMPLES", help="the critical batch")
     sources.add_argument(
@@ -98,25 +98,27 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measured(folder: Path) -> CriticalBatch:
-    """What was measured in the folder of `largebatch critical-batch` or of a run."""
+    """The noise scale that was measured in the folder of a run."""
     run = RunFolder(folder)
-    branched = run.critical_batch()
-    found: Any = branched or run.summary().get("noise_scale")
+    if run.critical_batch_file.exists():
+        # At the critical batch of this model, a run needs twice the samples.
+        raise UserError(f"--measured {folder}: a batch that costs nothing is below the critical batch; train with it")
+    found: Any = run.summary().get("noise_scale")
     samples = found.get("samples") if isinstance(found, dict) else None
     if not is_amount(samples):
+        why = found.get("not_measured") if isinstance(found, dict) else None
         raise UserError(
-            f"--measured {folder}: no critical_batch.json or noise_scale of summary.json there has a positive number "
-            "of samples; give a folder of `largebatch critical-batch` that decided, or of a run with "
-            "logging.noise_scale that measured, or --critical-batch"
+            f"--measured {folder}: {why or 'no noise_scale of summary.json there has a positive number of samples'}; "
+            "give the folder of a run with logging.noise_scale that measured, or --critical-batch"
         )
-    if branched:
-        return CriticalBatch(samples, (), f"{folder}, which saw no loss up to it")
     source = (
         f"the noise scale in {folder}, which stands in for it and grows during training. For language models under "
         "Adam it can underestimate the critical batch by orders of magnitude (Merrill et al. 2025): there, find it "
         "with `largebatch critical-batch`. The confidence is only that of the measurement"
     )
     ends = [found.get("low"), math.inf if found.get("high") is None else found["high"]]
+    if ends == [0, math.inf]:
+        raise UserError(f"--measured {folder}: its noise scale may be any number of samples; measure in more steps")
     is_known = all(is_amount(end) or end in (0, math.inf) for end in ends) and ends[0] <= samples <= ends[1]
     return CriticalBatch(samples, tuple(ends) if is_known else (), source)
 

@@ -9,13 +9,13 @@ samples.
 import csv
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
-from scipy.stats import chi2
+from scipy.stats import f as f_distribution
 
 from largebatch.errors import UserError
 from largebatch.system.regular_file import read_bytes
@@ -34,7 +34,6 @@ sqrt(12)."""
 MAX_POINTS = 1000
 EDGE = 10.0  # B_crit is searched from e^-10 times the smallest batch to e^10 times the largest: beyond, E cannot tell
 NUM_TRIED = 2001
-CHI_SQUARE_95 = float(chi2.ppf(0.95, 1))
 
 Array = NDArray[np.float64]
 
@@ -44,7 +43,7 @@ class Fit:
     """The form, as it was fitted to points."""
 
     critical_batch: float  # samples; 0 or infinity if one of these limits fits best
-    interval: tuple[float, float]  # of the critical batch, with 95 % confidence; its ends may be 0 and infinity
+    interval: tuple[float, ...]  # of it, with 95 % confidence, whose ends may be 0 and infinity; empty if unknown
     least_samples: float  # E_min
     p: float | None  # the probability of deviations at least this large if the form holds; None if it cannot be tested
 
@@ -56,18 +55,18 @@ class Fit:
     def in_words(self) -> Iterator[str]:
         """The parameters, and how well the form holds: some sentences."""
         yield f"Fit of E = E_min (1 + B / B_crit), with a tolerance of {100 * TUNING:g} % for the tuning of each point:"
+        interval = f"95 %: {span(self.interval)}" if self.interval else "one seed each: its error is not known"
         if self.critical_batch in (0, math.inf):
             sizes = "larger" if self.critical_batch else "smaller"
-            yield f"B_crit is not determined, but within {span(self.interval)} (95 %); add {sizes} batch sizes"
+            yield f"B_crit is not determined ({interval}); add {sizes} batch sizes"
         else:
-            yield f"B_crit {digits(self.critical_batch)} samples (95 %: {span(self.interval)})"
+            yield f"B_crit {digits(self.critical_batch)} samples ({interval})"
             yield f"E_min {digits(self.least_samples)} samples"
         if self.p is None:
-            yield "the form is not tested: two points follow it always"
-        elif self.fails:
-            yield f"chi-square: p = {self.p:.2g}: the form fails (p < {P_OF_FAILURE:g})"
+            yield "the form is not tested, which takes three batch sizes, and two seeds of one of them"
         else:
-            yield f"chi-square: p = {self.p:.2g}: the form is not contradicted"
+            finding = f"fails (p < {P_OF_FAILURE:g})" if self.fails else "is not contradicted"
+            yield f"F test: p = {self.p:.2g}: the form {finding}"
 
 
 def read_points(file: Path) -> Array:
@@ -140,16 +139,16 @@ def read_sweep(folder: Path, target: float) -> Array:
 def doubts(points: Array) -> Iterator[str]:
     """What is not known about points, but taken as if it were."""
     for batch, _, spread, seeds, every in points.T:
-        if seeds == 1:
-            yield f"batch {batch:,.0f}: one seed, whose spread is not known and is taken for {spread:g}"
-        elif spread == every == 0:
+        if seeds > 1 and spread == every == 0:
             yield f"batch {batch:,.0f}: no spread over {seeds:g} seeds; if evaluations were rare, add a column {EVERY}"
 
 
 def fit(points: Array) -> Fit:
     """Fit the form to the columns of `read_points`.
 
-    A point has the weight 1 / (SE^2 + TUNING^2), where SE is the standard error of its mean, relative to it.
+    A point has the weight 1 / (SE^2 + TUNING^2), where SE is the standard error of its mean, relative to it. The spread
+    of a few seeds is itself uncertain: the relative variance is pooled over all batch sizes, and quantiles are those of
+    the F distribution with its degrees of freedom. Of one seed each, no error is known.
 
     Raises:
         UserError: Any critical batch would be as likely.
@@ -158,7 +157,9 @@ def fit(points: Array) -> Fit:
     samples = samples - every / 2
     log_batch = np.log(batch)
     log_samples = np.log(samples)
-    errors = np.sqrt((spread**2 / seeds + every**2 / 12) / samples**2 + TUNING**2)
+    seeds_to_spare = float((seeds - 1).sum())
+    variance = ((seeds - 1) * (spread / samples) ** 2).sum() / max(seeds_to_spare, 1)
+    errors = np.sqrt(variance / seeds + every**2 / 12 / samples**2 + TUNING**2)
 
     def fitted(log_critical: Array) -> tuple[Array, Array]:
         """The best log E_min for each log B_crit, and the deviations of the points from it, each over its error."""
@@ -170,13 +171,16 @@ def fit(points: Array) -> Fit:
     _, deviations = fitted(grid)
     tried = (deviations**2).sum(axis=1)
     best = int(tried.argmin())
-    likely = np.flatnonzero(tried <= tried[best] + CHI_SQUARE_95)
     limits = {0: 0.0, NUM_TRIED - 1: math.inf}
     log_critical = grid[best]
     if best not in limits:
         bounds = (grid[best - 1], grid[best + 1])
         log_critical = minimize_scalar(lambda place: (fitted(place)[1] ** 2).sum(), bounds=bounds).x
     (log_least,), deviations = fitted(log_critical)
+    found = Fit(limits.get(best, math.exp(log_critical)), (), math.exp(log_least), None)
+    if not seeds_to_spare:
+        return found
+    likely = np.flatnonzero(tried <= tried[best] + f_distribution.ppf(0.95, 1, seeds_to_spare))
     low, high = (limits.get(int(place), math.exp(grid[place])) for place in likely[[0, -1]])
     if (low, high) == (0, math.inf):
         raise UserError(
@@ -184,10 +188,8 @@ def fit(points: Array) -> Fit:
             "seeds, or correct the points, such as spreads far above their samples"
         )
     num_parameters = 1 if best in limits else 2
-    degrees_of_freedom = len(batch) - num_parameters
-    return Fit(
-        critical_batch=limits.get(best, math.exp(log_critical)),
-        interval=(low, high),
-        least_samples=math.exp(log_least),
-        p=float(chi2.sf((deviations**2).sum(), degrees_of_freedom)) if degrees_of_freedom else None,
-    )
+    p = None
+    if len({*batch}) > num_parameters:
+        degrees = len(batch) - num_parameters
+        p = float(f_distribution.sf((deviations**2).sum() / degrees, degrees, seeds_to_spare))
+    return replace(found, interval=(low, high), p=p)

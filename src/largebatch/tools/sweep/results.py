@@ -1,5 +1,6 @@
 """What the runs of a sweep have reached, as a table."""
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ class Results:
 
     @classmethod
     def read(cls, folder: Path) -> "Results":
-        """The results in a sweep's folder; UserError if no point has begun."""
+        """The results in a sweep's folder; UserError if no point has begun, or one was evaluated without the metric."""
         sweep = Sweep.read(folder)
         begun = [point for point in sweep.points if RunFolder(folder / point.name).plan_file.is_file()]
         if not begun:
@@ -55,7 +56,10 @@ class Results:
             (values,) = columns(run.evaluations, sweep.metric)
             if kind == Kind.TRAINING:
                 group.losses[point.seed] = math.inf
-            elif kind == Kind.FINISHED and values.size:
+            elif kind == Kind.FINISHED:
+                if not values.size:
+                    known = ", ".join(dict.fromkeys(itertools.chain(*run.evaluations)))
+                    raise UserError(f"--metric {sweep.metric}: {run.name} was evaluated by {known or 'nothing'}")
                 group.losses[point.seed] = sweep.sign * float(values[-1])
         return cls(sweep, list(groups.values()))
 
@@ -75,47 +79,51 @@ class Results:
         return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows)])
 
     def _finding(self, group: Group) -> str:
-        """Whether its rate is the best of those with the same other settings.
+        """Whether its rate is the best of those with the same other settings, and whether the scaling rule holds.
 
-        Also whether the scaling rule predicts, from the first batch size's best rate, the best rate of the others.
+        It does if one rate is the best at this batch size and at the first: no other is clearly better at either.
         """
-        rivals = self._stable(group.settings)
-        if not rivals or RATE not in group.settings or not group.losses:
+        rivals = self._rivals(group.settings)
+        if RATE not in group.settings or group not in self._stable(rivals)[:1]:
             return ""
-        best = rivals[0]
-        rate = group.settings[RATE]
-        found = []
-        if group is best:
-            found.append("best")
-            rates = [each.settings[RATE] for each in self.groups]
-            if rate in (min(rates), max(rates)) and all(each.losses for each in self.groups):
-                found[0] += " (at an end of the listed rates: extend the list)"
+        if not all(each.losses for each in rivals):
+            return "best so far"
+        finding = "best"
+        rates = [each.settings[RATE] for each in self.groups]
+        if group.settings[RATE] in (min(rates), max(rates)) and all(each.losses for each in self.groups):
+            finding += " (at an end of the listed rates: extend the list)"
         first_size = self.groups[0].settings.get(BATCH)
-        best_of_first_size = self._stable({**group.settings, BATCH: first_size})[:1]
-        is_predicted = rate in [each.settings[RATE] for each in best_of_first_size]
-        if is_predicted and group.settings.get(BATCH) != first_size:
-            if group is best:
-                found.append("as the rule predicts" + ", by one seed" * (len(best.cell.values) == 1))
-            elif group.cell.diverged or is_clearly_lower(best.cell, group.cell, len(rivals) - 1):
-                found.append("the rule does not hold")
-            else:
-                found.append("the rule: cannot be told")
-        return ", ".join(found)
+        first = self._rivals({**group.settings, BATCH: first_size})
+        predicted = self._stable(first)[:1]
+        if group.settings.get(BATCH) == first_size or len(rivals) == 1 or not all(each.losses for each in first):
+            return finding
+        possible = self._possibly_best(rivals) & self._possibly_best(first)
+        if not possible:
+            return f"{finding}; the rule does not hold"
+        if [group.settings[RATE]] == [each.settings[RATE] for each in predicted]:
+            return f"{finding}, as the rule predicts" + ", not clearly" * (len(possible) > 1)
+        return f"{finding}; the rule: cannot be told"
 
-    def _stable(self, settings: dict[str, Any]) -> list[Group]:
-        """The groups that differ from these settings in the rate, if at all, the lowest mean first.
+    def _rivals(self, settings: dict[str, Any]) -> list[Group]:
+        """The groups that differ from these settings in the rate, if at all."""
+        return [group for group in self.groups if {**group.settings, RATE: None} == {**settings, RATE: None}]
 
-        A rate at which a seed diverges is not a good one, whatever the others reach.
-        """
-        rivals = [group for group in self.groups if {**group.settings, RATE: None} == {**settings, RATE: None}]
+    def _stable(self, rivals: list[Group]) -> list[Group]:
+        """Those of which no seed has diverged, the lowest mean first: a rate that may diverge is not a good one."""
         stable = [group for group in rivals if group.cell.values and not group.cell.diverged]
         return sorted(stable, key=lambda group: group.cell.mean)
+
+    def _possibly_best(self, rivals: list[Group]) -> set[float]:
+        """The rates of those that are not clearly worse than the best."""
+        stable = self._stable(rivals)
+        others = [each for each in stable[1:] if not is_clearly_lower(stable[0].cell, each.cell, len(stable) - 1)]
+        return {each.settings[RATE] for each in (*stable[:1], *others)}
 
     def until(self, target: float) -> Iterator[tuple[int, ReportedRun, Cell, int]]:
         """Each batch size with a run of its best learning rate, the samples until its seeds reached the target, and the
         number of those that did not."""
         for group in self.groups:
-            best = self._stable(group.settings)[:1]
+            best = self._stable(self._rivals(group.settings))[:1]
             # A batch that grows is no size.
             if group in best and isinstance(group.settings.get(BATCH), int):
                 reached = self._training_until(target, group, "samples")

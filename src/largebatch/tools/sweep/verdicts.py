@@ -37,11 +37,12 @@ def is_clearly_lower(lower: Cell, higher: Cell, num_chosen_from: int) -> bool:
     The first has the lowest mean of `num_chosen_from` cells, each of which might have had it: by Bonferroni's rule, the
     probability of an error is divided among them.
     """
-    if min(len(lower.values), len(higher.values)) < 2:
+    # Without a spread, as of one seed, there is nothing to measure the difference by.
+    if lower.std == higher.std == 0:
         return False
     from scipy.stats import ttest_ind
 
-    # Warnings tell of seeds with equal results.
+    # Warnings tell of a single seed, whose p-value is NaN.
     with warnings.catch_warnings(action="ignore"):
         found = ttest_ind(lower.values, higher.values, equal_var=False, alternative="less")
     return bool(found.pvalue < (1 - CONFIDENCE) / num_chosen_from)
@@ -51,16 +52,16 @@ class Compared(NamedTuple):
     """The losses of a batch size, less those of the run's own, seed by seed."""
 
     verdict: str  # "within" or "beyond" the tolerance, or "undecided"
-    difference: float | None  # the mean; None if a run diverged, or without pairs of seeds
+    cost: float | None  # the mean difference, above 0 if worse; None if a run diverged, or without pairs of seeds
     margin: float | None  # on each side, of Student's t: 95 % confidence, one-sided; None if it is not known
-    missing_seeds: int  # that would decide, at the spread so far
+    missing_seeds: int  # that would decide, if their mean and spread stay
 
     def __str__(self) -> str:
         known = []
         if self.missing_seeds:
-            known.append(counted(self.missing_seeds, "more seed"))
+            known.append(f"at least {counted(self.missing_seeds, 'more seed')}")
         if self.margin is not None:
-            known.append(f"the difference is {self.difference:+.4g} ± {self.margin:.2g} (95 %, one-sided)")
+            known.append(f"it costs {self.cost:.4g} ± {self.margin:.2g} (95 %, one-sided)")
         return f"{self.verdict}: {'; '.join(known) or 'a run diverged'}"
 
 
