@@ -8,8 +8,10 @@ import pytest
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 import tasks
+from largebatch.config import load_config
 from largebatch.config.problems import explained
 from largebatch.config.sections import Section
+from largebatch.errors import ConfigError
 from paths import IMAGENET, PYDOC
 from problems import problem_of, problems_of
 
@@ -40,6 +42,14 @@ def test_all_problems_in_one_error_and_then_those_between_sections(tmp_path):
     contradictions = "\n".join(problems_of(recipe=bad))
     assert "learning_rate.warmup.duration: warmup takes " in contradictions
     assert "batch.global_batch_size: 15 is not a multiple of" in contradictions
+
+
+def test_an_option_that_no_field_is():
+    """It is not the file that is wrong."""
+    with pytest.raises(ConfigError, match=r"the command line:\n  - --strategy: neither an option here nor a field of "):
+        load_config(PYDOC, ["--strategy=fsdp"])
+    with pytest.raises(ConfigError, match=r"--bach\.global_batch_size: neither .* recipe, did you mean batch\?"):
+        load_config(PYDOC, ["--bach.global_batch_size=8"])
 
 
 def test_a_kind_with_two_names(tmp_path):

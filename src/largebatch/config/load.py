@@ -16,6 +16,7 @@ from largebatch.config.task_config import config_class_of, task_code_errors
 from largebatch.errors import ConfigError
 from largebatch.system.regular_file import read_bytes
 from largebatch.task_folders import folder_of
+from largebatch.words import did_you_mean
 
 MAX_PROBLEMS = 100
 WHERE_DATA_IS = ("data.path", "data.data_files", "data.train", "data.eval")
@@ -47,6 +48,11 @@ def load_config(
     found = config_class_of(folder, path)
     if config_class is not None and found is not config_class:
         raise ConfigError(f"belongs to a different task; run {folder / 'train.py'} instead", str(path))
+    for name, _ in split_overrides(overrides):
+        section = name.partition(".")[0]
+        if section not in found.model_fields:
+            hint = did_you_mean(section, found.model_fields)
+            raise ConfigError(f"--{name}: neither an option here nor a field of the recipe{hint}", "the command line")
     config = validate(raw, found, source=str(path))
     if overrides and config.expected:
         config = _without_figure_of_others(config, validate(_read_json(Path(path)), found, source=str(path)))

@@ -156,7 +156,7 @@ def _most_products(plan: RunPlan, model: ModelShape, owners: int) -> int:
 
 def _suggest(options: Mapping[str, Json], activations: int | None, gpu_memory: int) -> tuple[str | None, str]:
     """The strategy to use, None if nothing fits, and the reason."""
-    memory = f"{(gpu_memory - kept_back(gpu_memory)) / GIB:.4g} of {gpu_memory / GIB:.4g} GiB"
+    memory = f"the usable {(gpu_memory - kept_back(gpu_memory)) / GIB:.4g} of {gpu_memory / GIB:.4g} GiB"
     fitting = {name: option for name, option in options.items() if option["fits"]}
     if not fitting:
         return None, (

@@ -63,10 +63,8 @@ def cells_of(*arguments, **about):
 
 def test_loss_against_rate_and_the_rule(tmp_path):
     table = Results.read(write_sweep(tmp_path)).table()
-    title = (
-        "loss of the last evaluation, mean ± standard deviation over seeds (number of seeds); 24 of 24 points are over"
-    )
-    assert table.splitlines()[0] == title
+    title = "loss of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
+    assert table.splitlines()[0] == title + "; 24 of 24 points have ended"
     assert cells(table) == {
         "loss": ["finding"],
         "base_lr=0.1 global_batch_size=64": ["1.1 ± 0.1 (3)", f"best{END}"],
@@ -172,7 +170,7 @@ def test_points_that_are_not_finished(tmp_path, capsys):
     end_run(folder / "base_lr=0.1_global_batch_size=64_seed=1", None)
     (folder / "base_lr=0.2_global_batch_size=64_seed=0/plan.json").unlink()
     table = Results.read(folder).table()
-    assert "; 22 of 24 points are over" in table
+    assert "; 22 of 24 points have ended" in table
     assert [row[0] for row in cells(table).values()][1:6:4] == ["1.05 ± 0.071 (2)", "1.45 ± 0.071 (2)"]
     for plan in folder.glob("*/plan.json"):
         plan.unlink()

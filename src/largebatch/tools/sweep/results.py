@@ -76,7 +76,7 @@ class Results:
         title = f"{self.sweep.metric} of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
         over = sum(len(group.losses) for group in self.groups)
         count = len(self.sweep.points)
-        return "\n".join([f"{title}; {over} of {count} points are over", *aligned(rows)])
+        return "\n".join([f"{title}; {over} of {count} points have ended", *aligned(rows)])
 
     def _finding(self, group: Group) -> str:
         """Whether its rate is the best of those with the same other settings, and whether the scaling rule holds.
