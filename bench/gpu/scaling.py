@@ -92,7 +92,7 @@ class Scaling:
             tempfile.TemporaryDirectory() as folder,
             contender(start_job(ours, words, Path(folder, "run"), **options), size) as job,
         ):
-            samples = [size * units_of_step(config) / job.turn() for _ in range(TURNS)]
+            samples = [size * units_of_step(JOBS[JOB], config) / job.turn() for _ in range(TURNS)]
         median = sorted(samples)[TURNS // 2]
         results: list[Result] = [Figure(f"{strategy}, {size} processes", f"{JOBS[JOB].unit}/s", samples)]
         if size == 1:

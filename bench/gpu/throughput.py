@@ -1,4 +1,5 @@
-"""Throughput: four models under several strategies, beside a bare compiled loop and Transformers' `Trainer`."""
+"""Throughput: four models under several strategies, beside a bare compiled loop and Transformers' `Trainer`; three more
+under DDP."""
 
 import sys
 import tempfile
@@ -23,12 +24,13 @@ from record import OURS, Comparison, Figure
 
 TITLE = "Throughput on one GPU"
 ABOUT = """Time of an optimizer step on one GPU with one process: GPT-2 124M on 1,024 tokens, a Llama of 1.3 billion
-parameters on 2,048, and ResNet-50 and ViT-S/16 on 224 pixels, with generated samples, bf16 autocast, fp32 weights,
-`torch.compile`, scaled dot-product attention and fused optimizers. `bare` is a compiled loop without a wrapper,
-`trainer` is Transformers' `Trainer` (`bench/peers/throughput`), and `ours` is the shipped `train.py` with
-`--compute.compile=on`. Both of a pair stay alive and take turns of some steps. The targets are at most 1.01 times the
-bare loop on DDP, 1.03 times on FSDP2 and ZeRO, and the throughputs below on an H200. MFU is by the formula and the data
-sheets of `largebatch.model.flops`. The longest kernels of a step are of turns of their own, under torch's profiler."""
+parameters on 2,048, ResNet-50 and ViT-S/16 on 224 pixels, and without a bare loop CLIP ViT-B/32 with texts of 77 tokens
+and BERT-Large, with generated samples, bf16 autocast, fp32 weights, `torch.compile`, scaled dot-product attention and
+fused optimizers. `bare` is a compiled loop without a wrapper, `trainer` is Transformers' `Trainer`
+(`bench/peers/throughput`), and `ours` is the shipped `train.py` with `--compute.compile=on`. Both of a pair stay alive
+and take turns of some steps. The targets are at most 1.01 times the bare loop on DDP, 1.03 times on FSDP2 and ZeRO, and
+the throughputs below on an H200. MFU is by the formula and the data sheets of `largebatch.model.flops`. The longest
+kernels of a step are of turns of their own, under torch's profiler."""
 
 BARE = "bare"
 TRAINER = "trainer"
@@ -45,6 +47,7 @@ CASES = (
     ("vit_s16", ("fsdp", TRAINER)),
     ("gpt2_124m", ("zero2", "zero3")),
 )
+ALONE = ("clip_b32", "bert_large_128", "bert_large_512")
 
 
 class Turns(NamedTuple):
@@ -161,12 +164,12 @@ def throughput(job: Job, comparison: Comparison, gpus: Gpus) -> list[Result]:
     """Units per second of ours on DDP, from the samples of its pair; the MFU of a language model."""
     is_small = gpus.count == 0
     config, _ = config_of(job, is_small)
-    units = units_of_step(config)
+    units = units_of_step(job, config)
     what = f"{job.title}, ours on ddp"
     samples = [units / each[OURS] for each in comparison.rounds]
     # What a small model reaches says nothing.
     results: list[Result] = [Figure(what, f"{job.unit}/s", samples, at_least=None if is_small else job.at_least)]
-    if config.data.tokens_per_sample is not None:
+    if job.unit == "tokens":
         mfu = utilization(job, is_small, gpus.name, units / comparison.median(OURS))
         unknown = f"largebatch.system.hardware has no data sheet of {gpus.name or 'a CPU'}"
         what += ": MFU"
@@ -183,6 +186,14 @@ def pair(name: str, kind: str, contenders: dict[str, Shared], gpus: Gpus, deadli
     limits = {} if is_small or kind == TRAINER else {OURS: LIMITS[kind]}
     comparison = Comparison("s per step", BARE, measured, title_of(name, kind), limits)
     return [comparison, *(throughput(JOBS[name], comparison, gpus) if kind == "ddp" else [])]
+
+
+def alone(name: str, gpus: Gpus, launcher: Launcher, deadline: Deadline) -> list[Result]:
+    """One row: the throughput of a job that has no bare loop."""
+    is_small = gpus.count == 0
+    with contender_of(name, "ddp", is_small, launcher, deadline) as started:
+        rounds = take_turns({OURS: started}, Turns.of(is_small).rounds)
+    return throughput(JOBS[name], Comparison("s per step", OURS, rounds), gpus)
 
 
 def kernels(title: str, contenders: dict[str, Shared], deadline: Deadline) -> list[Result]:
@@ -210,6 +221,8 @@ def rows(gpus: Gpus) -> Iterator[Row]:
                     yield Row(title, partial(pair, name, kind, contenders, gpus))
                     if kind == "ddp":
                         yield Row(f"{title}: kernels", partial(kernels, title, contenders))
+    for name in ALONE:
+        yield Row(title_of(name, "ddp"), partial(alone, name, gpus, launcher))
 
 
 def measure(part: Part, gpus: Gpus) -> None:

@@ -1,8 +1,7 @@
 """Result against batch size, under the rules for the learning rate that the literature compares.
 
     python bench/science/batch_size.py goyal_digits --seeds 5
-    python bench/science/batch_size.py adam_pydoc --seeds 3
-    python bench/science/batch_size.py goyal_cifar10 --seeds 5 --jobs 1        # on a GPU
+    python bench/science/batch_size.py adam_documents --seeds 3
 
 Chooses the base learning rate at the reference batch size first, among the experiment's, by the mean over the seeds;
 then trains every rule at every batch size. The runs are a sweep, which the same command continues where it was stopped;

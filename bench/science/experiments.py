@@ -56,22 +56,21 @@ class Experiment:
     orderings: tuple[Ordering, ...]
 
 
-def goyal_rules(warmup_epochs: int) -> dict[str, tuple[str, ...]]:
-    """The rules of Goyal et al. 2017, tables 1 and 2a."""
-    gradual = f'{{"duration": {{"epochs": {warmup_epochs}}}, "start": "base_lr"}}'
-    constant = f'{{"duration": {{"epochs": {warmup_epochs}}}, "start": "base_lr", "shape": "constant"}}'
-    return {
-        "linear, gradual warmup": (SCALING + "linear", WARMUP + gradual),
-        "linear, no warmup": (SCALING + "linear", WARMUP + "null"),
-        "linear, constant warmup": (SCALING + "linear", WARMUP + constant),
-        "square root, gradual warmup": (SCALING + "sqrt", WARMUP + gradual),
-        "unscaled": (SCALING + "none", WARMUP + "null"),
-    }
+GRADUAL = '{"duration": {"epochs": 5}, "start": "base_lr"}'
+CONSTANT = '{"duration": {"epochs": 5}, "start": "base_lr", "shape": "constant"}'
+GOYAL_RULES = {
+    "linear, gradual warmup": (SCALING + "linear", WARMUP + GRADUAL),
+    "linear, no warmup": (SCALING + "linear", WARMUP + "null"),
+    "linear, constant warmup": (SCALING + "linear", WARMUP + CONSTANT),
+    "square root, gradual warmup": (SCALING + "sqrt", WARMUP + GRADUAL),
+    "unscaled": (SCALING + "none", WARMUP + "null"),
+}
+"""The rules of Goyal et al. 2017, tables 1 and 2a."""
 
 
 def goyal_orderings(batch: int) -> tuple[Ordering, ...]:
     """The orderings of Goyal et al. 2017 at 32 times the reference: top-1 errors of ResNet-50, in percent."""
-    gradual, none, constant, sqrt, unscaled = goyal_rules(5)
+    gradual, none, constant, sqrt, unscaled = GOYAL_RULES
     return (
         Ordering(gradual, none, batch, "23.74 against 24.84, table 1"),
         Ordering(gradual, constant, batch, "23.74 against 25.88, table 1"),
@@ -124,52 +123,8 @@ EXPERIMENTS = {
         reference=16,
         base_lrs=(0.0125, 0.025, 0.05, 0.1, 0.2),
         batches=(16, 32, 64, 128, 256, 512),
-        rules=goyal_rules(warmup_epochs=5),
+        rules=GOYAL_RULES,
         orderings=(*goyal_orderings(256), *goyal_orderings(512)),
-    ),
-    "goyal_cifar10": Experiment(
-        recipe=ROOT / "recipes/image_classification/resnet_cifar10.json",
-        overrides=(
-            "--batch.micro_batch_size=64",
-            '--train.duration={"epochs": 30}',
-            '--learning_rate.decay={"name": "cosine"}',
-            '--evaluation.every={"epochs": 1}',
-        ),
-        metric="accuracy",
-        is_error=True,
-        last=5,
-        diverged=0.9,
-        reference=128,
-        base_lrs=(0.025, 0.05, 0.1, 0.2, 0.4),
-        batches=(128, 256, 512, 1024, 2048, 4096, 8192),
-        rules=goyal_rules(warmup_epochs=5),
-        orderings=(*goyal_orderings(2048), *goyal_orderings(4096)),
-    ),
-    "adam_pydoc": Experiment(
-        recipe=ROOT / "recipes/causal_lm/gpt_pydoc.json",
-        overrides=(
-            "--model.num_layers=2",
-            "--model.hidden_size=64",
-            "--model.num_heads=2",
-            "--data.block_size=64",
-            "--data.num_train_samples=6144",
-            "--data.num_eval_samples=256",
-            "--batch.micro_batch_size=8",
-            '--train.duration={"epochs": 2}',
-            '--learning_rate.warmup={"duration": {"samples": 1024}, "start": "zero"}',
-        ),
-        metric="loss",
-        is_error=False,
-        last=1,
-        diverged=5.545,  # log 256, of guessing bytes
-        reference=8,
-        base_lrs=(0.001, 0.002, 0.004, 0.008, 0.016, 0.032),
-        batches=(8, 16, 32, 64, 128),
-        rules=ADAM_RULES,
-        orderings=(
-            Ordering("square root", "linear", 128, "the square-root rule for Adam, arXiv 2006.09092 and 2205.10287"),
-            Ordering("square root", "unscaled", 128, "the same"),
-        ),
     ),
     # Batches of few tokens, whose gradients are mostly noise, and eight times as many steps.
     "adam_documents": Experiment(

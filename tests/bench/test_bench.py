@@ -194,7 +194,7 @@ def test_a_row_is_rehearsed_on_the_cpu(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["gpt2_124m", "resnet50"])
+@pytest.mark.parametrize("job", ["gpt2_124m", "resnet50", "clip_b32", "bert_large_512"])
 def test_jobs_of_a_gpu_are_rehearsed_without_a_hub(job):
     """On generated samples."""
     launcher = Launcher(1, ["zero1"])
