@@ -45,7 +45,7 @@ def test_gpu_hours_are_those_of_the_plan(monkeypatch, capsys):
     rows = re.findall(
         r"(?m)^\| `(\w+)` \| (\d+) x `(\w+)`, \w+ \| ([\d,]+) \| (\S+) to (\S+) \| (\S+) to (\S+) \|$", RECIPE_TABLE
     )
-    assert len(rows) == 14
+    assert len(rows) == 15
     for name, processes, strategy, steps, *estimates in rows:
         assert main(["plan", name, "--world-size", processes, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["total_steps"] == int(steps.replace(",", ""))
