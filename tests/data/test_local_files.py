@@ -103,6 +103,13 @@ def test_what_cannot_be_read_is_refused_by_name():
         found("data")
 
 
+def test_a_name_that_would_be_read_as_two_paths():
+    """Even where there is a file with the first part of the name."""
+    written("a", "a::b.jsonl")
+    with pytest.raises(DataError, match=r"data_files\.train: a::b\.jsonl would be read as two paths; rename it"):
+        read("a::b.jsonl")
+
+
 def test_hidden_files_and_marks_are_no_data():
     written("data/part-0.jsonl", "data/_SUCCESS", "data/.part-0.jsonl.crc", "data/.git/x", "data/_committed_17")
     assert found("data") == ["data/part-0.jsonl"]

@@ -20,7 +20,7 @@ from largebatch.config.sections import (
 from largebatch.errors import ConfigError, UserError
 from largebatch.system.repositories import RepositoryKind
 
-FORMATS = ("parquet", "arrow", "json", "csv", "text", "imagefolder", "webdataset")
+FORMATS = ("parquet", "json", "csv", "text", "imagefolder", "webdataset")
 """Of local files: `datasets` has others, such as "pandas", whose files are code."""
 Patterns = str | Annotated[list[str], Field(min_length=1)]
 """A path or glob, or several, with ranges of numbers as in "{00000..00041}.tar"."""

@@ -3,7 +3,6 @@
 import errno
 import re
 import socket
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
 from itertools import product
@@ -20,9 +19,9 @@ from largebatch.data.columns import Uses, column
 from largebatch.data.forked import forked_by_datasets
 from largebatch.data.local_files import LocalFile, damage_told, found_files, local_file
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
+from largebatch.data.unread import name_columns, name_files
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
-from largebatch.words import counted
 
 if TYPE_CHECKING:
     import datasets
@@ -109,7 +108,8 @@ def open_splits(
         if is_guessed and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
             raise DataError(f"data.{use.field}: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
     if preparation.allowed == "everything":
-        _name_unread(config, builder, train, uses)
+        name_files(config, builder, _local_files(builder))
+        name_columns(builder, train.column_names, uses)
     return train, evaluation
 
 
@@ -132,43 +132,6 @@ def _raise_explained(error: Exception, path: str, splits: tuple[str, str]) -> No
         f"data.path: {path!r} could not be loaded with splits {splits}: {reason_of(cause)}; correct that or, for local "
         "data, write its folder, or data_files whose rows all have the same columns and types"
     ) from error
-
-
-def _name_unread(
-    config: HubOrLocal, builder: "datasets.DatasetBuilder", train: "datasets.Dataset", uses: Uses | None
-) -> None:
-    """Print what nothing reads, and somebody may expect to be read: other files, and columns that are not used."""
-    from largebatch.data.text_rows import TextRows
-
-    listed = present = _local_files(builder)
-    if not config.data_files:
-        # Of a folder, `datasets` takes the files of one kind, some only if it knows their names.
-        folder = Path(config.path).expanduser().absolute()
-        inside = list(folder.rglob("[!._]*"))
-        for link in inside:
-            if link.is_symlink() and link.is_dir():
-                print(f"a link to a folder that nothing reads: {link}; name its files in data.data_files")
-        present = [file for file in inside if "/." not in f"/{file.relative_to(folder)}" and file.name != "README.md"]
-    if builder.name == "imagefolder":
-        images = [file for file in listed if file.suffix.lower() in builder.EXTENSIONS]
-        listed = [*images, *(file for file in listed if file.stem == "metadata")]
-        # A zip adds rows.
-        left_out = len(images) - sum(split.num_examples for split in builder.info.splits.values())
-        if left_out > 0:
-            print(f"{counted(left_out, 'image')} that nothing reads: the metadata does not list all")
-    read = set(listed)
-    others = Counter(file.suffix.lower() for file in present if file not in read and file.is_file())
-    for suffix, count in others.items():
-        print(f"{counted(count, 'file')} that nothing reads: {suffix or 'without an ending'}")
-    if uses is None:
-        return
-    columns = train.column_names
-    if isinstance(builder, TextRows):
-        columns = builder.first_columns()
-        if builder.config.separator:
-            print(f"cells of the data are separated by {builder.config.separator!r}")
-    if unread := [name for name in columns if name not in uses]:
-        print(f"{counted(len(unread), 'column')} of the data that nothing reads: {', '.join(unread)}")
 
 
 def _local_files(builder: "datasets.DatasetBuilder", splits: Iterable[str] | None = None) -> list[Path]:

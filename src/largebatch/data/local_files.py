@@ -67,6 +67,9 @@ def local_file(path: Path, field: str) -> LocalFile:
         status = path.stat()
     except OSError as error:
         raise DataError(f"{field}: {path} cannot be read: {error.strerror}; correct that, or remove it") from error
+    # For `fsspec`, it joins a file system and a path.
+    if "::" in str(path):
+        raise DataError(f"{field}: {path} would be read as two paths; rename it without ::")
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{field}: {path} is not a file; write the paths of files")
     return LocalFile(path, status.st_size, status.st_mtime_ns)

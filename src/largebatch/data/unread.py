@@ -1,0 +1,51 @@
+"""What of a data set nothing reads, and somebody may expect to be read: `prepare` prints it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from largebatch.config.data import HubOrLocal
+from largebatch.data.columns import Uses
+from largebatch.words import counted
+
+if TYPE_CHECKING:
+    import datasets
+
+
+def name_files(config: HubOrLocal, builder: "datasets.DatasetBuilder", listed: list[Path]) -> None:
+    """Print which files of a folder, or of those that are listed, are not read."""
+    present = listed
+    read = {*listed}
+    if not config.data_files:
+        # Of a folder, `datasets` takes the files of one kind, some only if it knows their names.
+        folder = Path(config.path).expanduser().absolute()
+        inside = list(folder.rglob("[!._]*"))
+        for link in inside:
+            if link.is_symlink() and link.is_dir():
+                print(f"a link to a folder that nothing reads: {link}; name its files in data.data_files")
+        present = [file for file in inside if "/." not in f"/{file.relative_to(folder)}" and file.name != "README.md"]
+    if builder.name == "imagefolder":
+        images = [file for file in listed if file.suffix.lower() in builder.EXTENSIONS]
+        read = {*images, *(file for file in listed if file.stem == "metadata")}
+        # A zip adds rows.
+        left_out = len(images) - sum(split.num_examples for split in builder.info.splits.values())
+        if left_out > 0:
+            print(f"{counted(left_out, 'image')} that nothing reads: the metadata does not list all")
+    others = Counter(file.suffix.lower() for file in present if file not in read and file.is_file())
+    for suffix, count in others.items():
+        print(f"{counted(count, 'file')} that nothing reads: {suffix or 'without an ending'}")
+
+
+def name_columns(builder: "datasets.DatasetBuilder", columns: Sequence[str], uses: Uses | None) -> None:
+    """Print the columns that are not used, and what separates those of a CSV file; without uses, any may be."""
+    from largebatch.data.text_rows import TextRows
+
+    if uses is None:
+        return
+    if isinstance(builder, TextRows):
+        columns = builder.first_columns()
+        if builder.config.separator:
+            print(f"cells of the data are separated by {builder.config.separator!r}")
+    if unread := [name for name in columns if name not in uses]:
+        print(f"{counted(len(unread), 'column')} of the data that nothing reads: {', '.join(unread)}")
