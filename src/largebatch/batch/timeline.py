@@ -131,30 +131,25 @@ class Timeline:
         Raises:
             ValueError: Samples have no tokens, or not all the same number; or there are no epochs.
         """
-        return Fraction(*self._progress(step, unit))
-
-    def _progress(self, step: int, unit: Unit) -> tuple[int, int]:
-        """`progress` as numerator and denominator: every step needs it, and Python's fractions are slow."""
         if unit == "steps":
-            return step, 1
+            return Fraction(step)
         batch = self.at(step)
         if unit == "samples":
-            return batch.samples_before, 1
+            return Fraction(batch.samples_before)
         if unit == "tokens":
             if self.tokens_per_sample is None:
                 raise ValueError(
                     "is given in tokens, but the samples of this data have no fixed number of tokens; use epochs, "
                     "steps or samples"
                 )
-            return batch.samples_before * self.tokens_per_sample, 1
+            return Fraction(batch.samples_before * self.tokens_per_sample)
         if self.num_train_samples == NO_EPOCHS:
             raise ValueError(
                 "is given in epochs, but a mixture has none, because its sources end at different times; use steps, "
                 'samples or tokens, or data.weights "by_size"'
             )
         _, left = self._left_in_epoch(batch.start, batch.global_batch_size)
-        whole = batch.start + left
-        return batch.epoch * whole + batch.start, whole
+        return batch.epoch + Fraction(batch.start, batch.start + left)
 
     def steps_in(self, length: Length) -> int:
         """The smallest number of steps from the start of training that are at least `length`; raises as `progress`."""
@@ -172,8 +167,7 @@ class Timeline:
         """Whether training passes a multiple of `every` with the last of the first `step` steps."""
 
         def multiples(step: int) -> int:
-            numerator, denominator = self._progress(step, every.unit)
-            return numerator * every.exact.denominator // (denominator * every.exact.numerator)
+            return self.progress(step, every.unit) // every.exact
 
         return multiples(step) > multiples(step - 1)
 
