@@ -16,6 +16,7 @@ import tasks
 from jobs import JobFailed, run_job, train, train_in_job
 from largebatch.backend.compilation import CompiledRegions, compiles_whole
 from largebatch.config import load_config
+from largebatch.config.sections import Compute
 from largebatch.errors import ConfigError
 from largebatch.model.building import build_shapes
 from largebatch.plan import RunPlan, explain, resolve
@@ -126,7 +127,7 @@ def test_what_is_compiled(monkeypatch):
         (unlike, "ModuleList", 1),
     ):
         names = list(model.state_dict())
-        regions = CompiledRegions(model, CPU).regions
+        regions = CompiledRegions(model, CPU, find_strategy("ddp"), Compute(compile="blocks")).regions
         assert [type(region).__name__ for region in regions] == [kind] * count
         assert list(model.state_dict()) == names
         # A model that is compiled whole is cut up for DDP's reductions; blocks are parts enough.

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics, synchronize
-from largebatch.backend.compilation import CompiledRegions, compiles_whole
+from largebatch.backend.compilation import CompiledRegions
 from largebatch.backend.gradient_watch import GradientWatch
 from largebatch.backend.launch import Launch
 from largebatch.backend.processes import Processes
@@ -90,8 +90,7 @@ class Backend(Processes, ABC):
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy; use the returned ones from here on."""
         if self.plan.compiles_on(self.device.type):
-            is_whole = compiles_whole(model, self.launch.entry, self.plan.compute)
-            self._compiled = CompiledRegions(model, self.device, is_whole)
+            self._compiled = CompiledRegions(model, self.device, self.launch.entry, self.plan.compute)
         self._shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
         self._wrap(model, optimizer)
         self._locate_layers()

@@ -49,15 +49,19 @@ class CompiledRegions:
     Args:
         model: The model, whose regions' `forward` is replaced.
         device: The process's device.
-        is_whole: Whether the model is one region even if it repeats blocks.
+        strategy: The strategy that will wrap it.
+        compute: The recipe's section.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, is_whole: bool = False):
+    def __init__(self, model: nn.Module, device: torch.device, strategy: StrategyEntry, compute: Compute):
         torch._dynamo.config.recompile_limit = MAX_VERSIONS
         # With the compiler's own random numbers, dropout would depend on whether a model is compiled.
         torch._inductor.config.fallback_random = True
         self._device = device
-        self.regions = [model] if is_whole else repeated_blocks(model) or [model]
+        self._strategy = strategy
+        self._word = compute.compile
+        blocks = [] if compiles_whole(model, strategy, compute) else repeated_blocks(model)
+        self.regions = blocks or [model]
         # Why the regions run eagerly; None if they do not. A small module needs what a model needs: a C++ compiler on
         # a CPU; Triton, gcc and Python's headers on a GPU.
         self.why_eager = self._failure_of(nn.SiLU(), torch.compile(nn.SiLU()), [torch.ones(1, device=device)], {})
@@ -67,16 +71,18 @@ class CompiledRegions:
         for region in self.regions:
             region.forward = self._compiled(region)
 
-    def leave_out(self, region: nn.Module, strategy: str, word: str) -> None:
+    def leave_out(self, region: nn.Module) -> None:
         """Compile nothing, because the strategy does not gather all of a region's weights for its compiled code.
 
         Raises:
             UserError: The recipe's `compute.compile` is not "auto".
         """
-        self.why_eager = f"{strategy} does not gather all weights of {type(region).__name__} for its compiled code"
-        if word != "auto":
+        self.why_eager = (
+            f"{self._strategy.name} does not gather all weights of {type(region).__name__} for its compiled code"
+        )
+        if self._word != "auto":
             others = names_of(lambda entry: not entry.shards.endswith("weights"))
-            less = '"blocks" or "off"' if word == "model" else '"off"'
+            less = '"blocks" or "off"' if self._word == "model" else '"off"'
             raise UserError(f"compute.compile: {self.why_eager}; write {less}, or launch with {others}")
 
     def _compiled(self, region: nn.Module) -> Callable[..., Any]:

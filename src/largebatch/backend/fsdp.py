@@ -62,7 +62,7 @@ class FsdpBackend(NativeBackend):
         if (compiled := self._compiled) is not None:
             for region in compiled.regions:
                 if any(isinstance(part, FSDPModule) for part in region.modules() if part is not region):
-                    compiled.leave_out(region, self.launch.strategy, self.plan.compute.compile)
+                    compiled.leave_out(region)
 
     def _materialize(self, model: nn.Module) -> None:
         """Shard the model, which Accelerate then takes as it is, and allocate rows that were built without memory."""

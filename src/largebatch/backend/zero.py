@@ -76,7 +76,7 @@ class ZeroBackend(Backend):
                 # Frozen weights are let go before its compiled backward pass, which needs all but those that are only
                 # added, such as key biases.
                 if region is model or not all(name.endswith("bias") for name in frozen):
-                    compiled.leave_out(region, self.launch.strategy, self.plan.compute.compile)
+                    compiled.leave_out(region)
                     break
                 # Gather its weights together before its compiled code runs, instead of in each layer inside it.
                 set_z3_leaf_module(region, True)
