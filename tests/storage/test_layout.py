@@ -111,7 +111,7 @@ def test_what_has_another_form_is_refused(path, value, parse):
         parse(changed(path, value))
 
 
-@pytest.mark.parametrize("raw", [None, [], "largebatch", {}, {"format": "largebatch checkpoint 1", "step": "many"}])
+@pytest.mark.parametrize("raw", [{}, {"format": "largebatch checkpoint 1", "step": "many"}])
 def test_other_formats_are_refused_in_one_line_whatever_else_is_wrong(raw, parse):
     with pytest.raises(CheckpointError, match=r"its format is .*, not 'largebatch 5'; use the version"):
         parse(raw)
@@ -137,6 +137,13 @@ def test_overlaps_are_the_elements_asked_for_and_their_places():
 def test_what_is_no_json_is_refused(content, tmp_path):
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"manifest\.json cannot be read"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["null", "[]", '"largebatch"'])
+def test_what_is_no_object_is_refused(content, tmp_path):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is not an object"):
         read_manifest(tmp_path)
 
 

@@ -152,8 +152,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
                 "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
             )
         return None
-    index = read_json(folder / INDEX, follow_links=True)
-    files = index.get("weight_map") if isinstance(index, dict) else None
+    files = read_json(folder / INDEX, follow_links=True).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise CheckpointError(f"{INDEX} has no weight_map from names to files")
     if paths := [file for file in files.values() if Path(file).name != file]:
@@ -177,8 +176,7 @@ def _config_problems(folder: Path, model: nn.Module) -> Iterator[str]:
     if not isinstance(config, PretrainedConfig) or not (folder / CONFIG).exists():
         return
     raw = read_json(folder / CONFIG, follow_links=True)
-    kind = raw.get("model_type") if isinstance(raw, dict) else None
-    if kind != config.model_type:
+    if (kind := raw.get("model_type")) != config.model_type:
         yield f"its {CONFIG} is for a model of type {kind}, but this one is of type {config.model_type}"
         return
     try:

@@ -174,13 +174,16 @@ def rank_file(rank: int) -> str:
     return f"rank_{rank:05d}.safetensors"
 
 
-def read_json(path: Path, follow_links: bool = False) -> Any:
-    """The content of a JSON file; CheckpointError if it is missing, not JSON, or a link that is not to be followed.
+def read_json(path: Path, follow_links: bool = False) -> dict[str, Any]:
+    """The object in a JSON file; CheckpointError if it is missing, not one, or a link that is not to be followed.
 
     OSError if it cannot be read now.
     """
     with reading(path.name):
-        return json.loads(read_bytes(path, follow_links).decode())
+        value = json.loads(read_bytes(path, follow_links).decode())
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{path.name} is not an object")
+        return value
 
 
 @contextmanager
@@ -201,19 +204,18 @@ def reading(file: str) -> Iterator[None]:
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if it is missing, is not one, or cannot be read now."""
     try:
-        value = read_json(path)
+        return read_json(path)
     except (CheckpointError, OSError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the checkpoint in `folder`; CheckpointError if it has another format or gaps."""
     raw = read_json(folder / MANIFEST)
-    given = raw.get("format") if isinstance(raw, dict) else raw
-    if given != FORMAT:
+    if raw.get("format") != FORMAT:
         raise CheckpointError(
-            f"its format is {given!r}, not {FORMAT!r}; use the version of largebatch that wrote it, or start over"
+            f"its format is {raw.get('format')!r}, not {FORMAT!r}; use the version of largebatch that wrote it, or "
+            "start over"
         )
     try:
         manifest = Manifest.model_validate(raw)

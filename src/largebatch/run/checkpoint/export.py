@@ -73,8 +73,6 @@ def export_intact(
         remove_folder(temporary)
         temporary.mkdir(parents=True)
         config = read_json(folder / MODEL_CONFIG) if (folder / MODEL_CONFIG).exists() else None
-        if not isinstance(config, dict | None):
-            raise CheckpointError(f"its {MODEL_CONFIG} is not an object")
         with TensorFiles(folder) as files:
             shapes = dict(_shapes(files, manifest, sources, getattr(torch, dtype) if dtype else None))
             # Sharded strategies need a dimension to divide; a model says what is a number to whoever loads it.
