@@ -8,6 +8,7 @@ import errno
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from largebatch.words import bulleted, counted, printable
 
@@ -57,9 +58,9 @@ class ConfigError(UserError):
         source: The file that the config was read from.
     """
 
-    def __init__(self, problems: str | Sequence[str], source: str | None = None):
+    def __init__(self, problems: str | Sequence[str], source: str | Path | None = None):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
-        self.source = source
+        self.source = str(source) if source else None
         count = counted(len(self.problems), "problem")
         where = f" in {source}" if source else ""
         super().__init__(f"{count}{where}:{bulleted(self.problems)}")

@@ -42,20 +42,21 @@ def load_config(
     Raises:
         ConfigError: All problems of the file and the overrides, one line each; or `config.py` cannot be used.
     """
-    raw = _read_json(Path(path))
+    path = Path(path)
+    raw = _read_json(path)
     _apply_overrides(raw, overrides)
-    folder = task_of(Path(path), folder_of(config_class) if config_class else task)
+    folder = task_of(path, folder_of(config_class) if config_class else task)
     found = config_class_of(folder, path)
     if config_class is not None and found is not config_class:
-        raise ConfigError(f"belongs to a different task; run {folder / 'train.py'} instead", str(path))
+        raise ConfigError(f"belongs to a different task; run {folder / 'train.py'} instead", path)
     for name, _ in split_overrides(overrides):
         section = name.partition(".")[0]
         if section not in found.model_fields:
             hint = did_you_mean(section, found.model_fields)
             raise ConfigError(f"--{name}: neither an option here nor a field of the recipe{hint}", "the command line")
-    config = validate(raw, found, source=str(path))
+    config = validate(raw, found, source=path)
     if overrides and config.expected:
-        config = _without_figure_of_others(config, validate(_read_json(Path(path)), found, source=str(path)))
+        config = _without_figure_of_others(config, validate(_read_json(path), found, source=path))
     return config  # type: ignore[return-value]  # it is `config_class`
 
 
@@ -78,11 +79,11 @@ def task_of(recipe: Path, named: Path | None = None) -> Path:
     if not (own / "config.py").is_file():
         return named or (own / str(_read_json(recipe).get("$schema"))).parent
     if named and not (named.is_dir() and own.samefile(named)):
-        raise ConfigError(f"belongs to a different task than {named}; run {own / 'train.py'} instead", str(recipe))
+        raise ConfigError(f"belongs to a different task than {named}; run {own / 'train.py'} instead", recipe)
     return own
 
 
-def validate(raw: JsonObject, config_class: type[Config], source: str | None = None) -> Config:
+def validate(raw: JsonObject, config_class: type[Config], source: Path | None = None) -> Config:
     """Validate the parsed JSON of a recipe; `source` names it in errors.
 
     Raises:
@@ -135,7 +136,7 @@ def _read_json(path: Path) -> JsonObject:
         if isinstance(raw, dict):
             return raw
         problem = "must be a JSON object, { … }"
-    raise ConfigError(problem, str(path))
+    raise ConfigError(problem, path)
 
 
 def split_overrides(overrides: Sequence[str]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from largebatch.errors import ConfigError, UserError
 from largebatch.task_folders import SCHEMA, import_from
 
 
-def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[RecipeConfig]:
+def config_class_of(folder: Path, recipe: Path | None = None) -> type[RecipeConfig]:
     """The class `Config` of a task folder's `config.py`.
 
     Args:
@@ -29,7 +29,7 @@ def config_class_of(folder: Path, recipe: str | Path | None = None) -> type[Reci
         raise ConfigError(
             f"there is no {file}, which defines a recipe's fields; move its JSON into the folder of its task, write "
             f'"$schema": "TASK/{SCHEMA}" into it, the path of that folder from the JSON\'s, or give --task TASK',
-            str(recipe) if recipe else None,
+            recipe,
         )
     with task_code_errors(folder, file.name):
         module = import_from(folder, "config")
