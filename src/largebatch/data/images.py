@@ -121,8 +121,6 @@ def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset"
         raise DataError(
             f"data.image_column: the column {name!r} has {kind}; write the bytes or the paths of image files"
         )
-    if not isinstance(dataset.features[name], datasets.Image):
-        dataset = dataset.cast_column(name, datasets.Image())
     return dataset.cast_column(name, datasets.Image(decode=False))
 
 
