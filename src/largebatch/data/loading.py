@@ -148,7 +148,7 @@ def _load_on_host(
         # The default from Python 3.14 on, forkserver, cannot import a task's classes by name.
         multiprocessing_context="fork" if num_workers else None,
         pin_memory=pin,
-        worker_init_fn=_ignore_stop_signals if num_workers else None,
+        worker_init_fn=_ignore_stop_signals,
         # Its own generator: the loader must not draw from the one that seeds dropout.
         generator=torch.Generator(),
     )

@@ -46,10 +46,8 @@ class Permutation:
     def __call__(self, positions: Indices) -> Indices:
         """The elements at `positions`, an int64 array of any shape with values in range(size)."""
         result = self._encipher(np.asarray(positions, dtype=np.uint64))
-        outside = result >= self.size
-        while outside.any():
+        while (outside := result >= self.size).any():
             result[outside] = self._encipher(result[outside])
-            outside = result >= self.size
         return result.astype(np.int64)
 
     @cached_property
@@ -99,7 +97,7 @@ class MicroBatch(NamedTuple):
     seed: int
     # False if a ragged batch has no samples left for this process, which then computes the first sample of the global
     # batch, because the other processes need its passes, and contributes no gradient.
-    contributes: bool = True
+    contributes: bool
 
 
 @dataclass(frozen=True)
