@@ -22,7 +22,7 @@ from largebatch.data.crops import Crop, Pixels, center_crop, crop_box, random_bo
 from largebatch.data.hub import open_splits
 from largebatch.data.images import Rows, decode, encoded_images
 from largebatch.data.order import Indices, derive_seed
-from largebatch.data.preparation import Preparation, keep, kept_path, read_kept
+from largebatch.data.preparation import Preparation, kept
 from largebatch.data.source import Batch
 from largebatch.data.tars import open_tars
 from largebatch.errors import DataError
@@ -72,9 +72,9 @@ def open_captioned(
 def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None:
     """Have the source leave out what cannot be used."""
     config = source.config
-    key = Hasher.hash([source.rows._fingerprint, config.max_pixels, config.on_invalid])
-    path = kept_path(f"pairs_{key}")
-    if not path.is_file():
+
+    def captions_and_places() -> Indices:
+        """How many different captions the usable pairs have, and the places of these pairs."""
         preparation.check(config, len(source) * BYTES_OF_AN_IMAGE)
         # Pillow decodes without Python's lock.
         with ThreadPool(preparation.workers_for(config) or 1) as pool:
@@ -83,8 +83,10 @@ def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None
         if len(source) > len(usable) == 0:
             # Tell why.
             source.pair(0, None)
-        keep(path, np.append(len(np.unique(captions[usable])), usable))
-    found = read_kept(path)
+        return np.append(len(np.unique(captions[usable])), usable)
+
+    key = Hasher.hash([source.rows._fingerprint, config.max_pixels, config.on_invalid])
+    found = kept(f"pairs_{key}", captions_and_places)
     source.places = found[1:]
     parts = []
     if unusable := len(source.rows) - len(source):

@@ -3,6 +3,7 @@
 
 import io
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,27 +77,23 @@ def write_errors(folder: Path) -> AbstractContextManager[None]:
     return file_errors(f"{folder} cannot be written", "set HF_HOME to another folder")
 
 
-def kept_path(name: str) -> Path:
-    """The file for an array that was made from data, of which the name has a fingerprint."""
-    return Path(HF_HOME) / "largebatch" / f"{name}.npy"
+def kept(name: str, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """An array that is made from data once, and then read as a map of its file; the name has a fingerprint of the data.
 
+    Whenever the process stops, the file is whole or absent.
 
-def keep(path: Path, array: NDArray[np.int64]) -> None:
-    """Write an array, for every later start; whenever the process stops, the file is whole or absent."""
-    content = io.BytesIO()
-    np.save(content, array)
-    with write_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content.getvalue())
-
-
-def read_kept(path: Path, shape: tuple[int, ...] = ()) -> NDArray[np.int64]:
-    """An array that `keep` has written, as a map of its file; DataError unless its items have this shape."""
-    damaged = DataError(f"{path} is damaged; remove it, and prepare the data again")
+    Raises:
+        DataError: The file is damaged.
+    """
+    path = Path(HF_HOME) / "largebatch" / f"{name}.npy"
+    if not path.is_file():
+        content = io.BytesIO()
+        np.save(content, make())
+        with write_errors(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content.getvalue())
     try:
         array: NDArray[np.int64] = np.load(path, mmap_mode="r")
     except (ValueError, EOFError):
-        raise damaged from None
-    if array.dtype != np.int64 or array.shape[1:] != shape:
-        raise damaged
+        raise DataError(f"{path} is damaged; remove it, and prepare the data again") from None
     return array

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from largebatch.config.data import EncodedImages
 from largebatch.data.local_files import LocalFile, found_files, state_of
 from largebatch.data.order import Indices
-from largebatch.data.preparation import Preparation, keep, kept_path, read_kept
+from largebatch.data.preparation import Preparation, kept
 from largebatch.data.token_stream import MAX_MAPS
 from largebatch.errors import DataError
 from largebatch.system.parent_process import end_with_parent
@@ -82,15 +82,15 @@ class TarRows:
         self._skips = getattr(config, "on_invalid", "refuse") == "skip"
         # The name that `datasets` has for what tells the rows of two data sets apart.
         self._fingerprint = xxhash.xxh3_64_hexdigest(repr([state_of(files), self._columns, self._skips]).encode())
-        path = kept_path(f"tars_{split}_{self._fingerprint}")
-        if not path.is_file():
+
+        def index() -> Index:
             preparation.check(config, sum(file.size for file in files))
-            with ProcessPoolExecutor(
-                preparation.workers_for(config) or 1, get_context("fork"), end_with_parent
-            ) as pool:
-                keep(path, np.concatenate([*pool.map(self._rows, range(len(files)), files)]))
+            workers = preparation.workers_for(config) or 1
+            with ProcessPoolExecutor(workers, get_context("fork"), end_with_parent) as pool:
+                return np.concatenate([*pool.map(self._rows, range(len(files)), files)])
+
         self._files = [file.path for file in files]
-        self._index: Index = read_kept(path, (5,))
+        self._index = kept(f"tars_{split}_{self._fingerprint}", index)
         self.labels = self._index[:, 3]
 
     def _rows(self, number: int, file: LocalFile) -> Index:
