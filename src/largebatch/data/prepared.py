@@ -197,9 +197,9 @@ class PreparedSplit:
             counts = {"rows": rows, "documents": rows[1] - rows[0], "tokens": tokens}
             replace_json_file(self._file(number, "json"), counts | {"files": {"tokens": asdict(file)}})
         if self._preparation.allowed == "everything":
-            is_end = np.fromfile(self._file(number, "tokens"), self._dtype) == self._tokenizer.end_of_text
+            ends = np.flatnonzero(np.fromfile(self._file(number, "tokens"), self._dtype) == self._tokenizer.end_of_text)
             # As where other rows have the text under another key.
-            num_empty = int(is_end[0]) + int((is_end[1:] & is_end[:-1]).sum())
+            num_empty = np.sum(np.diff(ends, prepend=-1) == 1)
             empty = f", {num_empty:,} of {counts['documents']:,} documents without text" if num_empty else ""
             print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {tokens:,} tokens{empty}", flush=True)
 
