@@ -31,7 +31,7 @@ from largebatch.backend.untouched import Untouched
 from largebatch.config.optimizers import EMA
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
-from largebatch.optim.layerwise import Group, Layers, LayerwiseOptimizer, Parts, local_part
+from largebatch.optim.layerwise import Group, LayerPart, Layers, LayerwiseOptimizer, local_part
 from largebatch.optim.states import split_state
 from largebatch.optim.whole_layers import LayerProcesses, LayerRange
 from largebatch.plan import RunPlan
@@ -39,6 +39,8 @@ from largebatch.plan.strategies import Policy, names_of
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 Observed = dict[str, Any]
+Stepped = tuple[torch.Tensor, Group, Sequence[LayerPart]]
+"""A tensor that the optimizer steps, its parameter group, and which parts of which parameters are in it."""
 
 
 class Update(NamedTuple):
@@ -139,16 +141,12 @@ class Backend(Processes, ABC):
         """Whether each of several processes steps only parts of the parameters."""
         return self.launch.entry.steps != "whole parameters" and self.world_size > 1
 
-    def _groups(self) -> dict[torch.Tensor, Group]:
-        """The parameter group of each tensor that the optimizer steps."""
-        return {each: group for group in self._torch_optimizer.param_groups for each in group["params"]}
-
     def _locate_layers(self) -> None:
         """Tell an optimizer that needs whole layers which parts of them each process steps."""
         optimizer = self._torch_optimizer
         if not isinstance(optimizer, LayerwiseOptimizer):
             return
-        parts = self._layer_parts()
+        parts = {tensor: found for tensor, _, found in self._stepped()}
         ranges = []
         for number, found in enumerate(parts.values()):
             ranges += [(part.name, number, part.start, part.length) for part in found]
@@ -292,13 +290,12 @@ class Backend(Processes, ABC):
 
     def engine_state(self) -> EngineState:
         """The parameters, optimizer states and buffers that this process holds, as a checkpoint stores them."""
-        groups = self._groups()
         parameters = {name: ParameterInfo(shape, {}) for name, shape in self._shapes.items()}
         pieces = self._weights()
-        for tensor, parts in self._layer_parts().items():
+        for tensor, group, parts in self._stepped():
             owner = parts[0].name if parts else "no parameter"
             state = self._torch_optimizer.state.get(tensor, {})
-            states, numbers = split_state(state, tensor, owner, self.plan, groups[tensor])
+            states, numbers = split_state(state, tensor, owner, self.plan, group)
             others = {kind: tuple(values.shape) for kind, values in states.items() if values.shape != tensor.shape}
             for part in parts:
                 parameters[part.name] = ParameterInfo(self._shapes[part.name], numbers, others)
@@ -314,8 +311,8 @@ class Backend(Processes, ABC):
         return [piece_of(WEIGHT, parameter, own_part(name, parameter)) for name, parameter in parameters]
 
     @abstractmethod
-    def _layer_parts(self) -> Parts:
-        """The tensors that torch's optimizer steps on this process, and which parts of which parameters are in each."""
+    def _stepped(self) -> Iterable[Stepped]:
+        """The tensors that torch's optimizer steps on this process."""
 
     @property
     @abstractmethod
@@ -335,12 +332,11 @@ class Backend(Processes, ABC):
                 the optimizer does not have one of them.
         """
         optimizer = self._torch_optimizer
-        groups = self._groups()
         stepped = {}
-        for tensor, parts in self._layer_parts().items():
+        for tensor, group, parts in self._stepped():
             if any(part.name in scalars for part in parts):
                 stepped[tensor] = parts
-                create_state(optimizer, tensor, groups[tensor], self.plan)
+                create_state(optimizer, tensor, group, self.plan)
             else:
                 optimizer.state.pop(tensor, None)
         # The engine may communicate next, so if one process raises, all must.

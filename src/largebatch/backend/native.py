@@ -1,6 +1,7 @@
 """Strategies that use torch's own gradients and optimizer: the base they share with FSDP2, one process, and DDP."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from largebatch.backend.base import Backend, Observed, Update
+from largebatch.backend.base import Backend, Observed, Stepped, Update
 from largebatch.backend.state import EngineState, own_part, share_writing
 from largebatch.backend.torch_internals import settle_buckets
 from largebatch.optim.groups import group_sizes
-from largebatch.optim.layerwise import Parts, local_part
+from largebatch.optim.layerwise import local_part
 
 
 class NativeBackend(Backend):
@@ -63,9 +64,11 @@ class NativeBackend(Backend):
         optimizer: Optimizer = self.optimizer.optimizer  # type: ignore[attr-defined]  # Accelerate's wrapper
         return optimizer
 
-    def _layer_parts(self) -> Parts:
-        parameters = self.unwrapped_model.named_parameters()
-        return {parameter: [own_part(name, parameter)] for name, parameter in parameters if parameter.requires_grad}
+    def _stepped(self) -> Iterator[Stepped]:
+        groups = {each: group for group in self._torch_optimizer.param_groups for each in group["params"]}
+        for name, parameter in self.unwrapped_model.named_parameters():
+            if parameter.requires_grad:
+                yield parameter, groups[parameter], [own_part(name, parameter)]
 
     def engine_state(self) -> EngineState:
         state = super().engine_state()

@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO-1, -2 and -3."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from largebatch.backend.base import Backend, Observed, Update
+from largebatch.backend.base import Backend, Observed, Stepped, Update
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.backend.deepspeed_internals import (
     buffers_of_states,
@@ -38,7 +38,6 @@ from largebatch.backend.state import (
     piece_of,
     share_writing,
 )
-from largebatch.optim.layerwise import Group, Parts
 from largebatch.plan import RunPlan
 from largebatch.storage.layout import WEIGHT
 
@@ -135,12 +134,10 @@ class ZeroBackend(Backend):
         optimizer: Optimizer = self.engine.optimizer.optimizer
         return optimizer
 
-    def _groups(self) -> dict[torch.Tensor, Group]:
+    def _stepped(self) -> Iterator[Stepped]:
         groups = self._torch_optimizer.param_groups
-        return {buffer.weights: groups[buffer.group] for buffer in self._buffers}
-
-    def _layer_parts(self) -> Parts:
-        return {buffer.weights: buffer.parts for buffer in self._buffers}
+        for buffer in self._buffers:
+            yield buffer.weights, groups[buffer.group], buffer.parts
 
     def _weights(self) -> list[Piece]:
         if not self._shards_weights:
