@@ -239,7 +239,7 @@ def resolve(
     data = config.data
     rate = config.learning_rate
     timeline = config.timeline
-    sizes = [phase.global_batch_size for phase in timeline.phases]
+    sizes = config.batch.sizes
     total_steps = timeline.steps_in(config.train.duration.length)
     # A batch size is still to come if its phase does not end before the completed steps do.
     ends = [*(phase.first_step for phase in timeline.phases[1:]), total_steps + 1]

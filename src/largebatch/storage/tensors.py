@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import BufferedReader
+from math import prod
 from pathlib import Path
 
 import torch
@@ -48,7 +49,7 @@ def _parts(shapes: Shapes, tensors: Iterable[torch.Tensor]) -> Iterator[memoryvi
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, (dtype, shape) in shapes.items():
-        size = torch.Size(shape).numel() * dtype.itemsize
+        size = prod(shape) * dtype.itemsize
         header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [position, position + size]}
         position += size
     text = json.dumps(header).encode()
@@ -92,12 +93,12 @@ class TensorFiles(ExitStack):
     def read(self, file: str, name: str) -> torch.Tensor:
         """A whole tensor, in its shape."""
         shape = self.find(file, name).shape
-        return self.read_range(file, name, 0, torch.Size(shape).numel()).view(shape)
+        return self.read_range(file, name, 0, prod(shape)).view(shape)
 
     def read_range(self, file: str, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a tensor, in row-major order."""
         stored = self.find(file, name)
-        if stop > torch.Size(stored.shape).numel():
+        if stop > prod(stored.shape):
             raise CheckpointError(f"{file} has {name} in shape {stored.shape}, without elements {start} to {stop}")
         values = torch.empty(stop - start, dtype=stored.dtype)
         opened, _ = self._open(file)
