@@ -4,7 +4,6 @@ import errno
 import re
 import socket
 from collections.abc import Iterable
-from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -156,14 +155,13 @@ def _of_files_alone(builder: "datasets.DatasetBuilder", splits: tuple[str, str])
             shared = {*_local_files(builder, [train])} & {*_local_files(builder, [evaluation])}
             for file in sorted(shared):
                 raise DataError(f"data.path: the splits {train} and {evaluation} both have {file}; write data_files")
-    general = {field.name for field in fields(datasets.BuilderConfig)}
-    names = {field.name for field in fields(builder.config)} - general
     listed = {
         name: _listed([local_file(Path(file), "data.path") for file in files])
         for name, files in builder.config.data_files.items()
     }
+    general = vars(datasets.BuilderConfig())
     # As `drop_labels` of a folder of images.
-    options = {name: getattr(builder.config, name) for name in names}
+    options = {name: value for name, value in vars(builder.config).items() if name not in general}
     return datasets.load_dataset_builder(builder.name, data_files=listed, **options)
 
 
