@@ -33,6 +33,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import SafetensorError
 
+from largebatch.config.problems import explained
 from largebatch.errors import is_transient
 from largebatch.system.regular_file import read_bytes
 
@@ -220,8 +221,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(f"its {MANIFEST} is not readable: {place}: {first['msg']}") from error
+        place, problem = next(explained(error, Manifest.model_json_schema()))
+        raise CheckpointError(f"its {MANIFEST} is not readable: {place}: {problem}") from error
     manifest.check_coverage()
     return manifest
