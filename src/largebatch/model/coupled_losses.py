@@ -43,19 +43,22 @@ def info_nce(rows: slice, own: Encoded, everyone: Encoded, both_ways: bool = Tru
         return everyone["scale"] * mine @ others.T
 
     per_first = similarities(own["first"], everyone["second"])
-    per_second = similarities(own["second"], everyone["first"]) if both_ways else None
     if ids is not None:
         is_same = (own["ids"][:, :1] == ids[:, 0]) | (own["ids"][:, 1:2] == ids[:, 1])
         is_same = is_same.scatter(1, numbers.unsqueeze(1), False)
         per_first = per_first.masked_fill(is_same, -torch.inf)
-        per_second = per_second.masked_fill(is_same, -torch.inf) if per_second is not None else None
     if "negatives" in everyone:
         negatives = similarities(own["first"], everyone["negatives"].flatten(0, 1))
         if ids is not None:
             negatives = negatives.masked_fill(own["ids"][:, 1:2] == ids[:, 2:].flatten(), -torch.inf)
         per_first = torch.cat([per_first, negatives], dim=1)
     losses = cross_entropy(per_first, numbers, reduction="none")
-    return losses if per_second is None else (losses + cross_entropy(per_second, numbers, reduction="none")) / 2
+    if not both_ways:
+        return losses
+    per_second = similarities(own["second"], everyone["first"])
+    if ids is not None:
+        per_second = per_second.masked_fill(is_same, -torch.inf)
+    return (losses + cross_entropy(per_second, numbers, reduction="none")) / 2
 
 
 def sigmoid_loss(rows: slice, own: Encoded, everyone: Encoded) -> torch.Tensor:
