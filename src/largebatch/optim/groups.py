@@ -44,15 +44,14 @@ def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
     roles = _roles_of(trainable, model, plan)
     factors = _lr_factors(trainable, plan)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for name, parameter in trainable.items():
-        role = roles[name]
+    for name, role in roles.items():
         options: dict[str, Any] = {"weight_decay": optimizer.weight_decay if role.decays else 0.0}
         lr_factor = factors.get(name, 1.0)
         if lr_factor != 1.0:
             options["lr_factor"] = lr_factor
         options |= entry.group_of(role)
         group = groups.setdefault((role.decays, *options.items()), {"params": [], **options})
-        group["params"].append(parameter)
+        group["params"].append(trainable[name])
     return [groups[key] for key in sorted(groups, key=lambda key: not key[0])]
 
 

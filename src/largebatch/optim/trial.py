@@ -58,7 +58,6 @@ def _problems(plan: RunPlan, entry: OptimizerEntry) -> Iterator[str]:
         # torch's own does so, too: SGD with Nesterov's momentum, of a list of tensors.
         if is_changed and not entry.constructor.startswith("torch."):
             yield "changes gradients in its step, which DeepSpeed uses after it; change a copy"
-    for group in trained.param_groups:
         for parameter in group["params"]:
             # Not empty, so that a state that is missing is an error.
             state = trained.state[parameter] or {"": None}
