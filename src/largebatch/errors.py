@@ -45,7 +45,7 @@ class UserError(ValueError):
     exit_code = 2
     title = "error"
 
-    def __init__(self, message: str = "", everywhere: bool = False):
+    def __init__(self, message: str, everywhere: bool = False):
         super().__init__(message)
         self.everywhere = everywhere  # whether every process has this error, so that only one should report it
 

@@ -78,11 +78,11 @@ class RunPlan:
     optimizer_options: dict[str, tuple[Any, ...] | Any]
 
     # What the optimizer's section says of parameters by patterns of their names, for each of its fields.
-    name_patterns: dict[str, dict[str, Any]] = field(default_factory=dict)
-    decay_explanation: str = ""  # how weight decay is computed; empty if it is as tuned
-    obstacle_to_compiling: str | None = None  # why the model cannot be compiled; None if nothing is known
-    finds_micro_batch_size: bool = False  # whether a start after one that was out of memory takes a smaller one
-    expected: Expected | None = None  # a published figure of these settings
+    name_patterns: dict[str, dict[str, Any]]
+    decay_explanation: str  # how weight decay is computed; empty if it is as tuned
+    obstacle_to_compiling: str | None  # why the model cannot be compiled; None if nothing is known
+    finds_micro_batch_size: bool  # whether a start after one that was out of memory takes a smaller one
+    expected: Expected | None  # a published figure of these settings
     commits: dict[str, str] = field(default_factory=dict)  # those of a run's repositories; see `config.commits`
 
     # What is declared about the optimizer; it is code, so not in JSON, and None in a plan that was read from there.
