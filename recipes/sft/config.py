@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import Data, HubOrLocal, Mixable, Tokenized
 from largebatch.config.models import Model
-from largebatch.config.sections import BelowOne, Evaluation, PositiveFloat, PositiveInt, Section, Size
+from largebatch.config.sections import BelowOne, Evaluation, NonEmptyList, PositiveFloat, PositiveInt, Section, Size
 from largebatch.system.repositories import RepositoryKind
 
 
@@ -155,7 +155,7 @@ class Lora(Section):
     """The update is multiplied by alpha / rank."""
     dropout: BelowOne = 0.0
     """Dropout on the adapters' inputs."""
-    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
+    target_modules: Literal["all-linear"] | NonEmptyList[str] = "all-linear"
     """Names of the layers that get an adapter, such as ["q_proj", "v_proj"]; "all-linear": all but the output."""
 
 

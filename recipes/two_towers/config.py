@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from largebatch.config import RecipeConfig, check
 from largebatch.config.data import DigitsData, EncodedImages, HubOrLocal, Mixable, Tokenized
 from largebatch.config.models import LargeModel, Transformer
-from largebatch.config.sections import NonNegativeInt, NumLayers, PositiveFloat, Section, Size
+from largebatch.config.sections import NonEmptyList, NonNegativeInt, NumLayers, PositiveFloat, Section, Size
 
 MAX_PIXELS = 2**30 // 4 // 3
 """Above this, Pillow warns of a file that may be a decompression bomb (`PIL.Image.MAX_IMAGE_PIXELS`)."""
@@ -191,7 +191,7 @@ class ZeroShot(Section):
 
     class_names: list[str]
     """The name of each class, in the order of the labels."""
-    templates: Annotated[list[Annotated[str, Field(pattern=r"\{\}")]], Field(min_length=1)]
+    templates: NonEmptyList[Annotated[str, Field(pattern=r"\{\}")]]
     """Texts with {} for the name, such as "a photo of a {}."."""
 
     @property

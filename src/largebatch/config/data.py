@@ -11,6 +11,7 @@ from largebatch.batch.timeline import NO_EPOCHS
 from largebatch.config.problems import explained
 from largebatch.config.sections import (
     Fraction,
+    NonEmptyList,
     NonNegativeFloat,
     PositiveFraction,
     PositiveInt,
@@ -22,7 +23,7 @@ from largebatch.system.repositories import RepositoryKind
 
 FORMATS = ("parquet", "json", "csv", "text", "imagefolder", "webdataset")
 """Of local files: `datasets` has others, such as "pandas", whose files are code."""
-Patterns = str | Annotated[list[str], Field(min_length=1)]
+Patterns = str | NonEmptyList[str]
 """A path or glob, or several, with ranges of numbers as in "{00000..00041}.tar"."""
 MAX_SHARDS = 10**6  # of a pattern
 SHARDS = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", re.DOTALL)

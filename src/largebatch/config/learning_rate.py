@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from largebatch.batch import Length, Timeline
 from largebatch.batch.scaling import ScalingRule, scaling_factor
-from largebatch.config.sections import Duration, Fraction, PositiveFloat, PositiveInt, Section
+from largebatch.config.sections import Duration, Fraction, NonEmptyList, PositiveFloat, PositiveInt, Section
 
 
 class Warmup(Section):
@@ -38,7 +38,7 @@ class StepDecay(Section):
     """The learning rate is multiplied by `factor` at each of the milestones."""
 
     name: Literal["step"]
-    at: Annotated[list[Duration], Field(min_length=1)]
+    at: NonEmptyList[Duration]
     """Milestones, counted from the start of training, in increasing order."""
     factor: Annotated[float, Field(gt=0, lt=1)]
     """Factor that the learning rate is multiplied by at each milestone."""

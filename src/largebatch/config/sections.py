@@ -1,7 +1,7 @@
 """The sections that every recipe's JSON has, besides `learning_rate`: a typed model each, with a sentence per field."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -23,6 +23,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+Item = TypeVar("Item")
+NonEmptyList = Annotated[list[Item], Field(min_length=1)]
 
 
 class Section(BaseModel):
@@ -129,7 +131,7 @@ def _kind_of_batch_size(value: Any) -> str:
 
 GlobalBatchSize = Annotated[
     Annotated[PositiveInt, Tag("integer")]
-    | Annotated[list[BatchPhase], Field(min_length=1), Tag("array")]
+    | Annotated[NonEmptyList[BatchPhase], Tag("array")]
     | Annotated[LinearRamp, Tag("object")],
     Discriminator(_kind_of_batch_size),
 ]
@@ -241,7 +243,7 @@ class Checkpoint(Section):
     keep_best: KeepBest | None = None
     """Writes a checkpoint after each evaluation that is better than all before, and deletes it only when a better one
     is complete. null: none."""
-    then: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
+    then: NonEmptyList[NonEmpty] | None = None
     """A command, word by word, that the main process runs beside training for each checkpoint that `keep_every` or
     `keep_best` keeps, and for the last. `{model}` stands for a folder with the exported weights, deleted afterwards,
     `{step}` for the step. Numbers in a JSON object in its last line go into evaluations.jsonl, as "then/<name>"."""

@@ -1,7 +1,7 @@
 """What a recipe's JSON may say about its optimizer: the fields that every optimizer has, and those of families."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,7 @@ from largebatch.config.sections import (
     BelowOne,
     Duration,
     NonEmpty,
+    NonEmptyList,
     NonNegativeFloat,
     PositiveFloat,
     Section,
@@ -43,7 +44,7 @@ class OptimizerSection(Section):
     """Patterns of names of further parameters without weight decay, such as "*.A_log", where * is any text."""
     clip_norm: PositiveFloat | None = None
     """Clip gradients to this global norm; null means no clipping, on every strategy."""
-    groups: Annotated[list[ParameterGroup], Field(min_length=1)] | None = None
+    groups: NonEmptyList[ParameterGroup] | None = None
     """Parameters with a learning rate of their own; null: all have the same."""
     ema_half_life: Duration | None = None
     """Half-life of a moving average of the weights: the mean of the weights after each step so far, in which a step
