@@ -19,13 +19,14 @@ from functools import partial
 from glob import glob
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubText, names_in
+from largebatch.config.problems import JsonObject
 from largebatch.data.columns import Use
 from largebatch.data.forked import run_forked
 from largebatch.data.hub import open_splits
@@ -124,9 +125,9 @@ class PreparedSplit:
         self.folder = Path(HF_HOME) / "largebatch" / f"{name}_{key}"
 
     @property
-    def shards(self) -> list[dict[str, Any]]:
+    def shards(self) -> list[JsonObject]:
         """The shards, as the manifest has them; empty unless all are prepared."""
-        shards: list[dict[str, Any]] = read_object(self.folder / "manifest.json").get("shards", [])
+        shards: list[JsonObject] = read_object(self.folder / "manifest.json").get("shards", [])
         return shards
 
     def open(self) -> TokenStream:
@@ -177,7 +178,7 @@ class PreparedSplit:
                 replace_json_file(self.folder / "manifest.json", about)
             return len(missing)
 
-    def _record(self, number: int) -> dict[str, Any]:
+    def _record(self, number: int) -> JsonObject:
         found = read_object(self._file(number, "json"))
         return found if found.keys() >= {"rows", "documents", "tokens", "files"} else {}
 

@@ -28,12 +28,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import SafetensorError
 
-from largebatch.config.problems import explained
+from largebatch.config.problems import JsonObject, explained
 from largebatch.errors import is_transient
 from largebatch.system.regular_file import read_bytes
 
@@ -116,8 +116,8 @@ class Manifest(BaseModel):
     bad_steps: Count  # steps so far whose update was skipped
     grad_norms: tuple[FiniteFloat, ...] = ()  # of the latest steps, with which `faults.spike` compares
     best: BestEvaluation | None = None  # that of `checkpoint.keep_best`, whose checkpoint is complete
-    config: dict[str, Any]  # the resolved recipe, as JSON
-    plan: dict[str, Any]
+    config: JsonObject  # the resolved recipe, as JSON
+    plan: JsonObject
     parameters: dict[str, ParameterInfo]
     vectors: dict[str, tuple[Range, ...]]  # by "<kind>/<name>": the ranges that make it up, in order and without a gap
     # Buffers that are BatchNorm's running means and variances: each process has its own, and their mean is used.
@@ -175,7 +175,7 @@ def rank_file(rank: int) -> str:
     return f"rank_{rank:05d}.safetensors"
 
 
-def read_json(path: Path, follow_links: bool = False) -> dict[str, Any]:
+def read_json(path: Path, follow_links: bool = False) -> JsonObject:
     """The object in a JSON file; CheckpointError if it is missing, not one, or a link that is not to be followed.
 
     OSError if it cannot be read now.
@@ -202,7 +202,7 @@ def reading(file: str) -> Iterator[None]:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JsonObject:
     """The object in a JSON file; empty if it is missing, is not one, or cannot be read now."""
     try:
         return read_json(path)

@@ -27,9 +27,9 @@ lock                  held by the run while it is running
 """
 
 from pathlib import Path
-from typing import Any
 
 from largebatch.config import RecipeConfig, as_json
+from largebatch.config.problems import JsonObject
 from largebatch.plan import RunPlan
 from largebatch.storage.attempts import Record, attempt_name, latest_attempt, read_attempts
 from largebatch.storage.catalog import Entry, entries
@@ -82,7 +82,7 @@ class RunFolder:
 
     # --- what is in them; what is missing, damaged or cannot be read now is empty, unless an OSError is mentioned ---
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """The resolved config, as JSON."""
         return read_object(self.config_file)
 
@@ -109,7 +109,7 @@ class RunFolder:
         """What happened to the run; OSError if it cannot be read."""
         return read_json_lines(self.history_file)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """The final numbers."""
         return read_object(self.summary_file)
 
@@ -149,10 +149,10 @@ class RunFolder:
         """Write the plan, which marks the folder as a run's."""
         replace_file(self.plan_file, plan.to_json().encode())
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: JsonObject) -> None:
         """Write the final numbers."""
         replace_json_file(self.summary_file, summary)
 
-    def write_critical_batch(self, finding: dict[str, Any]) -> None:
+    def write_critical_batch(self, finding: JsonObject) -> None:
         """Write what `largebatch critical-batch` has found."""
         replace_json_file(self.critical_batch_file, finding)
