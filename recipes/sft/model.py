@@ -183,7 +183,7 @@ def _place(model: AutoCausalLM) -> Place | None:
     """Where the pretrained weights are; UserError if it is not one of a whole model."""
     if model.path is None:
         return None
-    place = find(model.path, "model.path", "a model")
+    place = find(model.path, "model.path")
     if place.folder is not None and (place.folder / "adapter_config.json").exists():
         raise UserError(
             f"model.path: {model.path!r} holds an adapter (adapter_config.json), not a whole model; write the folder "

@@ -11,13 +11,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def test_folders_and_ids(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "user/data@v1").mkdir(parents=True)
-    assert find("user/data@v1", "data.path", "a data set") == Place("user/data@v1", None)
-    assert find("user/data@v2", "data.path", "a data set") == Place("user/data", "v2")
-    assert find("user/data", "data.path", "a data set") == Place("user/data", "main")
+    assert find("user/data@v1", "data.path") == Place("user/data@v1", None)
+    assert find("user/data@v2", "data.path") == Place("user/data", "v2")
+    assert find("user/data", "data.path") == Place("user/data", "main")
     with pytest.raises(
         UserError, match=r"data.path: there is no folder './data' \(relative to .*; write a local folder"
     ):
-        find("./data", "data.path", "a data set")
+        find("./data", "data.path")
 
 
 def test_a_branch_is_the_commit_that_it_has_now(hub):

@@ -14,8 +14,6 @@ from largebatch.system.repositories import RepositoryKind, commit_of, find
 Config = TypeVar("Config", bound=RecipeConfig)
 AnySection = TypeVar("AnySection", bound=Section)
 
-NOUNS: dict[RepositoryKind, str] = {"dataset": "a data set", "model": "a model"}
-
 
 def find_commits(config: RecipeConfig, known: Mapping[str, str]) -> dict[str, str]:
     """The commit of each repository that a config names, those that are `known` as they are.
@@ -28,7 +26,7 @@ def find_commits(config: RecipeConfig, known: Mapping[str, str]) -> dict[str, st
         for field, kind in section.hub_fields.items():
             name = getattr(section, field)
             key = _key(name, kind)
-            place = find(name, f"{where}.{field}", NOUNS[kind])
+            place = find(name, f"{where}.{field}")
             if place.revision is not None and key not in found:
                 found[key] = known.get(key) or commit_of(place, kind, f"{where}.{field}")
     return found

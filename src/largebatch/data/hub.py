@@ -57,7 +57,7 @@ def open_splits(
         files = {split: _listed(files) for split, files in found_files(config).items()}
         arguments: dict[str, Any] = {"path": config.path, "data_files": files}
     else:
-        place = find(config.path, "data.path", "a data set")
+        place = find(config.path, "data.path")
         arguments = {"path": place.name, "name": config.config_name, "revision": place.revision}
     splits = (config.train_split, config.eval_split)
     try:

@@ -44,7 +44,7 @@ class PretrainedTokenizer:
     def __init__(self, path: str):
         from transformers import AutoTokenizer
 
-        place = find(path, "data.tokenizer", "a tokenizer")
+        place = find(path, "data.tokenizer")
         try:
             # Without a value, it asks on stdin whether to run a folder's code.
             self.tokenizer = AutoTokenizer.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)

@@ -40,7 +40,7 @@ IGNORED_CONFIG_FIELDS = {
 
 def find_folder(where: str, field: str = "model.initial_weights") -> Path:
     """A local folder of weights, or the download of a hub id; UserError, which names the field, if there is neither."""
-    place = find(where, field, "a model")
+    place = find(where, field)
     if place.folder is not None:
         return place.folder
     from huggingface_hub import snapshot_download

@@ -23,13 +23,12 @@ class Place(NamedTuple):
         return Path(self.name) if self.revision is None else None
 
 
-def find(where: str, field: str, what: str) -> Place:
+def find(where: str, field: str) -> Place:
     """The place that `where` names: a folder on this machine, or ID or ID@REVISION on the hub.
 
     Args:
         where: As in the config.
         field: Path of the config field, for the error.
-        what: What the id names, such as "a model", for the error.
 
     Raises:
         UserError: The text looks like a folder that does not exist.
@@ -39,8 +38,8 @@ def find(where: str, field: str, what: str) -> Place:
         return Place(str(path), None)
     if where.startswith((".", "/", "~")) or path.exists():
         raise UserError(
-            f"{field}: there is no folder {where!r} (relative to {Path.cwd()}); write a local folder, or the id of "
-            f"{what} on the hub"
+            f"{field}: there is no folder {where!r} (relative to {Path.cwd()}); write a local folder, or an id on the "
+            "hub"
         )
     name, _, revision = where.partition("@")
     return Place(name, revision or "main")
