@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import symtable
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -147,15 +148,9 @@ def _names_of(module: str) -> frozenset[str]:
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.is_file():
         return frozenset()
-    names = {"*", *(each.stem for each in path.glob("*"))}
-    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            names.add(statement.name)
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in statement.names}
-        else:
-            names |= {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)}
-    return frozenset(names)
+    symbols = symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec").get_symbols()
+    defined = (symbol.get_name() for symbol in symbols if symbol.is_local())
+    return frozenset({"*", *defined, *(each.stem for each in path.glob("*"))})
 
 
 def _accelerate_problems(config: Mapping[str, Any]) -> Iterator[str]:
