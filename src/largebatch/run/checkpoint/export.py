@@ -72,11 +72,11 @@ def export_intact(
         # What an export left behind that was killed.
         remove_folder(temporary)
         temporary.mkdir(parents=True)
-        config = read_json(folder / MODEL_CONFIG) if (folder / MODEL_CONFIG).exists() else None
+        config = read_json(folder / MODEL_CONFIG) if (folder / MODEL_CONFIG).exists() else {}
         with TensorFiles(folder) as files:
             shapes = dict(_shapes(files, manifest, sources, getattr(torch, dtype) if dtype else None))
             # Sharded strategies need a dimension to divide; a model says what is a number to whoever loads it.
-            for name in config.get("scalar_parameters", ()) if config else ():
+            for name in config.get("scalar_parameters", ()):
                 shapes[name] = (shapes[name][0], ())
 
             def read(name: str) -> torch.Tensor:
@@ -90,13 +90,13 @@ def export_intact(
                 if not (folder / BASE_CONFIG).exists():
                     raise CheckpointError("it has no adapters of a model of transformers; leave out --merge")
                 _save_merged(read_json(folder / BASE_CONFIG), config, shapes, read, temporary)
-            elif config is not None and "peft_type" in config:
+            elif "peft_type" in config:
                 ours = _adapters(manifest)
                 contents = {"adapter_model.safetensors": [*ours]}
                 write_json_file(temporary / "adapter_config.json", config)
             else:
                 contents = _contents_of_files(shapes, temporary)
-                if config is not None:
+                if config:
                     dtypes = {shapes[name][0] for name in manifest.parameters}
                     # The dtype in which `from_pretrained` loads parameters unless told otherwise.
                     written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
