@@ -16,9 +16,9 @@ from preflight_nodes import TOKEN, a_node, begins_after, die, late, run_nodes, s
 pytestmark = pytest.mark.slow
 
 
-def run_forked(function, *arguments, environment, timeout, **_):
+def run_forked(function, *arguments, timeout, environment=None, **_):
     """What `run_job` does for one process, without a server that would import torch for every node."""
-    os.environ.update({**environment, "LOCAL_RANK": "0"})
+    os.environ.update({**(environment or {}), "LOCAL_RANK": "0"})
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=lambda: theirs.send(function(*arguments)))

@@ -116,9 +116,9 @@ def meeting_place(store: TCPStore) -> dict[str, str]:
 def run_job(
     function: Callable[..., Any],
     *arguments: Any,
-    world_size: int,
-    environment: Mapping[str, str],
     timeout: float,
+    world_size: int = 1,
+    environment: Mapping[str, str] = {},
     folder: Path | None = None,
     logs: Path | None = None,
 ) -> list[Any]:
@@ -127,10 +127,10 @@ def run_job(
     Args:
         function: Function that can be pickled, and so can its results.
         arguments: Arguments that can be pickled.
+        timeout: Seconds until all results, once the processes have started: the server's imports do not count.
         world_size: Number of processes; if `environment` has a WORLD_SIZE, they get RANK, LOCAL_RANK and a rendezvous.
         environment: Variables added to the environment of this process. Without `INTERFACES` among them, the processes
             cannot be reached from other machines.
-        timeout: Seconds until all results, once the processes have started: the server's imports do not count.
         folder: Working directory of the processes; None means that of this one.
         logs: Folder that keeps the processes' output, if it is to be kept.
 

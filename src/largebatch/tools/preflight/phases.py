@@ -50,13 +50,7 @@ def _listen(node: Node, presence: Report) -> AbstractContextManager[object]:
 def _check(node: Node) -> Report:
     """Check this node in a process of its own, which a driver may crash, or cause to hang."""
     try:
-        reports: list[Report] = run_job(
-            check_node,
-            node,
-            world_size=1,
-            environment={},
-            timeout=SECONDS_TO_CHECK,
-        )
+        reports: list[Report] = run_job(check_node, node, timeout=SECONDS_TO_CHECK)
     except JobFailed as failure:
         return Report(node.name, {f"its own checks failed: {failure.in_one_line()}": Severity.BAD_NODE})
     return reports[0]

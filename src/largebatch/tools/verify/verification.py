@@ -157,9 +157,7 @@ class Verification:
         """What is wrong with the source itself, seen without a training; None if nothing is."""
         arguments = (self.recipe.resolve(), self.overrides, self.task)
         with suppress(JobFailed):
-            faults: list[str | None] = run_job(
-                fault_of_samples, *arguments, world_size=1, environment={}, timeout=TIMEOUT
-            )
+            faults: list[str | None] = run_job(fault_of_samples, *arguments, timeout=TIMEOUT)
             return faults[0]
         return None
 
