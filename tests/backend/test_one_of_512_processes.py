@@ -29,7 +29,7 @@ def held_by(rank, recipe):
     plan = resolve(config, WORLD_SIZE)
     model, _ = recipe_model(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    planned = model_states(shape_of(model, plan), Strategy("fsdp"), WORLD_SIZE, plan.states_of, 1).weights
+    planned = model_states(shape_of(model, plan), Strategy("fsdp"), WORLD_SIZE, plan.states_of, 1).by_kind["weights"]
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD_SIZE)
     mesh = distributed.init_device_mesh("cpu", (WORLD_SIZE,))
     for module in model.modules():

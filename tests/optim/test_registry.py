@@ -137,4 +137,6 @@ def numbers_of_states(own, words, run_dir):
 def test_its_states_are_in_the_plan_to_the_byte(words, strategy, own, tmp_path):
     results = run_job(numbers_of_states, own, words, tmp_path / "run", strategy=strategy.name, world_size=3)
     states_of = resolve(load_config(own, words), 3).states_of
-    assert model_states(results[0][0], strategy, 3, states_of, 2).optimizer == max(size for _, size in results)
+    assert model_states(results[0][0], strategy, 3, states_of, 2).by_kind["optimizer"] == max(
+        size for _, size in results
+    )

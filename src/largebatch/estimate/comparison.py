@@ -114,13 +114,12 @@ def _cost(
     kept = workload.activations or 0
     activations = max(0, kept - (0 if recomputes else states.not_cast))
     total, transient = states.peak(activations)
-    kinds = ("weights", "masters", "gradients", "optimizer", "buffers")
     between = hardware and sum(each.sent_between_nodes(hardware.fabric.gpus_per_node) for each in traffic)
     products = _most_products(plan, model, strategy.shards_of(plan.world_size))
     return {
         "shard_group_size": 1 if strategy.entry.shards == "nothing" else strategy.shards_of(plan.world_size),
         "gradients_reduced": reduced,
-        "model_state_bytes": {kind: getattr(states, kind) for kind in kinds} | {"total": states.held},
+        "model_state_bytes": {**states.by_kind, "total": states.held},
         "transient_bytes_estimate": transient,
         "total_bytes_estimate": total,
         "fits": total <= gpu_memory - kept_back(gpu_memory),

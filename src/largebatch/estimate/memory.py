@@ -39,18 +39,14 @@ class Phase(NamedTuple):
 class ModelStates:
     """Bytes on the process that holds the most."""
 
-    weights: int  # weights that passes compute with, trained or not, as held between passes
-    masters: int  # DeepSpeed's copies of this process's part, which the optimizer steps
-    gradients: int  # gradients when all of a step's are reduced
-    optimizer: int  # the optimizer's states, such as momentum
-    buffers: int  # running statistics and the like
+    by_kind: Mapping[str, int]  # what is held for the whole step
     phases: Sequence[Phase]
     not_cast: int = 0  # bytes of autocast's copies of weights that are not made, as the weights are gathered in bf16
 
     @property
     def held(self) -> int:
         """What is held for the whole step."""
-        return self.weights + self.masters + self.gradients + self.optimizer + self.buffers
+        return sum(self.by_kind.values())
 
     def peak(self, activations: int = 0) -> tuple[int, Mapping[str, int]]:
         """The bytes at the peak, and the transient ones among them, where a micro-batch keeps these activations."""
@@ -79,11 +75,18 @@ def model_states(
                 of_optimizer += prod(state)
     exchange = Phase(0.0, {"exchanged layers": exchanged(model, strategy, world_size)})
     return ModelStates(
-        weights=held.weights * size - held.in_bf16 * (size - 2),
-        masters=held.masters * size,
-        gradients=held.gradients * size,
-        optimizer=of_optimizer * size,
-        buffers=model.buffer_bytes,
+        by_kind={
+            # Weights that passes compute with, trained or not, as held between passes.
+            "weights": held.weights * size - held.in_bf16 * (size - 2),
+            # DeepSpeed's copies of this process's part, which the optimizer steps.
+            "masters": held.masters * size,
+            # Gradients when all of a step's are reduced.
+            "gradients": held.gradients * size,
+            # The optimizer's states, such as momentum.
+            "optimizer": of_optimizer * size,
+            # Running statistics and the like.
+            "buffers": model.buffer_bytes,
+        },
         phases=[
             Phase(activations, {cause: elements * size for cause, elements in transient.items() if elements})
             for activations, transient in (*held.phases, exchange)
