@@ -174,10 +174,10 @@ def grid(words: Sequence[str], seeds: int, seed: int = 0) -> list[Point]:
     values["seed"] = [each + more if type(each) is int else each for each in seeds_given for more in range(seeds)]
     swept = [name for name, listed in values.items() if len(listed) > 1 and name != "seed"]
     points: dict[str, Point] = {}
-    for combination in itertools.product(*(enumerate(listed, 1) for listed in values.values())):
-        chosen = dict(zip(values, combination, strict=True))
-        settings = {name: value for name, (_, value) in chosen.items()}
-        name = "_".join(f"{field.rpartition('.')[2]}={_shown(*chosen[field])}" for field in [*swept, "seed"])
+    for combination in itertools.product(*values.values()):
+        settings = dict(zip(values, combination, strict=True))
+        shown = (f"{field.rpartition('.')[2]}={_shown(settings[field], values[field])}" for field in [*swept, "seed"])
+        name = "_".join(shown)
         if name in points:
             raise UserError(f"{name}: a value is listed twice; list each once")
         points[name] = Point(name, {each: settings[each] for each in swept}, settings["seed"], override_words(settings))
@@ -202,5 +202,5 @@ def _values(name: str, text: str) -> list[Any]:
     return listed if are_values else [text]
 
 
-def _shown(place: int, value: Any) -> str:
-    return str(value) if IN_A_NAME.fullmatch(str(value)) else f"value{place}"
+def _shown(value: Any, listed: list[Any]) -> str:
+    return str(value) if IN_A_NAME.fullmatch(str(value)) else f"value{listed.index(value) + 1}"
