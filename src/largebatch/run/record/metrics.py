@@ -176,8 +176,8 @@ class StepMetrics:
         pending = self._pending
         self._pending = {}
         window = torch.stack([loss_sum for loss_sum, _ in pending.values()]).tolist()
-        bad = [(step, loss) for step, loss in zip(pending, window, strict=True) if not math.isfinite(loss)]
-        first_bad = bad[0] if bad else (math.inf, 0.0)
+        bad = ((step, loss) for step, loss in zip(pending, window, strict=True) if not math.isfinite(loss))
+        first_bad = next(bad, (math.inf, 0.0))
         waited = self.data_wait - self._logged[-1]
         # Zero without a GPU.
         peak = torch.cuda.max_memory_allocated() / GIB
