@@ -102,7 +102,7 @@ def find_strategies(config: RecipeConfig, gpus_per_node: int) -> tuple[list[Stra
             if is_true(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
                 # At least two replicas, whatever their size.
                 environment["WORLD_SIZE"] = str(2 * gpus_per_node * (read_shard_size(environment, gpus_per_node) or 1))
-            strategy = read_launch(environment, config).sharing
+            found.append(read_launch(environment, config).sharing)
         except UserError as error:
             not_counted[name] = str(error)
         except ValidationError as error:
@@ -111,6 +111,4 @@ def find_strategies(config: RecipeConfig, gpus_per_node: int) -> tuple[list[Stra
             not_counted[name] = (
                 f"its DeepSpeed JSON has zero_optimization.{first['loc'][0]} {json.dumps(first['input'])}"
             )
-        else:
-            found.append(strategy)
     return found, not_counted
