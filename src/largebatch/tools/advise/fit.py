@@ -20,6 +20,7 @@ from scipy.stats import f as f_distribution
 from largebatch.errors import UserError
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.options import MAX_AMOUNT
+from largebatch.tools.sweep.points import BATCH
 from largebatch.words import counted, digits, span
 
 TUNING = 0.04
@@ -112,19 +113,26 @@ def read_sweep(folder: Path, target: float) -> Array:
     """
     from largebatch.tools.sweep.results import Results
 
-    found = [*Results.read(folder).until(target)]
+    results = Results.read(folder)
+    # A batch that grows is no size.
+    groups = [group for group in results.groups if isinstance(group.settings.get(BATCH), int)]
+    found = [group for group in groups if results.is_best(group)]
     if len(found) < 2:
         raise UserError(
             f"--fit {folder}: of {counted(len(found), 'listed batch size')}, all runs of a rate have finished; it "
             "takes two, as of --batch.global_batch_size=32,64"
         )
     points = []
-    for batch, run, reached, missing in found:
-        if missing:
+    for group in found:
+        batch = group.settings[BATCH]
+        reached = results.training_until(target, group, "samples")
+        if missing := len(group.runs) - len(reached.values):
             print(f"batch {batch:,} is left out: {missing} of its runs have not reached {target:g}")
             continue
-        every = run.plan.evaluation.every if run.plan else None
-        steps = run.plan.timeline.steps_in(every.length) if run.plan and every else 0
+        plan = next(iter(group.runs.values())).plan
+        steps = 0
+        if plan and plan.evaluation.every:
+            steps = plan.timeline.steps_in(plan.evaluation.every.length)
         points.append([batch, reached.mean, reached.std, len(reached.values), steps * batch])
     sizes = [size for size, *_ in points]
     if len(set(sizes)) < len(sizes):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +69,7 @@ class Results:
             cells = {self.sweep.metric: shown(group.cell, self.sweep.sign), "finding": self._finding(group)}
             if target is not None:
                 for axis in ("samples", "tokens", "minutes"):
-                    cells[f"{axis} to {target:g}"] = shown(self._training_until(target, group, axis))
+                    cells[f"{axis} to {target:g}"] = shown(self.training_until(target, group, axis))
             values = (f"{name.rpartition('.')[2]}={json.dumps(value)}" for name, value in group.settings.items())
             rows[" ".join(values)] = cells
         title = f"{self.sweep.metric} of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
@@ -84,7 +83,7 @@ class Results:
         It does if one rate is the best at this batch size and at the first: no other is clearly better at either.
         """
         rivals = self._rivals(group.settings)
-        if RATE not in group.settings or group not in self._stable(rivals)[:1]:
+        if RATE not in group.settings or not self.is_best(group):
             return ""
         if not all(each.losses for each in rivals):
             return "best so far"
@@ -104,6 +103,10 @@ class Results:
             return f"{finding}, as the rule predicts" + ", not clearly" * (len(possible) > 1)
         return f"{finding}; the rule: cannot be told"
 
+    def is_best(self, group: Group) -> bool:
+        """Whether no other rate has a lower mean, at the same other settings."""
+        return group in self._stable(self._rivals(group.settings))[:1]
+
     def _rivals(self, settings: dict[str, Any]) -> list[Group]:
         """The groups that differ from these settings in the rate, if at all."""
         return [group for group in self.groups if {**group.settings, RATE: None} == {**settings, RATE: None}]
@@ -119,18 +122,7 @@ class Results:
         others = [each for each in stable[1:] if not is_clearly_lower(stable[0].cell, each.cell, len(stable) - 1)]
         return {each.settings[RATE] for each in (*stable[:1], *others)}
 
-    def until(self, target: float) -> Iterator[tuple[int, ReportedRun, Cell, int]]:
-        """Each batch size with a run of its best learning rate, the samples until its seeds reached the target, and the
-        number of those that did not."""
-        for group in self.groups:
-            best = self._stable(self._rivals(group.settings))[:1]
-            # A batch that grows is no size.
-            if group in best and isinstance(group.settings.get(BATCH), int):
-                reached = self._training_until(target, group, "samples")
-                missing = len(group.runs) - len(reached.values)
-                yield group.settings[BATCH], next(iter(group.runs.values())), reached, missing
-
-    def _training_until(self, target: float, group: Group, axis: str) -> Cell:
+    def training_until(self, target: float, group: Group, axis: str) -> Cell:
         """The samples, tokens or minutes until the first evaluation that reaches the target, of runs that do."""
         reached: list[float] = []
         for run in group.runs.values():
