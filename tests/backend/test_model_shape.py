@@ -27,7 +27,7 @@ def units_of_a_job(run_dir, recipe, words):
     from largebatch.run import Run, RunOptions
 
     run = Run(load_config(recipe, words), RunOptions(run_dir))
-    shape = shape_of(recipe_model(run.config)[0], run.plan)
+    shape = shape_of(recipe_model(run.config), run.plan)
     counted = {}
     for parameter in shape.parameters:
         counted.setdefault(parameter.unit, []).append(parameter.name)

@@ -27,7 +27,7 @@ def held_by(rank, recipe):
 
     config = load_config(recipe, ["--batch.micro_batch_size=1"])
     plan = resolve(config, WORLD_SIZE)
-    model, _ = recipe_model(config)
+    model = recipe_model(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     planned = model_states(shape_of(model, plan), Strategy("fsdp"), WORLD_SIZE, plan.states_of, 1).by_kind["weights"]
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD_SIZE)

@@ -14,6 +14,7 @@ from largebatch.errors import UserError
 from largebatch.estimate import recipe_model as recipe_model_module
 from largebatch.estimate.recipe_model import NotEstimated, activation_bytes, recipe_model
 from largebatch.model.activation_checkpointing import checkpoint_activations
+from largebatch.task_folders import import_from
 from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR, VIT_DIGITS
 
 RECOMPUTE = "--compute.activation_checkpointing=full"
@@ -21,8 +22,7 @@ RECOMPUTE = "--compute.activation_checkpointing=full"
 
 def counted(recipe, *words):
     config = load_config(recipe, words)
-    model, example_batch = recipe_model(config)
-    return activation_bytes(model, config, example_batch)
+    return activation_bytes(recipe_model(config), config)
 
 
 @pytest.fixture
@@ -140,16 +140,16 @@ def test_masks_of_documents_are_kept_in_each_layer_unless_a_kernel_needs_none():
         counted(PYDOC, *words, "--compute.attention=flash_attention_2")
 
 
-def test_a_task_without_an_example_batch_is_not_estimated():
-    config = load_config(DIGITS)
+def test_a_task_without_an_example_batch_is_not_estimated(monkeypatch):
+    monkeypatch.delattr(import_from(DIGITS.parent, "model"), "example_batch")
     with pytest.raises(NotEstimated, match="has no example_batch"):
-        activation_bytes(recipe_model(config)[0], config, None)
+        counted(DIGITS)
 
 
-def test_a_model_that_looks_at_numbers_is_not_estimated():
+def test_a_model_that_looks_at_numbers_is_not_estimated(monkeypatch):
     def nothing_that_fits(config):
         return {"pixel_values": torch.zeros(config.batch.micro_batch_size)}
 
-    config = load_config(DIGITS)
+    monkeypatch.setattr(import_from(DIGITS.parent, "model"), "example_batch", nothing_that_fits)
     with pytest.raises(NotEstimated, match="the model does not run on shapes alone: tuple index out of range"):
-        activation_bytes(recipe_model(config)[0], config, nothing_that_fits)
+        counted(DIGITS)

@@ -38,7 +38,7 @@ class Operations(TorchDispatchMode):
 )
 def test_a_step_has_few_operations_and_no_wait(recipe, optimizer_name):
     config = load_config(ROOT / f"recipes/{recipe}.json")
-    model = recipe_model(config)[0].to(memory_format=torch.channels_last)
+    model = recipe_model(config).to(memory_format=torch.channels_last)
     optimizer = build_optimizer(model, resolve(config, world_size=64))
     assert type(optimizer).__name__ == optimizer_name
     groups = optimizer.param_groups

@@ -72,9 +72,9 @@ def test_a_gpu_without_a_data_sheet(device):
 
 def counted(recipe, *words):
     config = load_config(recipe, words)
-    model, example_batch = recipe_model(config)
-    activation_bytes(model, config, example_batch)
-    return config, model, micro_batch_flops(model, config, example_batch)
+    model = recipe_model(config)
+    activation_bytes(model, config)
+    return config, model, micro_batch_flops(model, config)
 
 
 def test_operations_of_a_transformer_by_hand():
@@ -100,9 +100,9 @@ def test_published_throughputs_of_convolutions():
     """Images per second in mixed precision of NVIDIA's PyTorch example (DeepLearningExamples, resnet50v1.5)."""
     recipe = ROOT / "recipes/image_classification/resnet50_imagenet_32k.json"
     config = load_config(recipe)
-    model, example_batch = recipe_model(config)
-    kept = activation_bytes(model, config, example_batch)
-    flops = micro_batch_flops(model, config, example_batch)
+    model = recipe_model(config)
+    kept = activation_bytes(model, config)
+    flops = micro_batch_flops(model, config)
     assert convolves(model)
     for memory_bandwidth, peak, published in (
         # Of a V100, with 16 and 32 GB.
@@ -119,7 +119,7 @@ def test_published_throughputs_of_convolutions():
 @pytest.mark.parametrize(("recipe", "expected"), [(DIGITS, True), (PYDOC, False), (VIT_DIGITS, False)])
 def test_networks_of_convolutions(recipe, expected):
     """GPT-2's layers are called Conv1D, and a ViT has one convolution."""
-    model, _ = recipe_model(load_config(recipe))
+    model = recipe_model(load_config(recipe))
     assert convolves(model) == expected
 
 

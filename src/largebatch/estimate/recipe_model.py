@@ -7,7 +7,7 @@ save, as far as `cuda_kernels` says. Gradients of activations and work space com
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -31,12 +31,9 @@ from largebatch.model.building import build_shapes, storage_of
 from largebatch.model.parts import differentiable
 from largebatch.task_folders import folder_of, import_from
 
-ExampleBatch = Callable[[RecipeConfig], Mapping[str, torch.Tensor]]
 
-
-def recipe_model(config: RecipeConfig) -> tuple[nn.Module, ExampleBatch | None]:
-    """The model that `build_model(config)` of the task's model.py builds, on the meta device, and the file's
-    `example_batch`.
+def recipe_model(config: RecipeConfig) -> nn.Module:
+    """The model that `build_model(config)` of the task's model.py builds, on the meta device.
 
     Raises:
         UserError: There is no model.py, it cannot be imported, it has no `build_model`, or that fails or does not
@@ -47,22 +44,21 @@ def recipe_model(config: RecipeConfig) -> tuple[nn.Module, ExampleBatch | None]:
     torch.set_default_dtype(torch.float64 if config.precision == "fp64" else torch.float32)
     try:
         with task_code_errors(folder, "model.py"):
-            module = import_from(folder, "model")
-            model: object = build_shapes(partial(module.build_model, config))
+            model: object = build_shapes(partial(import_from(folder, "model").build_model, config))
     finally:
         torch.set_default_dtype(before)
     if not isinstance(model, nn.Module):
         raise UserError(
             f"{folder / 'model.py'}: build_model(config) returned {type(model).__name__}; return a torch.nn.Module"
         )
-    return model, getattr(module, "example_batch", None)
+    return model
 
 
 class NotEstimated(Exception):
     """Why activations cannot be estimated."""
 
 
-def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> int:
+def activation_bytes(model: nn.Module, config: RecipeConfig) -> int:
     """Bytes that a process needs for a micro-batch.
 
     These are what it keeps, and the logits of a chunk (`linear_token_losses`) with their gradient. With activation
@@ -72,12 +68,11 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
     Args:
         model: The recipe's model on the meta device; it gets tensors without memory.
         config: The recipe, which has the precision, the micro-batch and activation checkpointing.
-        example_batch: The task's hook, which makes the keyword arguments of the model for a micro-batch.
 
     Raises:
-        NotEstimated: There is no such hook, or the model does not run on shapes alone.
+        NotEstimated: The task's model.py has no `example_batch`, or the model does not run on shapes alone.
     """
-    with _on_shapes(model, config, example_batch) as batch:
+    with _on_shapes(model, config) as batch:
         attention = config.compute.attention
         if attention == "eager":
             set_attention(model, attention)
@@ -98,7 +93,7 @@ def activation_bytes(model: nn.Module, config: RecipeConfig, example_batch: Exam
         return sum(kept.values()) + max(largest, of_loss)
 
 
-def micro_batch_flops(model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None) -> tuple[int, int]:
+def micro_batch_flops(model: nn.Module, config: RecipeConfig) -> tuple[int, int]:
     """Floating-point operations of a micro-batch's forward and backward pass.
 
     Those of matrix products, convolutions and attention, whose masked scores are counted, too.
@@ -106,12 +101,11 @@ def micro_batch_flops(model: nn.Module, config: RecipeConfig, example_batch: Exa
     Args:
         model: The recipe's model as `activation_bytes` leaves it, with activation checkpointing if the recipe has it.
         config: The recipe.
-        example_batch: The task's hook.
 
     Raises:
         NotEstimated: As of `activation_bytes`.
     """
-    with _on_shapes(model, config, example_batch) as batch, sdpa_kernel(SDPBackend.MATH):
+    with _on_shapes(model, config) as batch, sdpa_kernel(SDPBackend.MATH):
         batch.pop("position_ids", None)
         # The output layer adds to the gradient of its weight in place, which the counter does not know.
         in_place = {torch.ops.aten.addmm_: _addmm_flops}
@@ -130,10 +124,10 @@ def _addmm_flops(_: object, left: Sequence[int], right: Sequence[int], **__: obj
 
 
 @contextmanager
-def _on_shapes(
-    model: nn.Module, config: RecipeConfig, example_batch: ExampleBatch | None
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Give a model tensors without memory, and yield arguments to call it with."""
+def _on_shapes(model: nn.Module, config: RecipeConfig) -> Iterator[dict[str, torch.Tensor]]:
+    """Give a model tensors without memory, and yield arguments to call it with: the task's `example_batch`."""
+    folder = folder_of(type(config))
+    example_batch = getattr(import_from(folder, "model"), "example_batch", None)
     if example_batch is None:
         raise NotEstimated("model.py has no example_batch")
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
@@ -141,7 +135,7 @@ def _on_shapes(
         warnings.simplefilter("ignore")
         _give_fake_memory(model)
         model.train()
-        with task_code_errors(folder_of(type(config)), "model.py"):
+        with task_code_errors(folder, "model.py"):
             example = example_batch(config)
             batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in example.items()}
         try:

@@ -136,13 +136,13 @@ def _comparison(options: argparse.Namespace, given: RecipeConfig, at_most: int |
 
     try_optimizer(plan)
     strategies, not_counted = find_strategies(config, options.gpus_per_node)
-    model, example_batch = recipe_model(config)
+    model = recipe_model(config)
     shape = shape_of(model, plan)
     activations = flops = not_estimated = None
     try:
-        activations = activation_bytes(model, config, example_batch)
+        activations = activation_bytes(model, config)
         if options.gpu:
-            flops = micro_batch_flops(model, config, example_batch)
+            flops = micro_batch_flops(model, config)
     except NotEstimated as reason:
         not_estimated = str(reason)
     hardware = None
