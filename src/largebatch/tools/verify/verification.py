@@ -88,6 +88,7 @@ class Row:
     # end), or "does not divide" (the global batch is not a multiple of its micro-batch size times its processes).
     verdict: str
     seconds: float = 0.0  # time it took
+    trained: Trained | None = None  # the numbers of a reference, if it trained to the end
     differences: Differences | None = None  # from the reference, if it trained to the end
     problem: str | None = None  # a remark on the verdict, if there is one
     # The names of the differences that are larger than rounding makes them; none if one process differs from itself.
@@ -110,8 +111,8 @@ class Verification:
     overrides: Sequence[str]  # command-line overrides of the recipe
     accelerate_configs: Mapping[str, Path]  # the Accelerate config of each strategy
     steps: int  # steps to train
-    # What combinations are compared with, if it did not fail, and how it came out.
-    _references: dict[Combination, tuple[Row, Trained | None]] = field(default_factory=dict, init=False)
+    # What combinations are compared with.
+    _references: dict[Combination, Row] = field(default_factory=dict, init=False)
     # Measured if a combination differs; None if a reference differs from itself.
     _rounding: dict[Combination, _Rounding | None] = field(default_factory=dict, init=False)
 
@@ -136,12 +137,12 @@ class Verification:
             reference = self._reference_for(combination)
             if reference not in self._references:
                 self._references[reference] = self._tried(reference)
-                yield self._references[reference][0]
-            row, expected = self._references[reference]
+                yield self._references[reference]
+            row = self._references[reference]
             if row.verdict == "failed":
                 return
-            if expected:
-                yield self._tried(combination, expected)[0]
+            if row.trained:
+                yield self._tried(combination, row.trained)
 
     def agrees_in_fp32(self, combination: Combination) -> bool:
         """Whether a combination and its reference, both trained in fp32, agree; False if the recipe has no fp32."""
@@ -171,16 +172,17 @@ class Verification:
             size = combination.micro_batch_size
         return Combination(SINGLE.name, 1, size)
 
-    def _tried(self, combination: Combination, expected: Trained | None = None) -> tuple[Row, Trained | None]:
+    def _tried(self, combination: Combination, expected: Trained | None = None) -> Row:
         """Train a combination and compare it with what is expected; if nothing is, it is a reference."""
         row = Row(combination, "reference")
-        trained = None
         started = time.monotonic()
         try:
             trained = self._train(combination)
             row.seconds = time.monotonic() - started
             if expected:
                 self._judge(row, trained, expected)
+            else:
+                row.trained = trained
         except ConfigError as error:
             row.verdict = "does not divide"
             row.problem = error.problems[0]
@@ -190,7 +192,7 @@ class Verification:
             row.problem = f"{type(error).__name__}: {error}".partition("\n")[0]
             if isinstance(error, JobFailed):
                 row.problem = error.in_one_line(self.task)
-        return row, trained
+        return row
 
     def _judge(self, row: Row, trained: Trained, expected: Trained) -> None:
         """Set the differences, verdict and problem of a combination."""
@@ -310,7 +312,7 @@ class Verification:
         reference = self._references.get(self._reference_for(combination))
         if reference is None:
             return max(REFERENCE_HANG_SECONDS, self.config.faults.hang_seconds or TIMEOUT)
-        return max(MIN_HANG_SECONDS, HANG_FACTOR * reference[0].seconds)
+        return max(MIN_HANG_SECONDS, HANG_FACTOR * reference.seconds)
 
     def _overrides(self, combination: Combination, steps: int) -> list[str]:
         samples = min(self.config.evaluation.max_samples or MAX_EVALUATED_SAMPLES, MAX_EVALUATED_SAMPLES)
