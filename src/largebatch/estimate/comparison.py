@@ -38,7 +38,7 @@ def compare_strategies(
     world_sizes: Sequence[int],
     gpu_memory: int,
     hardware: Hardware | None = None,
-    not_counted: Mapping[str, str] | None = None,
+    not_counted: Mapping[str, str] = {},
 ) -> Json:
     """Estimate what every strategy holds and sends on every number of processes.
 
@@ -85,7 +85,7 @@ def compare_strategies(
         "micro_batch_flops": workload.flops and sum(workload.flops),
         "gpu_memory_bytes": gpu_memory,
         "hardware": hardware and asdict(hardware),
-        "not_counted": dict(not_counted or {}),
+        "not_counted": not_counted,
         "world_sizes": columns,
     }
 
