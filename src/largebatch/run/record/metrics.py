@@ -102,7 +102,7 @@ class StepMetrics:
         """Exclude a step that was not taken from the metrics."""
         del self._pending[step]
 
-    def log(self, step: int, noise_scale: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
+    def log(self, step: int, noise_scale: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The line of metrics.jsonl for `step`, the last one added, over all processes; fails as `check` does.
 
         Loss and gradient norm are those of this step alone, before its update and before clipping; rates are those

@@ -51,13 +51,14 @@ class NoiseScale:
         self._pending.clear()
 
     def line(self) -> Line:
-        """What a logged step's line says; nothing as long as there is no estimate."""
+        """What a logged step's line says; None for what is not known."""
         self.complete()
         found = noise_scale(self._latest)
-        if "samples" not in found:
-            return {}
-        interval = {f"noise_scale_{end}": found[end] for end in ("low", "high") if found[end] is not None}
-        return {"noise_scale": found["samples"], **interval}
+        return {
+            "noise_scale": found.get("samples"),
+            "noise_scale_low": found.get("low"),
+            "noise_scale_high": found.get("high"),
+        }
 
     def summary(self) -> dict[str, Any]:
         """What summary.json says of it; nothing if the recipe does not ask for it."""
