@@ -113,8 +113,9 @@ class Then:
             answer = parse_object(self._last_line_of(words)) or {}
         finally:
             remove_folder(self.folder)
-        numbers = {name: value for name, value in answer.items() if type(value) in (int, float)}
-        return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+        return {
+            name: float(value) for name, value in answer.items() if type(value) in (int, float) and math.isfinite(value)
+        }
 
     def _last_line_of(self, command: list[str]) -> bytes:
         """Run a command, and return the last line that it prints."""
