@@ -29,7 +29,7 @@ class Watchdog:
     report: Callable[[str], None]  # called with a message when the process is about to be ended
     # Where each process writes its stacks and its NCCL collectives; None writes the stacks to standard error.
     folder: Path | None = None
-    _last_heartbeat: float = field(default_factory=time.monotonic)
+    _last_heartbeat: float = 0.0
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
