@@ -235,15 +235,20 @@ class Recorder:
         self.attempt.check()
         export_intact(checkpoint, self.folder.model_dir, progress=exported)
         evaluations = self.folder.evaluations()
-        # The latest of each name: sets have intervals of their own. The answer of `checkpoint.then` is still to come.
-        latest = {name: value for line in evaluations for name, value in line.items() if not name.startswith("then/")}
         place = position_fields(self._plan, 0)
+        # The latest of each name: sets have intervals of their own. The answer of `checkpoint.then` is still to come.
+        latest = {
+            name: value
+            for line in evaluations
+            for name, value in line.items()
+            if name not in place and not name.startswith("then/")
+        }
         summary = self.metrics.summary(self.step) | {
             **about,
             "goodput": goodput(self.folder.history(), self.step, self.metrics.train_seconds, time.time()),
             "attempts": self.attempt.number,
             "train_loss": self._last_logged.get("loss"),
-            "evaluation": {name: value for name, value in latest.items() if name not in place},
+            "evaluation": latest,
             "strategy": self._backend.launch.strategy,
             **self.noise_scale.summary(),
         }
