@@ -177,7 +177,7 @@ class Loss(Section):
     """Divides the cosines; its initial value if it is learned. The papers': 0.07 for CLIP, 0.1 for SigLIP, 0.01 for
     E5."""
     learned: bool
-    """Whether the temperature is trained, as one parameter, which needs `architecture` "clip" or "siglip"."""
+    """Whether the temperature is trained, as one parameter, which "bert" does not have."""
     bias: float = 0.0
     """Initial bias of "sigmoid", which is trained: -10 in the paper, where almost all pairs are negative."""
     min_temperature: PositiveFloat = 0.01
@@ -225,7 +225,9 @@ class Config(RecipeConfig):
         if isinstance(self.model, SharedText):
             data = {"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64, "max_tokens": 32}
             return {"data": data, "model.vocab_size": 256}
-        data = {"source": "digits", "image_size": 32, "max_tokens": 32}
+        # A ResNet's last stage has four positions of these pixels.
+        size = 2 * self.model.patch_size if isinstance(self.model, ResNetTowers) else 32
+        data = {"source": "digits", "image_size": size, "max_tokens": 32}
         return {"data": data, "model.vocab_size": 256, "model.end_of_text": 0}
 
     @check

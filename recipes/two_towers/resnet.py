@@ -93,16 +93,16 @@ class AttentionPooling(nn.Module):
 
     def __init__(self, channels: int, num_positions: int):
         super().__init__()
-        self.positions = nn.Parameter(torch.empty(1 + num_positions, channels))
+        self.position_embedding = nn.Parameter(torch.empty(1 + num_positions, channels))
         self.q_proj = nn.Linear(channels, channels)
         self.k_proj = nn.Linear(channels, channels)
         self.v_proj = nn.Linear(channels, channels)
-        for parameter in (self.positions, self.q_proj.weight, self.k_proj.weight, self.v_proj.weight):
+        for parameter in (self.position_embedding, self.q_proj.weight, self.k_proj.weight, self.v_proj.weight):
             nn.init.normal_(parameter, std=channels**-0.5)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         vectors = images.flatten(2).transpose(1, 2)
-        vectors = torch.cat([vectors.mean(dim=1, keepdim=True), vectors], dim=1) + self.positions
+        vectors = torch.cat([vectors.mean(dim=1, keepdim=True), vectors], dim=1) + self.position_embedding
         query, key, value = (
             projected.unflatten(-1, (-1, HEAD_CHANNELS)).transpose(1, 2)
             for projected in (self.q_proj(vectors[:, :1]), self.k_proj(vectors), self.v_proj(vectors))

@@ -21,7 +21,7 @@ from largebatch.data.preparation import Preparation
 from largebatch.errors import ConfigError, DataError
 from largebatch.model.building import SeededWeights, build_without_weights
 from largebatch.storage.files import read_json_lines
-from paths import CLIP_B32, CLIP_DIGITS, EMBED_PYDOC
+from paths import CLIP_B32, CLIP_DIGITS, CLIP_RN50, EMBED_PYDOC
 from reference import global_batches, train_plainly
 from test_strategies import assert_same, recorded
 
@@ -320,7 +320,10 @@ def test_a_column_without_texts_is_named(values, tmp_path, pairs):
         (CLIP_DIGITS, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
-        (CLIP_DIGITS, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features"),
+        *(
+            (recipe, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features")
+            for recipe in (CLIP_DIGITS, CLIP_RN50)
+        ),
         (
             CLIP_DIGITS,
             [*SIGLIP, "--model.features=8"],

@@ -49,11 +49,15 @@ def load_config(
     found = config_class_of(folder, path)
     if config_class is not None and found is not config_class:
         raise ConfigError(f"belongs to a different task; run {folder / 'train.py'} instead", path)
-    for name, _ in split_overrides(overrides):
-        section = name.partition(".")[0]
-        if section not in found.model_fields:
-            hint = did_you_mean(section, found.model_fields)
-            raise ConfigError(f"--{name}: neither an option here nor a field of the recipe{hint}", "the command line")
+    fields = {field.alias or name for name, field in found.model_fields.items()}
+    sections = {name: name.partition(".")[0] for name, _ in split_overrides(overrides)}
+    unknown = [
+        f"--{name}: neither an option here nor a field of the recipe{did_you_mean(section, fields)}"
+        for name, section in sections.items()
+        if section not in fields
+    ]
+    if unknown:
+        raise ConfigError(unknown, "the command line")
     config = validate(raw, found, source=path)
     if overrides and config.expected:
         config = _without_figure_of_others(config, validate(_read_json(path), found, source=path))

@@ -94,7 +94,7 @@ def test_a_batch_that_costs_nothing_is_not_the_models_critical_batch(advise, tmp
     found = {"samples": 512, "at_step": 100, "tolerance": 0.01, "sizes": []}
     code, _, errors = advise("--measured", folder_with(tmp_path / "sweep", "critical_batch.json", found))
     assert code == 2
-    assert "a batch that costs nothing is below the critical batch; train with it" in prose(errors)
+    assert "a batch that costs nothing, which is below the critical batch of this model" in prose(errors)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
-from scipy.stats import f
+from scipy.stats import chi2, f
 
 from largebatch.errors import UserError
 from largebatch.tools.advise.fit import doubts, fit, read_points, read_sweep
@@ -59,6 +59,13 @@ def pooled(points):
     return np.sqrt(np.average(relative**2, weights=seeds - 1))
 
 
+def degrees_of_freedom(points):
+    """Of the errors, by Satterthwaite's rule: only the spread over seeds is estimated, and not that of tuning."""
+    seeds = points[3]
+    estimated = pooled(points) ** 2 / seeds
+    return sum(seeds - 1) * ((estimated + 0.04**2).mean() / estimated.mean()) ** 2
+
+
 def chi_square(points, critical, least):
     batch, samples, _, seeds, _ = points
     errors = pooled(points) ** 2 / seeds + 0.04**2
@@ -85,8 +92,9 @@ def test_published_points(read):
     found = fit(points)
     assert found.critical_batch == pytest.approx(84, rel=0.01)
     deviations = chi_square(points, found.critical_batch, found.least_samples)
-    # Of five points, two parameters; of 20 seeds each, the spread with 95 degrees of freedom.
-    assert found.p == pytest.approx(f.sf(deviations / 3, 3, 95))
+    # Of five points, two parameters.
+    assert found.p == pytest.approx(f.sf(deviations / 3, 3, degrees_of_freedom(points)))
+    assert degrees_of_freedom(points) > 95
     assert [found.critical_batch, found.least_samples] == pytest.approx(fitted_by_scipy(points), rel=1e-3)
 
 
@@ -100,15 +108,15 @@ def test_limits(read):
     assert flat.critical_batch == np.inf
     assert flat.interval[1] == np.inf
     assert flat.least_samples == pytest.approx(1000, rel=1e-3)
-    # Where 4 % at each point cannot tell it from infinity; with 3 degrees of freedom, Fisher's quantile is 10.13.
-    assert chi_square(read(text), flat.interval[0], 1000) > 10.13
+    # Where 4 % at each point, which is known, cannot tell it from infinity: chi-square grows by 3.84.
+    assert chi_square(read(text), flat.interval[0], 1000) > 3.84
     steep = fit(read("256,1000,0,2\n512,2000,0,2\n1024,4000,0,2\n"))
     assert steep.critical_batch == steep.interval[0] == 0
     # At a limit, one parameter is fitted.
     uneven = read("256,1000,0,2\n512,1050,0,2\n1024,900,0,2\n")
     found = fit(uneven)
     assert found.critical_batch == np.inf
-    assert found.p == pytest.approx(f.sf(chi_square(uneven, np.inf, found.least_samples) / 2, 2, 3), rel=0.01)
+    assert found.p == pytest.approx(chi2.sf(chi_square(uneven, np.inf, found.least_samples), 2), rel=0.01)
 
 
 def test_few_seeds_give_wider_intervals(read):
@@ -139,6 +147,17 @@ def test_one_seed_of_each_size_has_no_error(read):
     assert found.critical_batch == pytest.approx(100, rel=0.02)
     assert (found.interval, found.p) == ((), None)
     assert "(one seed each: its error is not known)" in " ".join(found.in_words())
+    bent = fit(read("100,2000,0,1\n300,1000,0,1\n900,10000,0,1\n"))
+    assert f"points are up to {100 * bent.deviation:.2g} % from it" in " ".join(bent.in_words())
+    assert bent.deviation > 1
+
+
+def test_a_seed_alone_says_nothing_of_the_spread(read):
+    """Whatever its column has: of the others, 2 % and 4 %, by their degrees of freedom."""
+    lines = ["100,2000,40,2", "300,4000,160,3", "900,10000,{},1"]
+    found, same = (fit(read("\n".join(lines).format(spread))) for spread in (0, 9000))
+    assert found == same
+    assert pooled(read("\n".join(lines).format(0))) ** 2 == pytest.approx((0.02**2 + 2 * 0.04**2) / 3)
 
 
 def test_the_interval_of_evaluations_is_half_subtracted_and_an_error(read):

@@ -114,6 +114,26 @@ def test_a_rule_is_not_refuted_by_a_first_size_that_is_not_clear(tmp_path):
     assert cells_of(tmp_path, losses)["base_lr=0.2 global_batch_size=256"][1:] == ["best; the rule: cannot be told"]
 
 
+def test_more_rates_take_more_evidence(tmp_path):
+    """0.25 with a standard error of 0.082: p = 0.019, below 5 %, but not below a third of that."""
+    low, high = [1.0, 1.1, 1.2], [1.25, 1.35, 1.45]
+    two = {(0.1, 64): high, (0.2, 64): low, (0.1, 128): low, (0.2, 128): high}
+    four = {(rate, size): two.get((rate, size), [5.0, 5.1, 5.2]) for size in (64, 128) for rate in (0.1, 0.2, 0.4, 0.8)}
+    for losses, words in ((two, "the rule does not hold"), (four, "the rule: cannot be told")):
+        found = cells_of(tmp_path / str(len(losses)), losses)["base_lr=0.1 global_batch_size=128"]
+        assert found == ["1.1 ± 0.1 (3)", f"best{END}; {words}"]
+
+
+def test_one_clear_size_is_not_enough(tmp_path):
+    """At 128, both rates may be the best; where all diverge first, none is predicted."""
+    losses = {(0.1, 64): [1.0, 1.02], (0.2, 64): [1.5, 1.52], (0.1, 128): [1.0, 1.2], (0.2, 128): [1.1, 1.2]}
+    found = cells_of(tmp_path / "a", losses)["base_lr=0.1 global_batch_size=128"]
+    assert found[1:] == [f"best{END}, as the rule predicts, not clearly"]
+    losses |= {(0.1, 64): [None, 1.0], (0.2, 64): [None, None]}
+    found = cells_of(tmp_path / "b", losses)["base_lr=0.1 global_batch_size=128"]
+    assert found[1:] == [f"best{END}"]
+
+
 def test_a_batch_size_of_which_rates_are_missing_has_no_verdict(tmp_path):
     losses = {(0.1, 64): [2.0], (0.2, 64): [1.0], (0.4, 64): [2.0], (0.1, 128): [2.0], (0.2, 128): [1.0]}
     folder = write_sweep(tmp_path, losses | {(0.4, 128): [2.0]})
@@ -189,5 +209,9 @@ def test_the_report_has_the_table(tmp_path, capsys):
 
 
 def test_a_metric_that_no_evaluation_has_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"--metric acuracy: base_lr=0\.1_.*was evaluated by .*loss, accuracy"):
-        Results.read(write_sweep(tmp_path, metric="acuracy"))
+    with pytest.raises(UserError, match=r"--metric acuracy: runs are evaluated by accuracy, loss"):
+        Results.read(write_sweep(tmp_path / "a", metric="acuracy"))
+    # One run without evaluations does not hide the others.
+    folder = write_sweep(tmp_path / "b", {(0.1, 64): [1.0, 1.2], (0.2, 64): [1.5, 1.5]})
+    (folder / "base_lr=0.1_seed=1/evaluations.jsonl").unlink()
+    assert cells(Results.read(folder).table())["base_lr=0.1"] == ["1 (1)", "best so far"]

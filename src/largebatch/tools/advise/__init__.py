@@ -101,8 +101,10 @@ def _measured(folder: Path) -> CriticalBatch:
     """The noise scale that was measured in the folder of a run."""
     run = RunFolder(folder)
     if run.critical_batch_file.exists():
-        # At the critical batch of this model, a run needs twice the samples.
-        raise UserError(f"--measured {folder}: a batch that costs nothing is below the critical batch; train with it")
+        raise UserError(
+            f"--measured {folder}: `largebatch critical-batch` looks for a batch that costs nothing, which is below "
+            "the critical batch of this model, where a run needs twice the samples; give --critical-batch"
+        )
     found: Any = run.summary().get("noise_scale")
     samples = found.get("samples") if isinstance(found, dict) else None
     if not is_amount(samples):

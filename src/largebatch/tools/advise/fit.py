@@ -46,7 +46,10 @@ class Fit:
     critical_batch: float  # samples; 0 or infinity if one of these limits fits best
     interval: tuple[float, ...]  # of it, with 95 % confidence, whose ends may be 0 and infinity; empty if unknown
     least_samples: float  # E_min
-    p: float | None  # the probability of deviations at least this large if the form holds; None if it cannot be tested
+    deviation: float  # of the point that deviates most, relative to the form's samples
+    p: float | None = (
+        None  # the probability of deviations at least this large if the form holds; None if it cannot be tested
+    )
 
     @property
     def fails(self) -> bool:
@@ -65,6 +68,7 @@ class Fit:
             yield f"E_min {digits(self.least_samples)} samples"
         if self.p is None:
             yield "the form is not tested, which takes three batch sizes, and two seeds of one of them"
+            yield f"points are up to {100 * self.deviation:.2g} % from it"
         else:
             finding = f"fails (p < {P_OF_FAILURE:g})" if self.fails else "is not contradicted"
             yield f"F test: p = {self.p:.2g}: the form {finding}"
@@ -168,6 +172,9 @@ def fit(points: Array) -> Fit:
     seeds_to_spare = float((seeds - 1).sum())
     variance = ((seeds - 1) * (spread / samples) ** 2).sum() / max(seeds_to_spare, 1)
     errors = np.sqrt(variance / seeds + every**2 / 12 / samples**2 + TUNING**2)
+    # Only a part of the errors is estimated: the degrees of freedom after Satterthwaite 1946.
+    part = max((variance / seeds).mean() / (errors**2).mean(), 1e-3)
+    degrees_of_errors = seeds_to_spare / part**2
 
     def fitted(log_critical: Array) -> tuple[Array, Array]:
         """The best log E_min for each log B_crit, and the deviations of the points from it, each over its error."""
@@ -185,10 +192,11 @@ def fit(points: Array) -> Fit:
         bounds = (grid[best - 1], grid[best + 1])
         log_critical = minimize_scalar(lambda place: (fitted(place)[1] ** 2).sum(), bounds=bounds).x
     (log_least,), deviations = fitted(log_critical)
-    found = Fit(limits.get(best, math.exp(log_critical)), (), math.exp(log_least), None)
+    deviation = math.expm1(np.abs(deviations * errors).max())
+    found = Fit(limits.get(best, math.exp(log_critical)), (), math.exp(log_least), deviation)
     if not seeds_to_spare:
         return found
-    likely = np.flatnonzero(tried <= tried[best] + f_distribution.ppf(0.95, 1, seeds_to_spare))
+    likely = np.flatnonzero(tried <= tried[best] + f_distribution.ppf(0.95, 1, degrees_of_errors))
     low, high = (limits.get(int(place), math.exp(grid[place])) for place in likely[[0, -1]])
     if (low, high) == (0, math.inf):
         raise UserError(
@@ -199,5 +207,5 @@ def fit(points: Array) -> Fit:
     p = None
     if len({*batch}) > num_parameters:
         degrees = len(batch) - num_parameters
-        p = float(f_distribution.sf((deviations**2).sum() / degrees, degrees, seeds_to_spare))
+        p = float(f_distribution.sf((deviations**2).sum() / degrees, degrees, degrees_of_errors))
     return replace(found, interval=(low, high), p=p)

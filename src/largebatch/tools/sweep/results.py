@@ -1,8 +1,8 @@
 """What the runs of a sweep have reached, as a table."""
 
-import itertools
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from largebatch.errors import UserError
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
-from largebatch.tools.reported_runs import ReportedRun, columns, read_runs
+from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns, read_runs
 from largebatch.tools.sweep.points import BATCH, RATE, Sweep
 from largebatch.tools.sweep.verdicts import Cell, is_clearly_lower
 from largebatch.words import aligned
@@ -22,6 +22,7 @@ class Group:
     """The runs with the same settings, which differ in their seeds."""
 
     settings: dict[str, Any]  # the values of the swept fields
+    num_seeds: int  # of the sweep
     runs: dict[int, ReportedRun]  # those that have begun, by seed
     losses: dict[int, float]  # of those that are over: the metric, negated if higher is better; infinite if diverged
 
@@ -30,6 +31,11 @@ class Group:
         """The losses that are finite."""
         finite = tuple(filter(math.isfinite, self.losses.values()))
         return Cell(finite, len(self.losses) - len(finite))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of its runs have a result."""
+        return len(self.losses) == self.num_seeds
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,13 @@ class Results:
 
     @classmethod
     def read(cls, folder: Path) -> "Results":
-        """The results in a sweep's folder; UserError if no point has begun, or one was evaluated without the metric."""
+        """The results in a sweep's folder; UserError if no point has begun, or none was evaluated by the metric."""
         sweep = Sweep.read(folder)
         begun = [point for point in sweep.points if RunFolder(folder / point.name).plan_file.is_file()]
         if not begun:
             raise UserError(f"{folder}: no point of the sweep has begun yet")
-        groups = {json.dumps(point.settings): Group(point.settings, {}, {}) for point in sweep.points}
+        num_seeds = Counter(json.dumps(point.settings) for point in sweep.points)
+        groups = {name: Group(json.loads(name), count, {}, {}) for name, count in num_seeds.items()}
         runs = read_runs([folder / point.name for point in begun])
         for point, run in zip(begun, runs, strict=True):
             group = groups[json.dumps(point.settings)]
@@ -55,11 +62,11 @@ class Results:
             (values,) = columns(run.evaluations, sweep.metric)
             if kind == Kind.TRAINING:
                 group.losses[point.seed] = math.inf
-            elif kind == Kind.FINISHED:
-                if not values.size:
-                    known = ", ".join(dict.fromkeys(itertools.chain(*run.evaluations)))
-                    raise UserError(f"--metric {sweep.metric}: {run.name} was evaluated by {known or 'nothing'}")
+            elif kind == Kind.FINISHED and values.size:
                 group.losses[point.seed] = sweep.sign * float(values[-1])
+        known = {name.removeprefix(EVALUATION) for run in runs for name in run.curves if name.startswith(EVALUATION)}
+        if known and sweep.metric not in known:
+            raise UserError(f"--metric {sweep.metric}: runs are evaluated by {', '.join(sorted(known))}")
         return cls(sweep, list(groups.values()))
 
     def table(self, target: float | None = None) -> str:
@@ -85,7 +92,7 @@ class Results:
         rivals = self._rivals(group.settings)
         if RATE not in group.settings or not self.is_best(group):
             return ""
-        if not all(each.losses for each in rivals):
+        if not all(each.is_over for each in rivals):
             return "best so far"
         finding = "best"
         rates = [each.settings[RATE] for each in self.groups]
@@ -94,13 +101,15 @@ class Results:
         first_size = self.groups[0].settings.get(BATCH)
         first = self._rivals({**group.settings, BATCH: first_size})
         predicted = self._stable(first)[:1]
-        if group.settings.get(BATCH) == first_size or len(rivals) == 1 or not all(each.losses for each in first):
+        is_tested = group.settings.get(BATCH) != first_size and len(rivals) > 1
+        if not is_tested or not predicted or not all(each.is_over for each in first):
             return finding
-        possible = self._possibly_best(rivals) & self._possibly_best(first)
-        if not possible:
+        here = self._possibly_best(rivals)
+        there = self._possibly_best(first)
+        if not here & there:
             return f"{finding}; the rule does not hold"
-        if [group.settings[RATE]] == [each.settings[RATE] for each in predicted]:
-            return f"{finding}, as the rule predicts" + ", not clearly" * (len(possible) > 1)
+        if group.settings[RATE] == predicted[0].settings[RATE]:
+            return f"{finding}, as the rule predicts" + ", not clearly" * (len(here | there) > 1)
         return f"{finding}; the rule: cannot be told"
 
     def is_best(self, group: Group) -> bool:
