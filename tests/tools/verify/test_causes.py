@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import tasks
 from largebatch.tools.verify import verification
@@ -87,6 +88,31 @@ def test_what_differs_first_is_told(beyond, symptom, said):
         Row(Combination("ddp", 3, 8), "differs", beyond=frozenset({*beyond, "evaluation"})),
     ]
     assert said in likely_cause(rows, verification_of(config))
+
+
+@pytest.mark.parametrize(("other", "said"), [("agrees", "before it adds the bias"), ("differs", "a sum over samples")])
+def test_what_zero3_rounds_in_bf16_is_no_error_of_the_recipe(other, said):
+    config = SimpleNamespace(precision="bf16", batch=SimpleNamespace(micro_batch_size=8))
+    rows = [
+        Row(Combination("single", 1, 8), "reference"),
+        Row(Combination("ddp", 2, 8), other, beyond=frozenset(ALL_OF_IT)),
+        Row(Combination("zero3", 2, 8), "differs", beyond=frozenset(ALL_OF_IT)),
+    ]
+    finer = SimpleNamespace(**vars(verification_of(config)), agrees_in_fp32=lambda _: True)
+    assert said in likely_cause(rows, finer)
+
+
+def test_deepspeed_rounds_so():
+    """In bf16, as its linear layer computes: 1 + 2^-8 rounds to 1, and only then 2^-8 is added, twice."""
+    from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
+
+    inputs = torch.tensor([[[1.0, 2**-8]]], dtype=torch.bfloat16)
+    weight = torch.ones(1, 2, dtype=torch.bfloat16)
+    bias = torch.tensor([2**-8], dtype=torch.bfloat16)
+    assert LinearFunctionForZeroStage3.forward(inputs, weight, bias).item() == 1
+    # Which bf16 could tell from 1.
+    exact = inputs.double() @ weight.double().T + bias.double()
+    assert exact.bfloat16().item() == 1 + 2**-7
 
 
 @pytest.mark.slow
