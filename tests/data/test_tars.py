@@ -75,6 +75,17 @@ def test_samples_are_those_of_the_members(shards):
         assert batch["labels"].tolist() == [number % 3 for number in numbers]
 
 
+def test_endings_in_capitals_are_the_same_endings(shards):
+    with tarfile.open(shards / "val.tar", "w") as tar:
+        for name, content in {"a.PNG": png(np.full((32, 32, 3), 90, np.uint8)), "a.Cls": b"1"}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    _, evaluation = opened(config_of(shards, "--data.num_eval_samples=1", "--data.image_column=JPG;png"))
+    batch = evaluation.fetch(np.array([0]), None)
+    assert (batch["pixel_values"][0, 0, 0, 0], batch["labels"][0]) == (90, 1)
+
+
 def test_the_index_is_made_once_by_who_may_and_holds_no_image(shards, monkeypatch):
     config = config_of(shards)
     with pytest.raises(NotPrepared, match=r"about 0\.0 MiB of data must still be prepared"):

@@ -114,7 +114,11 @@ class TarRows:
                         )
                     folder, slash, name = member.name.rpartition("/")
                     stem, _, ending = name.partition(".")
-                    if (member.islnk() or member.issym()) and ending in ";".join(self._columns.values()).split(";"):
+                    # As in WebDataset: cameras write capitals.
+                    ending = ending.lower()
+                    if (member.islnk() or member.issym()) and ending in ";".join(self._columns.values()).lower().split(
+                        ";"
+                    ):
                         raise DataError(f"data: {file} has a link, {member.name}; write it with the files themselves")
                     if member.isfile() and stem:
                         members = samples.setdefault(f"{folder}{slash}{stem}", {})
@@ -134,7 +138,7 @@ class TarRows:
         return samples
 
     def _member(self, file: Path, name: str, members: Members, field: str) -> tarfile.TarInfo:
-        endings = self._columns[field].split(";")
+        endings = self._columns[field].lower().split(";")
         found = [member for ending, member in members.items() if ending in endings]
         if self._has_texts and not found and (self._skips or field != "image_column"):
             return tarfile.TarInfo()
