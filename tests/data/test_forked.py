@@ -54,10 +54,13 @@ def test_a_process_that_gets_no_time_ends_with_its_parent_too():
 
     parent = get_context("fork").Process(target=run_forked, args=(1, stop, [0]))
     parent.start()
+    deadline = time.monotonic() + 60
     while not (children := children_of(parent.pid)):
         assert parent.is_alive()
+        assert time.monotonic() < deadline
     process = children[0]
     while state_of(process) != "T":
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     parent.kill()
     parent.join()

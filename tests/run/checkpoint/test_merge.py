@@ -67,7 +67,7 @@ def test_a_plain_model_computes_the_same(config, lora, tmp_path):
     assert plain.dtype == torch.float32
     with torch.no_grad():
         expected = model(input_ids=TOKENS).logits
-        assert (plain(input_ids=TOKENS).logits - expected).abs().max() <= 1e-6 * expected.abs().max()
+        assert (plain(input_ids=TOKENS).logits - expected).abs().max() <= 3e-6 * expected.abs().max()
 
 
 def test_rounded_once(tmp_path):

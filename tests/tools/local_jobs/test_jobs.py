@@ -91,7 +91,8 @@ def test_an_error_that_is_kept_keeps_no_store():
     threads = set(Path("/proc/self/task").iterdir())
     with pytest.raises(JobFailed) as kept:
         run_job(leave, 3, world_size=1)
-    assert set(Path("/proc/self/task").iterdir()) == threads
+    # Others may have ended meanwhile.
+    assert set(Path("/proc/self/task").iterdir()) <= threads
     assert kept.value.exit_code == 3
 
 
