@@ -116,7 +116,8 @@ def test_a_rule_is_not_refuted_by_a_first_size_that_is_not_clear(tmp_path):
 
 def test_more_rates_take_more_evidence(tmp_path):
     """0.25 with a standard error of 0.082: p = 0.019, below 5 %, but not below a third of that."""
-    low, high = [1.0, 1.1, 1.2], [1.25, 1.35, 1.45]
+    low = [1.0, 1.1, 1.2]
+    high = [1.25, 1.35, 1.45]
     two = {(0.1, 64): high, (0.2, 64): low, (0.1, 128): low, (0.2, 128): high}
     four = {(rate, size): two.get((rate, size), [5.0, 5.1, 5.2]) for size in (64, 128) for rate in (0.1, 0.2, 0.4, 0.8)}
     for losses, words in ((two, "the rule does not hold"), (four, "the rule: cannot be told")):
