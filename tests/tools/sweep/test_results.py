@@ -210,7 +210,7 @@ def test_the_report_has_the_table(tmp_path, capsys):
 
 
 def test_a_metric_that_no_evaluation_has_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"--metric acuracy: runs are evaluated by accuracy, loss"):
+    with pytest.raises(UserError, match=r"--metric acuracy: runs are evaluated by loss, accuracy"):
         Results.read(write_sweep(tmp_path / "a", metric="acuracy"))
     # One run without evaluations does not hide the others.
     folder = write_sweep(tmp_path / "b", {(0.1, 64): [1.0, 1.2], (0.2, 64): [1.5, 1.5]})

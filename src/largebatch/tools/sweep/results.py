@@ -64,9 +64,10 @@ class Results:
                 group.losses[point.seed] = math.inf
             elif kind == Kind.FINISHED and values.size:
                 group.losses[point.seed] = sweep.sign * float(values[-1])
-        known = {name.removeprefix(EVALUATION) for run in runs for name in run.curves if name.startswith(EVALUATION)}
-        if known and sweep.metric not in known:
-            raise UserError(f"--metric {sweep.metric}: runs are evaluated by {', '.join(sorted(known))}")
+        finished = [run for run in runs if run.ending and run.ending.kind == Kind.FINISHED]
+        if finished and not any(columns(run.evaluations, sweep.metric).size for run in finished):
+            curves = (name.partition(EVALUATION)[2] for name in finished[0].curves)
+            raise UserError(f"--metric {sweep.metric}: runs are evaluated by {', '.join(filter(None, curves))}")
         return cls(sweep, list(groups.values()))
 
     def table(self, target: float | None = None) -> str:
