@@ -8,7 +8,6 @@ from fuzzing.cases import Case
 from fuzzing.mutations import TEXTS, change_bytes, change_json, cut, insert, replace_by_kind
 
 NOISE = {"samples": 500.0, "low": 400.0, "high": 700.0, "measurements": 50}
-MEASURED = {"noise_scale": NOISE}
 POINTS = [["batch", "samples", "spread", "seeds", "every"]] + [
     [str(2**power), str(20_000 + 30 * 2**power), "500", "3", "640"] for power in range(5, 12)
 ]
@@ -18,7 +17,7 @@ def case(random: Random, folder: Path) -> Case:
     """A damaged measurement or table, or words that are out of the ordinary."""
     points = folder / "points.csv"
     measured = folder / "run/summary.json"
-    measured.write_text(json.dumps(MEASURED))
+    measured.write_text(json.dumps({"noise_scale": NOISE}))
     rows = [list(row) for row in POINTS]
     file, source = random.choice(((points, points), (measured, measured.parent)))
     words = ["--fit" if file is points else "--measured", str(source), "--batches", "64,256,1024"]

@@ -60,7 +60,7 @@ def seconds_of_the_next(parts: Sequence[str], device: str, seconds_left: float) 
     return max(0.0, share * (seconds_left - GRACE * len(parts)))
 
 
-def file_name(part: str, only: Sequence[str], is_missing: bool = False) -> str:
+def file_name(part: str, only: Sequence[str], is_missing: bool) -> str:
     """The name of a part's JSON: that of some rows, so that they do not replace the whole part's."""
     words = re.findall(r"[a-z0-9]+", " ".join(only).lower())
     return "-".join([part, *words, *["missing"] * is_missing]) + ".json"
@@ -128,8 +128,13 @@ def main() -> None:
         module = import_module(f"gpu.{name}")
         title = module.TITLE if gpus.count else f"{module.TITLE}: a rehearsal on the CPU, whose numbers mean nothing"
         title += f"; only {', '.join(options.only)}" if options.only else ""
-        settings = {"part": name, "device": options.device, "seconds": round(seconds), "only": options.only}
-        settings["missing"] = options.missing
+        settings = {
+            "part": name,
+            "device": options.device,
+            "seconds": round(seconds),
+            "only": options.only,
+            "missing": options.missing,
+        }
         words = ["make", "gpu", f"PARTS={name}", f"ARGS=--minutes {options.minutes:g}"]
         words[-1] += " --missing" * options.missing
         words[-1] += "".join(f" --only {shlex.quote(each)}" for each in options.only)

@@ -48,24 +48,20 @@ class Job:
         return ROOT / "recipes" / self.recipe
 
     @property
-    def has_blocks(self) -> bool:
-        """Whether samples are blocks of tokens."""
-        return self.unit != "images"
-
-    @property
     def has_pairs(self) -> bool:
         """Whether samples are images with their texts."""
         return self.recipe.startswith("two_towers")
 
 
-SMALL_BERT = ("--model.hidden_size=32", "--model.num_layers=2", "--model.num_heads=2", "--model.dropout=0")
+SMALL = ("--model.hidden_size=32", "--model.num_layers=2", "--model.num_heads=2")
+SMALL_BERT = (*SMALL, "--model.dropout=0")
 SMALL_BATCH = ("--batch.global_batch_size=4", "--batch.micro_batch_size=2")
 JOBS = {
     "gpt2_124m": Job(
         "GPT-2 124M",
         "causal_lm/gpt2_124m.json",
         ("--batch.global_batch_size=128", "--batch.micro_batch_size=32"),
-        ("--model.hidden_size=32", "--model.num_layers=2", "--model.num_heads=2", "--model.vocab_size=256"),
+        (*SMALL, "--model.vocab_size=256"),
         "tokens",
         450_000,
     ),
@@ -82,10 +78,8 @@ JOBS = {
             "--batch.micro_batch_size=4",
         ),
         (
-            "--model.hidden_size=32",
+            *SMALL,
             "--model.intermediate_size=64",
-            "--model.num_layers=2",
-            "--model.num_heads=2",
             "--model.num_kv_heads=2",
             "--model.vocab_size=256",
         ),
@@ -104,7 +98,7 @@ JOBS = {
         "ViT-S/16",
         "image_classification/vit_s16_imagenet.json",
         ("--loss.mixup_alpha=null", "--batch.global_batch_size=512", "--batch.micro_batch_size=256"),
-        ("--data.image_size=32", "--model.hidden_size=32", "--model.num_layers=2", "--model.num_heads=2"),
+        (*SMALL, "--data.image_size=32"),
         "images",
         7_700,
     ),
@@ -155,12 +149,13 @@ def config_of(job: Job, is_small: bool) -> tuple[Any, list[str]]:
         "--data.num_workers=4",
     ]
     # Samples are generated: nothing is asked of a hub.
-    words += ["--data.tokenizer=bytes"] if job.has_blocks or job.has_pairs else []
-    words += ["--data.config_name=null"] if job.has_blocks else []
+    has_blocks = job.unit != "images"
+    words += ["--data.tokenizer=bytes"] if has_blocks or job.has_pairs else []
+    words += ["--data.config_name=null"] if has_blocks else []
     words += [] if job.has_pairs else [f"--data.path={ROOT}"]
     if is_small:
         words += [*job.small, *SMALL_BATCH, "--data.num_workers=0"]
-        words += ["--data.block_size=16"] if job.has_blocks else []
+        words += ["--data.block_size=16"] if has_blocks else []
     else:
         words.append("--compute.compile=on")
     return load_config(job.path, words), words
@@ -176,7 +171,7 @@ def generated_sources(job: Job, config: Any, _preparation: object) -> tuple[Any,
     random = np.random.default_rng(0)
     task = import_from(job.path.parent, "data")
     sizes = (config.data.num_train_samples, config.data.num_eval_samples)
-    if job.has_blocks:
+    if job.unit != "images":
         block = config.data.block_size
         vocabulary = np.arange(1, config.model.vocab_size)
         tokens = TokenStream.in_memory(random.choice(vocabulary.astype(np.uint16), max(sizes) * block + 1))
