@@ -235,7 +235,7 @@ def test_files_that_no_split_reads(words, is_valid):
     words = (FILES, "--data.config_name=null", *words)
     # The hub's id would stay, too; and `datasets` unpickles files of "pandas".
     for path in ((), ("--data.path=pandas",)):
-        assert "is not a format of data_files that is read; write one of parquet, arrow" in problem_of(
+        assert "is not a format of data_files that is read; write one of parquet, json" in problem_of(
             *words, *path, recipe=recipe
         )
     words = (*words, "--data.path=json")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence, Set
 
-from largebatch.plan.strategies import SINGLE, STRATEGIES
+from largebatch.plan.strategies import SINGLE, STRATEGIES, StrategyEntry
 from largebatch.tools.verify.verification import Combination, Row, Verification
 
 
@@ -15,10 +15,14 @@ def symptom_of(beyond: Set[str]) -> str:
     return next((name for name in ("first_loss", "first_grad_norm", "update") if name in beyond), "later")
 
 
+def _strategy(each: Combination) -> StrategyEntry:
+    # A strategy's own configs begin with its name, as zero3_offload does.
+    return STRATEGIES.get(each.strategy.partition("_")[0], SINGLE)
+
+
 def _traits(each: Combination, usual: int) -> Mapping[str, bool]:
     """Whether a combination divides the batch unlike the reference, which has the usual micro-batch size: by trait."""
-    # A strategy's own configs begin with its name, as zero3_offload does.
-    steps = STRATEGIES.get(each.strategy.partition("_")[0], SINGLE).steps
+    steps = _strategy(each).steps
     return {
         "other micro-batch": each.micro_batch_size != usual,
         # Of each process, in a step.
@@ -140,7 +144,7 @@ ONLY_IN_BF16 = (
     "a sum over samples; compute it in run.dtype"
 )
 # deepspeed 0.19.8, runtime/zero/linear.py, `LinearFunctionForZeroStage3`.
-ZERO3_IN_BF16 = (
+ROUNDED_TWICE = (
     "in fp32 the first of them agrees, and only ZeRO-3 differs: there, DeepSpeed rounds the product of a linear layer "
     "to bf16 before it adds the bias"
 )
@@ -167,8 +171,8 @@ def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
         return fault
     config = verification.config
     if config.precision == "bf16" and verification.agrees_in_fp32(differing[0].combination):
-        is_zero3 = all(row.combination.strategy.startswith("zero3") for row in differing)
-        return ZERO3_IN_BF16 if is_zero3 else ONLY_IN_BF16
+        rounds_twice = all(_strategy(row.combination).zero_stage == 3 for row in differing)
+        return ROUNDED_TWICE if rounds_twice else ONLY_IN_BF16
     return "; or ".join(_fitting(compared, config.batch.micro_batch_size)) or None
 
 
