@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from operator import attrgetter
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -101,7 +100,9 @@ class Timeline:
 
     def at(self, step: int) -> GlobalBatch:
         """The global batch of optimizer step `step`, counted from 0."""
-        phase = self.phases[bisect_right(self.phases, step, key=attrgetter("first_step")) - 1]
+        phase = self.phases[-1]
+        if step < phase.first_step:
+            phase = self.phases[bisect_right(self.phases, step, key=lambda phase: phase.first_step) - 1]
         size = phase.global_batch_size
         steps_before = step - phase.first_step
         steps_to_epoch_end, samples_to_epoch_end = self._left_in_epoch(phase.start, size)
