@@ -131,25 +131,30 @@ class Timeline:
         Raises:
             ValueError: Samples have no tokens, or not all the same number; or there are no epochs.
         """
+        return Fraction(*self._progress(step, unit))
+
+    def _progress(self, step: int, unit: Unit) -> tuple[int, int]:
+        """`progress` as numerator and denominator: every step needs it, and Python's fractions are slow."""
         if unit == "steps":
-            return Fraction(step)
+            return step, 1
         batch = self.at(step)
         if unit == "samples":
-            return Fraction(batch.samples_before)
+            return batch.samples_before, 1
         if unit == "tokens":
             if self.tokens_per_sample is None:
                 raise ValueError(
                     "is given in tokens, but the samples of this data have no fixed number of tokens; use epochs, "
                     "steps or samples"
                 )
-            return Fraction(batch.samples_before * self.tokens_per_sample)
+            return batch.samples_before * self.tokens_per_sample, 1
         if self.num_train_samples == NO_EPOCHS:
             raise ValueError(
                 "is given in epochs, but a mixture has none, because its sources end at different times; use steps, "
                 'samples or tokens, or data.weights "by_size"'
             )
         _, left = self._left_in_epoch(batch.start, batch.global_batch_size)
-        return batch.epoch + Fraction(batch.start, batch.start + left)
+        whole = batch.start + left
+        return batch.epoch * whole + batch.start, whole
 
     def steps_in(self, length: Length) -> int:
         """The smallest number of steps from the start of training that are at least `length`; raises as `progress`."""
@@ -167,7 +172,8 @@ class Timeline:
         """Whether training passes a multiple of `every` with the last of the first `step` steps."""
 
         def multiples(step: int) -> int:
-            return self.progress(step, every.unit) // every.exact
+            numerator, denominator = self._progress(step, every.unit)
+            return numerator * every.exact.denominator // (denominator * every.exact.numerator)
 
         return multiples(step) > multiples(step - 1)
 
