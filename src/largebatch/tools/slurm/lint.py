@@ -61,23 +61,22 @@ def lint_files(files: Sequence[Path], task: Path | None = None) -> list[Finding]
     Raises:
         UserError: A file cannot be read.
     """
-    found: set[Finding] = set()
-    for file in files:
-        if file.suffix == ".sbatch":
-            found.update(lint_script(BatchScript(file, task=task)))
-        else:
-            found.update(config_findings(file, task=task))
-    return sorted(found)
+    scripts = [BatchScript(file, task=task) for file in files if file.suffix == ".sbatch"]
+    return lint_scripts(scripts, [file for file in files if file.suffix != ".sbatch"], task)
 
 
-def lint_script(script: BatchScript) -> list[Finding]:
-    """Check a batch script, and the recipe and the Accelerate config that it names.
+def lint_scripts(
+    scripts: Sequence[BatchScript], configs: Sequence[Path] = (), task: Path | None = None
+) -> list[Finding]:
+    """Check batch scripts, the files that they name, and other configs.
 
     Raises:
         UserError: A file cannot be read.
     """
-    found = [*script_findings(script)]
-    for named in (script.recipe, script.accelerate_config):
-        if named and named.is_file():
-            found += config_findings(named, script.overrides, script.task)
+    overrides: dict[Path, Sequence[str]] = dict.fromkeys(configs, ())
+    for script in scripts:
+        named = (script.recipe, script.accelerate_config)
+        overrides |= {path: script.overrides for path in named if path and path.is_file()}
+    found = {finding for script in scripts for finding in script_findings(script)}
+    found |= {finding for path, words in overrides.items() for finding in config_findings(path, words, task)}
     return sorted(found)
