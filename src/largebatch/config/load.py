@@ -44,13 +44,14 @@ def load_config(
     """
     path = Path(path)
     raw = _read_json(path)
-    _apply_overrides(raw, overrides)
+    given = split_overrides(overrides)
+    _apply(given, raw)
     folder = task_of(path, folder_of(config_class) if config_class else task)
     found = config_class_of(folder, path)
     if config_class is not None and found is not config_class:
         raise ConfigError(f"belongs to a different task; run {folder / 'train.py'} instead", path)
     fields = {field.alias or name for name, field in found.model_fields.items()}
-    sections = {name: name.partition(".")[0] for name, _ in split_overrides(overrides)}
+    sections = {name: name.partition(".")[0] for name, _ in given}
     unknown = [
         f"--{name}: neither an option here nor a field of the recipe{did_you_mean(section, fields)}"
         for name, section in sections.items()
@@ -180,8 +181,8 @@ def override_words(values: Mapping[str, Any]) -> list[str]:
     return [f"--{name}={json.dumps(value)}" for name, value in values.items()]
 
 
-def _apply_overrides(raw: JsonObject, overrides: Sequence[str]) -> None:
-    for name, value in split_overrides(overrides):
+def _apply(overrides: Sequence[tuple[str, str]], raw: JsonObject) -> None:
+    for name, value in overrides:
         *sections, field = name.split(".")
         target = raw
         for section in sections:

@@ -4,7 +4,7 @@
 import io
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -77,13 +77,13 @@ def write_errors(folder: Path) -> AbstractContextManager[None]:
     return file_errors(f"{folder} cannot be written", "set HF_HOME to another folder")
 
 
-def kept(name: str, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+def kept(name: str, make: Callable[[], NDArray[np.int64]], shape: tuple[int, ...] = ()) -> NDArray[np.int64]:
     """An array that is made from data once, and then read as a map of its file; the name has a fingerprint of the data.
 
     Whenever the process stops, the file is whole or absent.
 
     Raises:
-        DataError: The file is damaged.
+        DataError: The file is damaged, or its items do not have this shape.
     """
     path = Path(HF_HOME) / "largebatch" / f"{name}.npy"
     if not path.is_file():
@@ -92,8 +92,8 @@ def kept(name: str, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
         with write_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, content.getvalue())
-    try:
+    with suppress(ValueError, EOFError):
         array: NDArray[np.int64] = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError):
-        raise DataError(f"{path} is damaged; remove it, and prepare the data again") from None
-    return array
+        if array.dtype == np.int64 and array.shape[1:] == shape:
+            return array
+    raise DataError(f"{path} is damaged; remove it, and prepare the data again")

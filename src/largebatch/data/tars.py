@@ -78,6 +78,7 @@ class TarRows:
         text_field: str | None,
     ):
         self._columns = {field: getattr(config, field) for field in ("image_column", text_field or "label_column")}
+        self._endings = {field: endings.lower().split(";") for field, endings in self._columns.items()}
         self._has_texts = text_field is not None
         self._skips = getattr(config, "on_invalid", "refuse") == "skip"
         # The name that `datasets` has for what tells the rows of two data sets apart.
@@ -90,7 +91,7 @@ class TarRows:
                 return np.concatenate([*pool.map(self._rows, range(len(files)), files)])
 
         self._files = [file.path for file in files]
-        self._index = kept(f"tars_{split}_{self._fingerprint}", index)
+        self._index = kept(f"tars_{split}_{self._fingerprint}", index, (5,))
         self.labels = self._index[:, 3]
 
     def _rows(self, number: int, file: LocalFile) -> Index:
@@ -116,9 +117,7 @@ class TarRows:
                     stem, _, ending = name.partition(".")
                     # As in WebDataset: cameras write capitals.
                     ending = ending.lower()
-                    if (member.islnk() or member.issym()) and ending in ";".join(self._columns.values()).lower().split(
-                        ";"
-                    ):
+                    if (member.islnk() or member.issym()) and any(ending in each for each in self._endings.values()):
                         raise DataError(f"data: {file} has a link, {member.name}; write it with the files themselves")
                     if member.isfile() and stem:
                         members = samples.setdefault(f"{folder}{slash}{stem}", {})
@@ -138,7 +137,7 @@ class TarRows:
         return samples
 
     def _member(self, file: Path, name: str, members: Members, field: str) -> tarfile.TarInfo:
-        endings = self._columns[field].lower().split(";")
+        endings = self._endings[field]
         found = [member for ending, member in members.items() if ending in endings]
         if self._has_texts and not found and (self._skips or field != "image_column"):
             return tarfile.TarInfo()

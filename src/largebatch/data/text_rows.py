@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import chain, islice
+from itertools import chain, islice, tee
 from pathlib import Path
 from typing import IO, Any
 from zipfile import ZipFile
@@ -120,9 +120,9 @@ def with_exact_text(builder: datasets.DatasetBuilder, uses: Uses) -> datasets.Da
 def _separator_of(file: str, uses: Uses) -> str:
     """The separator with which the header of a CSV has the columns that it must have; a comma if there is none."""
     needed = {name for name, use in uses.items() if not use.is_optional}
-    for separator in SEPARATORS:
-        with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace", newline="") as text:
-            if needed <= {*_header(csv.reader(text, delimiter=separator))}:
+    with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace", newline="") as text:
+        for separator, lines in zip(SEPARATORS, tee(text, len(SEPARATORS)), strict=True):
+            if needed <= {*_header(csv.reader(lines, delimiter=separator))}:
                 return separator
     return ","
 

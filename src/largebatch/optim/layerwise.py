@@ -178,6 +178,7 @@ class LayerwiseOptimizer(Optimizer):
         must take the same steps.
         """
         self._layers = layers
+        self._stepped_together.clear()
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

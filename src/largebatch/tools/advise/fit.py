@@ -47,9 +47,7 @@ class Fit:
     interval: tuple[float, ...]  # of it, with 95 % confidence, whose ends may be 0 and infinity; empty if unknown
     least_samples: float  # E_min
     deviation: float  # of the point that deviates most, relative to the form's samples
-    p: float | None = (
-        None  # the probability of deviations at least this large if the form holds; None if it cannot be tested
-    )
+    p: float | None = None  # the probability of such deviations if the form holds; None if that cannot be tested
 
     @property
     def fails(self) -> bool:
