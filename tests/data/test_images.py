@@ -153,6 +153,59 @@ def test_numbers_that_are_classes(labels, tmp_path):
         assert batch["pixel_values"].unique().tolist() == [9]
 
 
+def table_of_paths(folder, kind, heading, rows):
+    """The recipe's words for a table with the path of an image in each row."""
+    (folder / "one.png").write_bytes(PICTURE)
+    (folder / f"data.{kind}").write_text("\n".join([*heading, *rows]).replace("IMAGE", str(folder / "one.png")))
+    return hub_config(folder / f"data.{kind}", f"--data.path={kind}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "heading", "rows"),
+    [
+        ("csv", ["image,label"], ["IMAGE,2", "IMAGE,0"]),
+        ("csv", ["image;split;label"], ["IMAGE;NA;2.0", "IMAGE;;00"]),
+        ("json", [], ['{"image": "IMAGE", "label": 2}', '{"image": "IMAGE", "label": 0.0}']),
+    ],
+)
+def test_classes_in_a_table_of_paths(kind, heading, rows, tmp_path):
+    batch = image_sources(table_of_paths(tmp_path, kind, heading, rows))[0].fetch(np.array([1, 0]), None)
+    assert batch["labels"].tolist() == [0, 2]
+    assert batch["pixel_values"].unique().tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    ("kind", "heading", "rows", "told"),
+    [
+        # Read by pandas, the second one would be `label.1`, which nothing reads.
+        ("csv", ["image,label,label"], ["IMAGE,2,1"], "'label' occurs twice, so one of its values would be lost"),
+        (
+            "csv",
+            ["image,label"],
+            ["IMAGE,1", "IMAGE,cat"],
+            "data.label_column: 'label' of 'train': .*'cat'.*; write one",
+        ),
+        ("csv", ["image,label"], ["IMAGE,1", "IMAGE,0.5"], "sample 1 of 'train' has the label 0.5"),
+        ("csv", ["image,label"], ["IMAGE,1", "IMAGE,"], "data.label_column: 'label' of 'train': .* ''"),
+        ("json", [], ['{"image": "IMAGE", "label": null}'], "sample 0 of 'train' has the label null"),
+        ("json", [], ['{"image": "IMAGE", "label": [1]}'], r"line 1: 'label' holds \[1\], neither text nor a number"),
+    ],
+)
+def test_what_is_no_class_in_a_table_of_paths(kind, heading, rows, told, tmp_path):
+    with pytest.raises(DataError, match=told):
+        image_sources(table_of_paths(tmp_path, kind, heading, rows))
+
+
+def test_classes_have_one_type_in_all_parquet_files(tmp_path):
+    """`datasets` would cast them to the type of the first file: 2 to true."""
+    for name, labels in (("a", [True, False]), ("b", [2, 0])):
+        write_table(pyarrow.table({"image": [PICTURE] * 2, "label": labels}), tmp_path / f"{name}.parquet")
+    with pytest.raises(
+        DataError, match=r"data.label_column: 'label' is of type integer in .*, and bool in .*a\.parquet"
+    ):
+        image_sources(hub_config(tmp_path / "*.parquet"))
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [("EIO", StorageError), ("ENOSPC", StorageError), ("EACCES", UserError), ("ECONNRESET", DataError)],
@@ -244,7 +297,7 @@ def test_folders_in_folders_are_no_classes(tmp_path):
     assert len(train) == 4
     picture_at(tmp_path / "train/cat/two.png")
     with pytest.raises(
-        DataError, match="images of 'train' are in one folder, or at different depths; write folders of the form"
+        DataError, match=r"'train' have no class: they are in one folder or at .* depths, .*; write folders of the form"
     ):
         image_sources(hub_config("unused", *words))
 

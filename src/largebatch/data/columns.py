@@ -1,12 +1,9 @@
 """What the columns of a data set are used for."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from largebatch.errors import DataError
-
-if TYPE_CHECKING:
-    import datasets
 
 
 class Use(NamedTuple):
@@ -19,13 +16,6 @@ class Use(NamedTuple):
 
 Uses = dict[str, Use]
 """The columns that are used, by their names."""
-
-
-def column(dataset: "datasets.Dataset", name: str, field: str) -> str:
-    """`name`, if it is a column of the data set; otherwise a DataError that names the config's `field`."""
-    if name not in dataset.column_names:
-        raise no_column(name, field, dataset.column_names)
-    return name
 
 
 def no_column(name: str, field: str, names: Iterable[str], file: object = None) -> DataError:

@@ -14,7 +14,7 @@ from fsspec.utils import infer_compression
 from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal, names_in
-from largebatch.data.columns import Uses, column
+from largebatch.data.columns import Uses, no_column
 from largebatch.data.forked import forked_by_datasets
 from largebatch.data.local_files import LocalFile, damage_told, found_files, local_file
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 CACHE_WRITE_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 DOWNLOAD = "run `hf download ID --repo-type dataset --local-dir FOLDER`, and write FOLDER as data.path"
 COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
+IMAGE_FOLDERS = (
+    "write folders of the form SPLIT/CLASS/FILE or, if the innermost ones are meant, data_files with a glob of their "
+    "depth, such as images/train/*/*/*"
+)
 NETWORK_ERRORS = (ConnectionError, TimeoutError, socket.gaierror)
 ROWS_AT_ONCE = 1000  # of a Parquet file, in memory
 
@@ -99,8 +103,14 @@ def open_splits(
         _raise_explained(error, config.path, splits)
     for name, use in (uses or {}).items():
         for dataset in (train, evaluation):
-            if not use.is_optional:
-                column(dataset, name, use.field)
+            if name in dataset.column_names or use.is_optional:
+                continue
+            if (builder.name, name) == ("imagefolder", "label"):
+                raise DataError(
+                    f"data.path: images of '{dataset.split}' have no class: they are in one folder or at different "
+                    f"depths, or have metadata without a column 'label'; {IMAGE_FOLDERS}"
+                )
+            raise no_column(name, use.field, dataset.column_names)
         # `datasets` has guessed the types of JSON on the hub.
         kind = train.features.get(name)
         is_guessed = kind is not None and builder.name == "json" and use.kind == "text"

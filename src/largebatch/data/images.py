@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from largebatch.config.data import DigitsData, EncodedImages, HubImages, names_in
-from largebatch.data.columns import column
+from largebatch.data.columns import Use
 from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
-from largebatch.data.hub import open_splits
+from largebatch.data.hub import IMAGE_FOLDERS, open_splits
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch
@@ -31,10 +31,6 @@ Rows: TypeAlias = "datasets.Dataset | TarRows"
 """Rows with encoded images and their labels or texts, by their indices."""
 # Pillow would start Ghostscript for an EPS, whatever the file is named.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-LAYOUT = (
-    "write folders of the form SPLIT/CLASS/FILE or, if the innermost ones are meant, data_files with a glob of their "
-    "depth, such as images/train/*/*/*"
-)
 MAX_CLASSES_SHOWN = 20
 MAX_NAME = 80
 RANDOM_CROPS = {"inception_crop": inception_crop, "padded_crop": padded_crop}
@@ -102,7 +98,8 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
         for rows, split in zip(tars, ("train", "validation"), strict=True):
             _check_labels(rows.labels, config, split)
         return tars
-    train, evaluation = open_splits(config, preparation)
+    uses = {config.image_column: Use("image_column"), config.label_column: Use("label_column")}
+    train, evaluation = open_splits(config, preparation, uses)
     classes = getattr(train.features.get(config.label_column), "names", [])
     if classes and preparation.allowed == "everything":
         shown = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:MAX_CLASSES_SHOWN]))
@@ -126,31 +123,35 @@ def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset"
 
 def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "datasets.Dataset":
     import datasets
-    from pyarrow import compute, float64, types
+    from pyarrow import ArrowInvalid, compute, float64, types
 
-    is_folder = dataset.builder_name == "imagefolder"
-    if is_folder and config.label_column == "label" and "label" not in dataset.column_names:
-        raise DataError(f"data.path: images of {split!r} are in one folder, or at different depths; {LAYOUT}")
-    images = column(dataset, config.image_column, "image_column")
-    labels = column(dataset, config.label_column, "label_column")
+    images, labels = config.image_column, config.label_column
     dataset = dataset.select_columns([images, labels])
     label_type = dataset.features.arrow_schema.field(labels).type
-    if not (types.is_integer(label_type) or types.is_floating(label_type) or types.is_boolean(label_type)):
+    is_text = dataset.builder_name == "text_rows"
+    if not (is_text or types.is_integer(label_type) or types.is_floating(label_type) or types.is_boolean(label_type)):
         raise DataError(
             f"data.label_column: the column {labels!r} has {label_type}; write one class for each image, as a whole "
             f"number from 0 to {config.num_classes - 1}"
         )
     dataset = encoded_images(dataset, images)
     table = dataset.with_format("arrow")[:]
+    try:
+        numbers = table[labels].cast(float64(), safe=False)
+    except ArrowInvalid as error:
+        raise DataError(
+            f"data.label_column: {labels!r} of {split!r}: {error}; write one class for each image, as a whole number "
+            f"from 0 to {config.num_classes - 1}"
+        ) from None
     # Null becomes NaN.
-    _check_labels(table[labels].cast(float64(), safe=False).to_numpy(), config, split)
+    _check_labels(numbers.to_numpy(), config, split)
     missing = np.logical_and(*(compute.struct_field(table[images], part).is_null() for part in ("bytes", "path")))
     if missing.any():
         raise DataError(
             f"data.image_column: sample {missing.argmax()} of {split!r} has no image in the column {images!r}; remove "
             "the sample, or write its image's bytes or path"
         )
-    if is_folder and isinstance(dataset.features[labels], datasets.ClassLabel):
+    if dataset.builder_name == "imagefolder" and isinstance(dataset.features[labels], datasets.ClassLabel):
         paths = compute.struct_field(table[images], "path")
         _check_layout(compute.replace_substring_regex(paths, "/[^/]*$", "").unique().to_pylist(), config, split)
     return dataset
@@ -174,7 +175,7 @@ def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None
     if len({folder.rpartition("/")[0] for folder in folders}) > len(roots):
         raise DataError(
             f"data.path: the classes of {split!r} would be the innermost folders, as "
-            f"{folders[0]} and {folders[-1]}; {LAYOUT}"
+            f"{folders[0]} and {folders[-1]}; {IMAGE_FOLDERS}"
         )
 
 
@@ -215,7 +216,8 @@ class HubImageSource:
             decode(encoded, index, partial(self.crop, index=index, epoch=epoch))
             for encoded, index in zip(rows[self.config.image_column], indices.tolist(), strict=True)
         ]
-        labels = torch.tensor(rows[self.config.label_column], dtype=torch.int64)
+        # Those of CSV and JSON are text.
+        labels = torch.from_numpy(np.asarray(rows[self.config.label_column], np.float64).astype(np.int64))
         batch = {"pixel_values": torch.from_numpy(np.stack([crop.pixels for crop in crops])), "labels": labels}
         if self.augmentation_seed is not None and epoch is not None:
             batch["mirrored"] = torch.tensor([crop.mirrored for crop in crops])
