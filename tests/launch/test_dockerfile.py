@@ -9,7 +9,7 @@ from paths import ROOT
 TORCH = "2.13.0"
 PACKAGES = {"libibverbs": "libibverbs1", "libmlx5": "ibverbs-providers"}
 OF_THE_DRIVER = {"libcuda", "libnvidia-ml"}  # the runtime of containers mounts the host's
-OPTIONAL = {"libgdrapi", "libnccl-net", "libnccl-gin"}  # GDRCopy, and plugins that a site may have
+OPTIONAL = {"libgdrapi", "libnccl-net", "libnccl-gin", "libnccl-rma"}  # GDRCopy, and plugins that a site may have
 LINKED = {"libc", "libdl", "libgcc_s", "libm", "libnccl", "libpthread", "librt", "libstdc++"}
 
 

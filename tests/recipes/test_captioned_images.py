@@ -114,6 +114,27 @@ def test_pairs_are_the_members_that_tarfile_reads(shards, tmp_path):
         assert len(opened(config, allowed="nothing")[0]) == NUMBER
 
 
+def test_captions_in_the_metadata_of_a_folder(tmp_path):
+    """`datasets` reads metadata.csv by pandas, for which "NA" and "None" are nothing."""
+    captions = ["a cat", "NA", "None", "007"]
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        for number in range(4):
+            (tmp_path / split / f"{number}.png").write_bytes(png(np.full((9, 9, 3), number, np.uint8)))
+        rows = [json.dumps({"file_name": f"{number}.png", "text": text}) for number, text in enumerate(captions)]
+        (tmp_path / split / "metadata.jsonl").write_text("\n".join(rows))
+    config = section(None, str(tmp_path), data_files=None, image_column="image", caption_column="text")
+    train, _ = opened(config)
+    assert [train.pair(number, None)[1] for number in range(4)] == captions
+    for split in ("train", "val"):
+        (tmp_path / split / "metadata.jsonl").unlink()
+        (tmp_path / split / "metadata.csv").write_text("file_name,text\n0.png,NA\n")
+    with pytest.raises(
+        DataError, match=r"data.caption_column: .* would take texts such as NA in .*/train/metadata.csv"
+    ):
+        opened(config)
+
+
 def test_a_job_does_not_try_a_large_data_set(shards, monkeypatch):
     with pytest.raises(NotPrepared, match="must still be prepared"):
         opened(section(shards), allowed="nothing")

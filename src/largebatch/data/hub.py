@@ -81,6 +81,13 @@ def open_splits(
                 raise DataError(
                     f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}"
                 )
+            texts = [use.field for use in uses.values() if use.kind == "text" and use.field != "image_column"]
+            tables = [file for file in _local_files(builder) if file.name == "metadata.csv"]
+            if builder.name == "imagefolder" and texts and tables:
+                raise DataError(
+                    f"data.{texts[0]}: `datasets` would take texts such as NA in {tables[0]} for nothing; write "
+                    "metadata.jsonl instead"
+                )
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
             if builder.name == "parquet":

@@ -98,7 +98,7 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
         for rows, split in zip(tars, ("train", "validation"), strict=True):
             _check_labels(rows.labels, config, split)
         return tars
-    uses = {config.image_column: Use("image_column"), config.label_column: Use("label_column")}
+    uses = {config.image_column: Use("image_column"), config.label_column: Use("label_column", "any")}
     train, evaluation = open_splits(config, preparation, uses)
     classes = getattr(train.features.get(config.label_column), "names", [])
     if classes and preparation.allowed == "everything":
