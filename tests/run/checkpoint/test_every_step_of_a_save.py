@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import json
 import os
 import shutil
 import sys
@@ -16,16 +15,7 @@ from largebatch.storage.attempts import claim
 from saving import FakeRun, assert_holds, assert_training_goes_on, temporary_folders, usable
 
 CALLS = ["open", "write", "fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "link", "symlink", "truncate"]
-# What Python itself reports of changes, however they are called.
-EVENTS = {
-    "os.rename": ("rename", "replace"),
-    "os.remove": ("unlink",),
-    "os.mkdir": ("mkdir",),
-    "os.rmdir": ("rmdir",),
-    "os.link": ("link",),
-    "os.symlink": ("symlink",),
-    "os.truncate": ("truncate",),
-}
+EVENTS = {"os.rename": "rename", "os.remove": "unlink", "os.mkdir": "mkdir", "os.rmdir": "rmdir", "os.link": "link"}
 OLD = 4
 NEW = 8
 DIED = 9
@@ -120,31 +110,23 @@ def calls(tmp_path_factory):
 
 
 def test_every_change_of_a_save_is_among_the_calls(tmp_path):
-    report = tmp_path / "report.json"
+    """As Python itself reports changes, however they are called."""
     run = begun_run(tmp_path / "run")
 
     def save():
         events = []
 
         def note(event, arguments):
-            path = str(arguments[0]) if arguments else ""
-            is_open_to_write = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-            if (event in EVENTS or is_open_to_write) and "report" not in path:
-                events.append(event)
+            is_change = arguments[2] & (os.O_WRONLY | os.O_RDWR) if event == "open" else event in EVENTS
+            if is_change:
+                events.append(EVENTS.get(event, event))
 
         sys.addaudithook(note)
-        calls = calls_of_a_save(run)
-        report.write_text(json.dumps([calls, events]))
+        calls = [name for name, _ in calls_of_a_save(run)]
+        assert len(events) > 10
+        assert Counter(events) == Counter(name for name in calls if name not in ("write", "fsync"))
 
     assert forked(save) == 0
-    calls, events = json.loads(report.read_text())
-    calls = Counter(name for name, _ in calls)
-    events = Counter(events)
-    for event, names in EVENTS.items():
-        assert sum(calls[name] for name in names) == events[event], event
-    assert events["open"] == len(["tensors", "model_config.json", "manifest.json", "complete.json"])
-    assert {"open", "write", "fsync", "rename", "unlink", "mkdir", "rmdir"} <= calls.keys()
-    assert sum(calls.values()) > 20
 
 
 def test_what_a_step_relies_on_is_on_the_disk_before_it(calls):
