@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, one_hot
 
 import tasks
 from jobs import run_job, train, train_in_job
@@ -173,32 +173,28 @@ def test_tiles_add_up(loss, monkeypatch):
         has_checked_features = True
         plan = SimpleNamespace(precision="fp64", world_size=1, micro_batch_size=50)
 
-    found = []
-    for pairs in (50 * 50, 50 * 7):
-        monkeypatch.setattr("largebatch.run.coupled.PAIRS_PER_TILE", pairs)
-        vectors = normalize(
-            torch.randn(2, 50, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), dim=-1
-        )
-        leaves = [vectors[0].clone(), vectors[1].clone(), torch.tensor(3.0).double(), torch.tensor(-1.0).double()]
-        encoded = dict(zip(("first", "second", "scale", "bias"), leaves, strict=True))
-        for leaf in leaves:
-            leaf.requires_grad_()
-        batch = CoupledBatch(Alone(0, 1, 50), 50, [encoded], loss)
-        batch.surrogate(0, encoded).backward()
-        found.append([batch.loss_sum, *(leaf.grad for leaf in leaves)])
+    monkeypatch.setattr("largebatch.run.coupled.PAIRS_PER_TILE", 50 * 7)
+    torch.manual_seed(0)
+    first, second = normalize(torch.randn(2, 50, 8, dtype=torch.float64), dim=-1)
+    # Of these, `info_nce` does without the bias.
+    encoded = {"first": first, "second": second, "scale": torch.tensor(3.0).double()}
+    encoded["bias"] = torch.tensor(-1.0).double()
+    for leaf in encoded.values():
+        leaf.requires_grad_()
+    batch = CoupledBatch(Alone(0, 1, 50), 50, [encoded], loss)
+    batch.surrogate(0, encoded).backward()
     whole = loss(slice(0, 50), encoded, encoded).sum()
-    exact = torch.autograd.grad(whole, leaves, allow_unused=True)
-    for mine in found:
-        torch.testing.assert_close(mine[0], whole.detach(), rtol=1e-12, atol=0)
-        for gradient, expected in zip(mine[1:], exact, strict=True):
-            torch.testing.assert_close(gradient, torch.zeros(()).double() if expected is None else expected)
+    torch.testing.assert_close(batch.loss_sum, whole.detach(), rtol=1e-12, atol=0)
+    exact = torch.autograd.grad(whole, encoded.values(), materialize_grads=True)
+    for leaf, gradient in zip(encoded.values(), exact, strict=True):
+        torch.testing.assert_close(leaf.grad, gradient)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
 def test_neighbors_vote(tmp_path):
-    """What was logged is what the saved weights give in plain numpy: bank and evaluation set divide unevenly."""
+    """What was logged is what the saved weights give at once: bank and evaluation set divide unevenly."""
     words = (*SMALL, "--train.stop_after_steps=2", "--neighbors.bank_samples=50", "--batch.micro_batch_size=4")
     words = (*words, "--batch.global_batch_size=24", "--evaluation.max_samples=46")
     train_in_job(SIMCLR, tmp_path / "run", *words, strategy="zero3", world_size=3)
@@ -215,21 +211,17 @@ def accuracy_of(file, words) -> float:
     config = load_config(SIMCLR, words)
     model = tasks.build_model(SIMCLR)(config).eval()
     model.load_state_dict({name: torch.from_numpy(values) for name, values in load_file(file).items()})
-    features = []
-    labels = []
-    for source, count in zip(digits(config.data), (50, 46), strict=True):
+
+    def encoded(source, count):
         batch = source.fetch(np.arange(count), None)
-        found = model(normalize_pixels(batch["pixel_values"], config.data))[0].detach().numpy()
-        features.append(found / np.linalg.norm(found, axis=1, keepdims=True))
-        labels.append(batch["labels"].numpy())
-    right = 0
-    for feature, label in zip(features[1], labels[1], strict=True):
-        similarities = features[0] @ feature
-        votes = np.zeros(10)
-        for nearest in np.argsort(-similarities)[: config.neighbors.count]:
-            votes[labels[0][nearest]] += np.exp(similarities[nearest] / config.neighbors.temperature)
-        right += votes.argmax() == label
-    return right / 46
+        return normalize(model(normalize_pixels(batch["pixel_values"], config.data))[0], dim=-1), batch["labels"]
+
+    bank, evaluation = digits(config.data)
+    known, answers = encoded(bank, 50)
+    asked, labels = encoded(evaluation, 46)
+    similarities, nearest = (asked @ known.T).topk(config.neighbors.count)
+    votes = one_hot(answers[nearest], 10) * (similarities / config.neighbors.temperature).exp().unsqueeze(-1)
+    return (votes.sum(dim=1).argmax(dim=1) == labels).double().mean().item()
 
 
 # --- what is refused, and what is not finite ----------------------------------------------------------------------
