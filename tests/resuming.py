@@ -57,10 +57,10 @@ class Interruption:
 
     Args:
         kind: "signal", "stop file" or "kill" when step `step` is updated; "kill later" so many seconds after the first
-            step; "kill in a save" at the n-th change of the file system by a save.
+            step.
         rank: Which process.
-        moment: Step, seconds or number.
-        everybody: Whether all processes are killed.
+        moment: Step or seconds.
+        everybody: Whether all processes are killed later.
     """
 
     kind: str
@@ -80,6 +80,7 @@ def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], inter
     update = Run.update
     hashes = []
     rank = int(os.environ.get("RANK", 0))
+    is_mine = interruption is not None and interruption.rank == rank
 
     def noted(step):
         for batch in micro_batches(step):
@@ -90,14 +91,14 @@ def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], inter
             yield batch
 
     def update_and_note(run, step):
-        if interruption is not None and interruption.rank == rank and step.index + 1 == interruption.moment:
+        if is_mine and step.index + 1 == interruption.moment:
             _interrupt(interruption.kind, run_dir)
         update(run, step)
         with samples_file(run_dir, rank).open("a") as file:
             file.write(json.dumps({"step": step.index + 1, "hashes": hashes}) + "\n")
         hashes.clear()
-        if interruption is not None and interruption.rank == rank and step.index == run.loop.start.step:
-            _arm(interruption, run_dir)
+        if is_mine and interruption.kind == "kill later" and step.index == run.loop.start.step:
+            threading.Timer(interruption.moment, _kill, (run_dir, interruption.everybody)).start()
 
     Step.micro_batches = noted
     Run.update = update_and_note
@@ -123,26 +124,6 @@ def _interrupt(kind: str, run_dir: Path) -> None:
         time.sleep(1.1)
     elif kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _arm(interruption: Interruption, run_dir: Path) -> None:
-    if interruption.kind == "kill later":
-        threading.Timer(interruption.moment, _kill, (run_dir, interruption.everybody)).start()
-    if interruption.kind == "kill in a save":
-        left = [int(interruption.moment)]
-        for name in ("open", "write", "fsync", "rename", "unlink", "rmdir", "mkdir"):
-            setattr(os, name, _counted(getattr(os, name), left, run_dir, interruption.everybody))
-
-
-def _counted(function, left: list[int], run_dir: Path, everybody: bool):
-    def counted(*arguments, **options):
-        if threading.current_thread().name == "checkpoint":
-            left[0] -= 1
-            if left[0] == 0:
-                _kill(run_dir, everybody)
-        return function(*arguments, **options)
-
-    return counted
 
 
 def _kill(run_dir: Path, everybody: bool) -> None:
@@ -237,8 +218,7 @@ def samples_of(run_dir: Path) -> dict[tuple[int, int], set[tuple[str, ...]]]:
 def kill_many_times(folder: Path, words: tuple[str, ...], strategy: str, kills: int, seed: int) -> int:
     """Kill attempts of a run at random until there were `kills`, and compare each run that comes to its end.
 
-    Half of the kills are at a random change of the file system by a save, the others at a random time; of a random
-    process, or of all. A run that ends before is followed by another.
+    A random process, or all, are killed at a random time. A run that ends before is followed by another.
 
     Returns:
         The number of runs that came to their end.
@@ -248,17 +228,14 @@ def kill_many_times(folder: Path, words: tuple[str, ...], strategy: str, kills: 
     assert run_interrupted(reference, words, strategy=strategy) is None
     seconds = read_object(reference / "summary.json")["train_seconds"]
     killed = ended = 0
+
+    def attempt() -> str | None:
+        later = Interruption("kill later", rng.randrange(2), rng.uniform(0, seconds / 4), rng.random() < 0.5)
+        return run_interrupted(run_dir, words, later if killed < kills else None, strategy)
+
     while killed < kills:
         run_dir = folder / f"run_{ended}"
-        while True:
-            if killed % 2:
-                interruption = Interruption("kill in a save", rng.randrange(2), rng.randint(1, 60), rng.random() < 0.5)
-            else:
-                moment = rng.uniform(0, seconds / 4)
-                interruption = Interruption("kill later", rng.randrange(2), moment, rng.random() < 0.5)
-            failure = run_interrupted(run_dir, words, interruption if killed < kills else None, strategy)
-            if failure is None:
-                break
+        while failure := attempt():
             assert "the process ended without a result" in failure, failure
             killed += 1
         ended += 1

@@ -1,4 +1,7 @@
-"""Kill -9 at random instants, half of them during a save: every resume works, and nothing differs in the end."""
+"""Kill -9 at random instants: every resume works, and nothing differs in the end.
+
+`checkpoint/test_every_step_of_a_save.py` kills at each step of a save.
+"""
 
 import pytest
 
