@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
+from largebatch.backend.processes import Processes
 from largebatch.backend.state import EngineState, Piece
 from largebatch.config.sections import Checkpoint
 from largebatch.run.checkpoint.save import CheckpointWriter
@@ -46,7 +46,7 @@ class Bomb:
         return Path.touch, (self.path,)
 
 
-class FakeBackend:
+class FakeBackend(Processes):
     """What writing and loading ask of a strategy; processes share the elements of each vector evenly."""
 
     device = torch.device("cpu")
@@ -55,25 +55,10 @@ class FakeBackend:
     plan = SimpleNamespace(keeps_checkpoint_of=lambda _: False, to_json=lambda: '{"num_steps": 100}')
 
     def __init__(self, rank: int = 0, world_size: int = 1):
-        self.rank = rank
-        self.world_size = world_size
+        super().__init__(rank, world_size, micro_batch_size=1)
         self.is_main_process = rank == 0
         self.state = state_of(0)
         self.scalars: Mapping[str, Mapping[str, float]] = {}
-
-    raise_on_all_ranks = staticmethod(nullcontext)
-
-    def gather_objects(self, value):
-        return [value]
-
-    def all_max(self, number):
-        largest = torch.tensor(number)
-        if self.world_size > 1:
-            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-        return lambda: int(largest)
-
-    def new_host_group(self):
-        return torch.distributed.new_group(backend="gloo") if self.world_size > 1 else None
 
     def engine_state(self) -> EngineState:
         vectors = {name: tensor for name, tensor in self.state.items() if not name.startswith("buffer/")}

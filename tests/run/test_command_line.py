@@ -1,7 +1,6 @@
 """How a recipe leaves, and whom it tells why."""
 
 import json
-import time
 
 import pytest
 
@@ -26,8 +25,6 @@ def launcher(tmp_path, monkeypatch):
 def logs(tmp_path, monkeypatch):
     """Where `largebatch job-ended` looks."""
     monkeypatch.setenv("LARGEBATCH_LOGS", str(tmp_path / "logs"))
-    monkeypatch.setenv("LARGEBATCH_NODE", "h2")
-    monkeypatch.setenv("RANK", "3")
     return tmp_path / "logs/endings"
 
 
@@ -86,23 +83,15 @@ def leave_with(error):
     return left.value.code
 
 
-def test_a_refusal_is_told_to_the_batch_script(logs, launcher, capsys):
-    assert leave_with(UserError("seed: no")) == 2
-    assert "error: seed: no\n" in capsys.readouterr().err
-    (ending,) = read_endings(logs)
-    assert 0 <= time.time() - ending.time < 600
-    assert (ending.kind, ending.message, ending.rank, ending.node) == ("refused", "seed: no", 3, "h2")
-    assert not launcher.exists()
-
-
 @pytest.mark.parametrize("variables", LAUNCHERS)
-def test_the_traceback_of_a_launcher_is_introduced(variables, monkeypatch, capsys):
+def test_the_traceback_of_a_launcher_is_introduced(variables, launcher, monkeypatch, capsys):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert leave_with(UserError("seed: no")) == 2
     message, note = capsys.readouterr().err.splitlines()
     assert message == "error: seed: no"
     assert note.startswith("note: the reason is the message above; what follows is the launcher's report")
+    assert not launcher.exists()
 
 
 def test_only_the_first_process_introduces_it(monkeypatch, capsys):
