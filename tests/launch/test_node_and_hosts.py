@@ -240,7 +240,7 @@ def test_a_preflight_that_hangs(launch, tmp_path, ended_with):
 def test_before_training(launch, tmp_path, commands, code):
     """Any command that fails counts, and is no reason to try again."""
     (launch[0] / "slurm/site.sh").write_text(f"before_training() {{ {commands}; }}\n")
-    (tmp_path / "bin/accelerate").write_text(f"#!/usr/bin/env bash\nulimit -n\n{ACCELERATE}")
+    write_commands(tmp_path / "bin", {"accelerate": f"ulimit -n\n{ACCELERATE}"})
     returned, log = node(launch, RECIPE, LARGEBATCH_NODE="n7")
     assert (returned, "trains on" in log) == (code, not code), log
     endings = [(each.kind, each.message) for each in read_endings(tmp_path / "run/jobs/9/start_0/endings")]

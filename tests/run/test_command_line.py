@@ -5,8 +5,8 @@ import json
 import pytest
 
 import tasks
-from largebatch.errors import RunStopped, TrainingFailed, UserError
-from largebatch.run import command_line, from_command_line
+from largebatch.errors import RunStopped, UserError
+from largebatch.run import from_command_line
 from largebatch.run.command_line import user_errors
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import OwnEnding, read_endings
@@ -50,10 +50,8 @@ def test_words_that_cannot_be_used_are_refused_like_a_recipe(words, message, log
     ("error", "kind", "retry"),
     [
         (UserError("seed: no"), "refused", False),
-        (TrainingFailed("nan"), "training", False),
         (KeyError("x"), "error", True),
         (ModuleNotFoundError("x"), "import", False),
-        (ConnectionResetError("x"), "communication", True),
     ],
 )
 def test_an_ending_has_the_facts_by_which_a_job_is_started_again(error, kind, retry, tmp_path):
@@ -92,14 +90,6 @@ def test_the_traceback_of_a_launcher_is_introduced(variables, launcher, monkeypa
     assert message == "error: seed: no"
     assert note.startswith("note: the reason is the message above; what follows is the launcher's report")
     assert not launcher.exists()
-
-
-def test_only_the_first_process_introduces_it(monkeypatch, capsys):
-    for name, value in (LAUNCHERS[0] | {"RANK": "1", "LOCAL_RANK": "1"}).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(command_line, "SECONDS_FOR_THE_REPORT", 0)
-    assert leave_with(UserError("seed: no")) == 2
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("variables", "count"), [({}, 0), *((each, 1) for each in LAUNCHERS)])

@@ -15,7 +15,9 @@ COMMANDS = {
       printf '%s ' "$@" | tr '\\n' ' ' >>"$RUN_DIR/steps"; echo >>"$RUN_DIR/steps"
       while [[ $1 == --* ]]; do [[ $1 != --nodelist=* ]] || names=${1#*=}; shift; done
       export SLURMD_NODENAME=${names%%,*}
-      exec "$@" """,
+      [[ ${LABELED:-} ]] || exec "$@"
+      set -o pipefail
+      { echo welcome; "$@"; } | sed "s/^/0: /" """,
     "scontrol": """case "$*" in
       *hostnames*) printf '%s\\n' $HOSTS ;;
       *show*job*) echo "JobId=5 JobName=x $SHOWN" ;;
@@ -29,7 +31,7 @@ COMMANDS = {
       snapshot) mkdir -p "${@: -1}" && cp -r launch slurm recipes ds_configs "${@: -1}" ;;
       job-begins) echo "begins $*" >>"$RUN_DIR/asked"; echo "$BEGINS" ;;
       job-ended)
-        [[ $ENDED ]] || exit 1
+        [[ $ENDED && $LARGEBATCH_NODE != "${DAMAGED:-}" ]] || exit 1
         echo "ended $*" >>"$RUN_DIR/asked"; echo a word of something else; echo "$ENDED" ;;
       preflight)
         cat "$LARGEBATCH_LOGS/preflight/token" >"$RUN_DIR/token"
@@ -163,22 +165,15 @@ def test_bad_nodes_are_replaced_by_spare_ones(start, written):
     assert (returned, "trying again with n10 n11" in log) == (3, True)
 
 
-def test_other_output_of_nodes_is_no_answer(start, tmp_path):
+def test_other_output_of_nodes_is_no_answer(start):
     """As of a container that greets, or of `srun --label`."""
-    (tmp_path / "greeting").write_text("echo welcome\n")
-    label = 'exec "$@" | sed "s/^/0: /"'
-    (tmp_path / "bin/srun").write_text((tmp_path / "bin/srun").read_text().replace('exec "$@"', label))
-    returned, log, _ = start(BASH_ENV=str(tmp_path / "greeting"))
+    returned, log, _ = start(LABELED="1")
     assert returned == 0, log
     assert "] finished" in log
 
 
-def test_largebatch_is_asked_again_on_another_node(start, tmp_path):
-    played = (tmp_path / "bin/largebatch").read_text()
-    (tmp_path / "bin/largebatch").write_text(
-        played.replace("\n", "\n[[ $1 != job-ended || $LARGEBATCH_NODE != n9 ]] || exit 1\n", 1)
-    )
-    returned, log, _ = start(**THREE, ENDED="requeue failed")
+def test_largebatch_is_asked_again_on_another_node(start):
+    returned, log, _ = start(**THREE, ENDED="requeue failed", DAMAGED="n9")
     assert (returned, REQUEUED in log) == (0, True), log
 
 
@@ -231,8 +226,7 @@ def test_what_is_trained_in(start, written):
 
 
 def test_gpus_that_slurm_does_not_manage(start, tmp_path, written):
-    (tmp_path / "bin/nvidia-smi").write_text("#!/usr/bin/env bash\nprintf 'GPU %s: x\\n' 0 1 2 3\n")
-    (tmp_path / "bin/nvidia-smi").chmod(0o755)
+    write_commands(tmp_path / "bin", {"nvidia-smi": r"printf 'GPU %s: x\n' 0 1 2 3"})
     assert start(LARGEBATCH_PROCESSES_PER_NODE="4")[0] == 0
     assert "--gpus 4 " in written("preflight")
 
