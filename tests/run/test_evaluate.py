@@ -10,6 +10,7 @@ import torch
 
 from jobs import run_job
 from largebatch.backend.launch import read_launch
+from largebatch.backend.processes import Processes
 from largebatch.backend.start import start
 from largebatch.config import load_config
 from largebatch.errors import DataError, UserError
@@ -30,16 +31,15 @@ def test_the_tensor_of_a_wrong_shape_is_named(values, weights, named):
 
 
 def test_a_part_with_nothing_to_average_over_has_no_mean():
-    backend = SimpleNamespace(gather_objects=lambda mine: [mine])
     sums_and_weights = (torch.tensor([2.0, 4.0, 0.0, 0.0]), torch.tensor([1.0, 2.0, 0.0, 0.0]))
     parts = {"web": range(2), "hollow": range(2, 4)}
-    means = mean_over_samples(backend, [(0, 4, {})], lambda _: {"loss": sums_and_weights}, parts)
+    means = mean_over_samples(Processes(0, 1, 4), [(0, 4, {})], lambda _: {"loss": sums_and_weights}, parts)
     assert means == {"loss": 2.0, "loss/web": 2.0}
 
 
 def test_a_source_without_samples_is_refused():
     with pytest.raises(DataError, match="nothing to evaluate: the source has no samples"):
-        mean_over_samples(SimpleNamespace(gather_objects=lambda mine: [mine]), [], lambda _: {"loss": torch.ones(1)})
+        mean_over_samples(Processes(0, 1, 4), [], lambda _: {"loss": torch.ones(1)})
 
 
 class Mixed:

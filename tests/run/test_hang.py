@@ -45,10 +45,9 @@ def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -
         if step.index == 6:
             end_of_patience()
             run.loop.watchdog.heartbeat()
-        if step.index == 6 and run.backend.rank == rank:
-            if how == "stopped":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            while True:
+            if run.backend.rank == rank:
+                if how == "stopped":
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 time.sleep(3600)
         update(run, step)
 

@@ -127,8 +127,7 @@ def train_poisoned_and_damaged(run_dir: Path, words) -> None:
             run.loop.writer.wait()
             if run.backend.is_main_process:
                 file = run_dir / "checkpoints/step_00000008/rank_00000.safetensors"
-                content = file.read_bytes()
-                file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+                file.write_bytes(bytes(file.stat().st_size))
             run.backend.accelerator.wait_for_everyone()
         update(run, step)
 

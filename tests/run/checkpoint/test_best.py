@@ -14,9 +14,9 @@ from problems import problem_of
 from resuming import TINY_GPT
 
 
-def found(best: Best, values: list[float], metric: str = "loss") -> list[int]:
+def found(best: Best, values: list[float]) -> list[int]:
     """The steps, from 1, whose values are better than all before."""
-    return [step for step, value in enumerate(values, 1) if best.is_found(step, {metric: value})]
+    return [step for step, value in enumerate(values, 1) if best.is_found(step, {"loss": value})]
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("min", [1, 3, 6]), ("max", [1, 2, 5])])
