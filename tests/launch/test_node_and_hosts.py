@@ -184,7 +184,7 @@ def test_the_first_node_removes_what_an_earlier_start_has_left(launch, tmp_path)
     assert code == 0, log
     assert [path.name for path in (start / "preflight").iterdir()] == ["token"]
     assert (start / "preflight/token").read_text() == "9.0\n"
-    assert not (start / "errors").exists()
+    assert not (start / "endings").exists()
     # A caller that has made the folder and the token has files of its own there.
     (start / "preflight/token").write_text("mine\n")
     code, log = node(launch, "--node-rank", "0", RECIPE, LARGEBATCH_LOGS=str(start), LARGEBATCH_TOKEN="mine")
