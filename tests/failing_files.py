@@ -13,8 +13,9 @@ import re
 import shutil
 import signal
 import sys
-import time
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,49 +124,36 @@ def _caller() -> str:
     return ""
 
 
-def run(run_dir: Path, words: tuple[str, ...], files: FileSystem | None = None) -> tuple[int | None, str]:
-    """Train in a forked process, and return its exit code (None if it hung) and its output."""
+def run(run_dir: Path, words: tuple[str, ...], files: FileSystem | None = None) -> tuple[int, str]:
+    """Train in a forked process, and return its exit code (that of SIGALRM if it hung) and its output."""
     output = run_dir.with_name(f"{run_dir.name}.log")
     child = os.fork()
     if child == 0:
         gc.freeze()  # as in preflight_nodes.py
+        signal.alarm(SECONDS_OF_A_HANG)
         _train(run_dir, words, files, output)
-    end = time.monotonic() + SECONDS_OF_A_HANG
-    status = None
-    while status is None and time.monotonic() < end:
-        done, code = os.waitpid(child, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(code) if done else None
-        time.sleep(0.02)
-    if status is None:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    return status, output.read_text(errors="replace")
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), output.read_text(errors="replace")
 
 
 def _train(run_dir: Path, words: tuple[str, ...], files: FileSystem | None, output: Path) -> None:
     code = 1
+    os.chdir(ROOT)
     try:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-        os.chdir(ROOT)
+        with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+            if files is not None:
+                files.install()
+            try:
+                train(PYDOC, *words, run_dir=run_dir)
+                code = 0
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 1
+            except BaseException:
+                traceback.print_exc()
         if files is not None:
-            files.install()
-        train(PYDOC, *words, run_dir=run_dir)
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
+            moments = [vars(moment) for moment in files.moments]
+            Path(f"{output}.moments").write_text(json.dumps(moments))
     finally:
-        if files is not None and files._moment is None and not files._failing:
-            with io.FileIO(f"{output}.moments", "w") as noted:
-                noted.write(json.dumps([vars(moment) for moment in files.moments]).encode())
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
 
 
@@ -192,7 +180,7 @@ class Scenario:
         self.results = results_of(path)
         return [Moment(**moment) for moment in json.loads(Path(f"{path}.log.moments").read_text())]
 
-    def verdict(self, moment: Moment, code: str, for_ever: bool, number: int) -> tuple[str, int | None]:
+    def verdict(self, moment: Moment, code: str, for_ever: bool, number: int) -> tuple[str, int]:
         """What is wrong with how a run meets a fault, "" for nothing; and its exit code."""
         path = self.new_folder(f"fault_{number}")
         exit_code, text = run(path, WORDS, FileSystem(path, moment, code, for_ever))
@@ -203,9 +191,7 @@ class Scenario:
         shutil.rmtree(path, ignore_errors=True)
         return wrong, exit_code
 
-    def _wrong(self, path: Path, exit_code: int | None, text: str) -> str:
-        if exit_code is None:
-            return f"it hangs: {text[-500:]}"
+    def _wrong(self, path: Path, exit_code: int, text: str) -> str:
         if "Traceback (most recent call last)" in text:
             return f"a traceback: {text[-1500:]}"
         if exit_code == 0 and results_of(path) != self.results:

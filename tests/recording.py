@@ -12,22 +12,21 @@ from largebatch.run.command_line import RunOptions
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
-from largebatch.storage.attempts import Attempt
 from largebatch.system.endings import OwnEnding
 from paths import PYDOC
 
 
-def begin(run_dir: Path, ending: OwnEnding, attempt: Attempt | None = None) -> Recorder:
-    """The recorder of the main process, or of another process of the main process's attempt."""
+def begin(run_dir: Path, ending: OwnEnding) -> Recorder:
+    """The recorder of the main process."""
     config = load_config(PYDOC, ["--logging.trackers=[]"])
     backend = SimpleNamespace(
         plan=resolve(config, 2),
         launch=SimpleNamespace(strategy="ddp"),
         world_size=2,
         device=torch.device("cpu"),
-        is_main_process=attempt is None,
+        is_main_process=True,
         raise_on_all_ranks=nullcontext,
         all_gather=lambda tensor: tensor[None],
-        from_main_process=lambda function: (attempt.number, attempt.token) if attempt else function(),
+        from_main_process=lambda function: function(),
     )
     return Recorder(config, backend, OwnFolder(run_dir), Start(), RunOptions(run_dir, ending=ending), None)

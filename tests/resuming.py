@@ -3,9 +3,7 @@
 import hashlib
 import json
 import os
-import random
 import signal
-import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from safetensors.numpy import load_file
 
 from jobs import failure_of, train
 from largebatch.storage.files import read_json_lines
-from largebatch.storage.layout import read_object
 from paths import PYDOC
 
 # One layer, ragged batches, dropout, a batch that grows, accumulation, AdamW, clipping.
@@ -53,20 +50,17 @@ EXACT = ("step", "samples", "epoch", "loss", "lr", "grad_norm", "global_batch_si
 
 @dataclass(frozen=True)
 class Interruption:
-    """What happens to one process, or by it to all.
+    """What happens to one process.
 
     Args:
-        kind: "signal", "stop file" or "kill" when step `step` is updated; "kill later" so many seconds after the first
-            step; "kill in a save" at the n-th change of the file system by a save.
+        kind: "signal", "stop file" or "kill".
         rank: Which process.
-        moment: Step, seconds or number.
-        everybody: Whether all processes are killed.
+        step: When this step is updated.
     """
 
     kind: str
     rank: int
-    moment: float
-    everybody: bool = False
+    step: int
 
 
 def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], interruption: Interruption | None) -> None:
@@ -80,6 +74,7 @@ def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], inter
     update = Run.update
     hashes = []
     rank = int(os.environ.get("RANK", 0))
+    is_mine = interruption is not None and interruption.rank == rank
 
     def noted(step):
         for batch in micro_batches(step):
@@ -90,28 +85,21 @@ def train_interrupted(run_dir: Path, recipe: Path, words: tuple[str, ...], inter
             yield batch
 
     def update_and_note(run, step):
-        if interruption is not None and interruption.rank == rank and step.index + 1 == interruption.moment:
+        if is_mine and step.index + 1 == interruption.step:
             _interrupt(interruption.kind, run_dir)
         update(run, step)
         with samples_file(run_dir, rank).open("a") as file:
             file.write(json.dumps({"step": step.index + 1, "hashes": hashes}) + "\n")
         hashes.clear()
-        if interruption is not None and interruption.rank == rank and step.index == run.loop.start.step:
-            _arm(interruption, run_dir)
 
     Step.micro_batches = noted
     Run.update = update_and_note
     run_dir.parent.mkdir(parents=True, exist_ok=True)
-    pid_file(run_dir, rank).write_text(str(os.getpid()))
     train(recipe, *words, run_dir=run_dir)
 
 
 def samples_file(run_dir: Path, rank: int) -> Path:
     return run_dir.with_name(f"{run_dir.name}.samples.{rank}.jsonl")
-
-
-def pid_file(run_dir: Path, rank: int) -> Path:
-    return run_dir.with_name(f"{run_dir.name}.pid.{rank}")
 
 
 def _interrupt(kind: str, run_dir: Path) -> None:
@@ -123,34 +111,6 @@ def _interrupt(kind: str, run_dir: Path) -> None:
         time.sleep(1.1)
     elif kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _arm(interruption: Interruption, run_dir: Path) -> None:
-    if interruption.kind == "kill later":
-        threading.Timer(interruption.moment, _kill, (run_dir, interruption.everybody)).start()
-    if interruption.kind == "kill in a save":
-        left = [int(interruption.moment)]
-        for name in ("open", "write", "fsync", "rename", "unlink", "rmdir", "mkdir"):
-            setattr(os, name, _counted(getattr(os, name), left, run_dir, interruption.everybody))
-
-
-def _counted(function, left: list[int], run_dir: Path, everybody: bool):
-    def counted(*arguments, **options):
-        if threading.current_thread().name == "checkpoint":
-            left[0] -= 1
-            if left[0] == 0:
-                _kill(run_dir, everybody)
-        return function(*arguments, **options)
-
-    return counted
-
-
-def _kill(run_dir: Path, everybody: bool) -> None:
-    if everybody:
-        for file in run_dir.parent.glob(f"{run_dir.name}.pid.*"):
-            if int(file.read_text()) != os.getpid():
-                os.kill(int(file.read_text()), signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_interrupted(
@@ -224,43 +184,6 @@ def samples_of(run_dir: Path) -> dict[tuple[int, int], set[tuple[str, ...]]]:
     samples: dict[tuple[int, int], set[tuple[str, ...]]] = defaultdict(set)
     for file in run_dir.parent.glob(f"{run_dir.name}.samples.*.jsonl"):
         rank = int(file.name.split(".")[-2])
-        # A kill cuts a line short, with the next attempt's line behind it.
-        for text in file.read_text().splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
+        for line in read_json_lines(file):
             samples[rank, line["step"]].add(tuple(line["hashes"]))
     return samples
-
-
-def kill_many_times(folder: Path, words: tuple[str, ...], strategy: str, kills: int, seed: int) -> int:
-    """Kill attempts of a run at random until there were `kills`, and compare each run that comes to its end.
-
-    Half of the kills are at a random change of the file system by a save, the others at a random time; of a random
-    process, or of all. A run that ends before is followed by another.
-
-    Returns:
-        The number of runs that came to their end.
-    """
-    rng = random.Random(seed)
-    reference = folder / "reference"
-    assert run_interrupted(reference, words, strategy=strategy) is None
-    seconds = read_object(reference / "summary.json")["train_seconds"]
-    killed = ended = 0
-    while killed < kills:
-        run_dir = folder / f"run_{ended}"
-        while True:
-            if killed % 2:
-                interruption = Interruption("kill in a save", rng.randrange(2), rng.randint(1, 60), rng.random() < 0.5)
-            else:
-                moment = rng.uniform(0, seconds / 4)
-                interruption = Interruption("kill later", rng.randrange(2), moment, rng.random() < 0.5)
-            failure = run_interrupted(run_dir, words, interruption if killed < kills else None, strategy)
-            if failure is None:
-                break
-            assert "the process ended without a result" in failure, failure
-            killed += 1
-        ended += 1
-        assert_bit_for_bit(run_dir, reference)
-    return ended

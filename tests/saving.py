@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
+from largebatch.backend.processes import Processes
 from largebatch.backend.state import EngineState, Piece
 from largebatch.config.sections import Checkpoint
 from largebatch.run.checkpoint.save import CheckpointWriter
@@ -46,7 +46,7 @@ class Bomb:
         return Path.touch, (self.path,)
 
 
-class FakeBackend:
+class FakeBackend(Processes):
     """What writing and loading ask of a strategy; processes share the elements of each vector evenly."""
 
     device = torch.device("cpu")
@@ -55,25 +55,9 @@ class FakeBackend:
     plan = SimpleNamespace(keeps_checkpoint_of=lambda _: False, to_json=lambda: '{"num_steps": 100}')
 
     def __init__(self, rank: int = 0, world_size: int = 1):
-        self.rank = rank
-        self.world_size = world_size
+        super().__init__(rank, world_size, micro_batch_size=1)
         self.is_main_process = rank == 0
         self.state = state_of(0)
-        self.scalars: Mapping[str, Mapping[str, float]] = {}
-
-    raise_on_all_ranks = staticmethod(nullcontext)
-
-    def gather_objects(self, value):
-        return [value]
-
-    def all_max(self, number):
-        largest = torch.tensor(number)
-        if self.world_size > 1:
-            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-        return lambda: int(largest)
-
-    def new_host_group(self):
-        return torch.distributed.new_group(backend="gloo") if self.world_size > 1 else None
 
     def engine_state(self) -> EngineState:
         vectors = {name: tensor for name, tensor in self.state.items() if not name.startswith("buffer/")}
@@ -90,11 +74,6 @@ class FakeBackend:
                 if name.startswith("buffer/")
             },
         )
-
-    def restore(self, fill: Callable[[EngineState], None], scalars) -> None:
-        assert scalars.keys() == self.engine_state().parameters.keys()
-        fill(self.engine_state())
-        self.scalars = scalars
 
     def _owned(self, tensor: torch.Tensor) -> tuple[int, int]:
         size = tensor.numel()
@@ -145,17 +124,15 @@ def assert_holds(folder: Path, step: int) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["step"] == step
     files = [load_file(folder / f"rank_{rank:05d}.safetensors") for rank in range(manifest["world_size"])]
-    expected = state_of(step)
-    vectors = {name for name, tensor in expected.items() if tensor.numel() and not name.startswith("buffer/")}
-    assert {name for name, ranges in manifest["vectors"].items() if ranges} == vectors
-    for name in vectors:
-        parts = [(files[rank][name], start, stop) for rank, start, stop in manifest["vectors"][name]]
-        assert all(part.shape == (stop - start,) for part, start, stop in parts)
-        shape = manifest["parameters"][name.partition("/")[2]]["shape"]
-        assert_same(torch.cat([part for part, _, _ in parts]).reshape(shape), expected[name])
-    for name, holders in manifest["buffers"].items():
-        assert_same(files[holders[0]][f"buffer/{name}"], expected[f"buffer/{name}"])
-    assert len(manifest["buffers"]) == sum(name.startswith("buffer/") for name in expected)
+    found = {f"buffer/{name}": files[holders[0]][f"buffer/{name}"] for name, holders in manifest["buffers"].items()}
+    for name, ranges in manifest["vectors"].items():
+        if ranges:
+            parts = [files[rank][name] for rank, _, _ in ranges]
+            found[name] = torch.cat(parts).reshape(manifest["parameters"][name.partition("/")[2]]["shape"])
+    expected = {name: tensor for name, tensor in state_of(step).items() if tensor.numel()}
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_same(found[name], tensor)
 
 
 def assert_same(tensor: torch.Tensor, expected: torch.Tensor) -> None:

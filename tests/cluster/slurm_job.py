@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.run_folder import RunFolder
+from processes import is_running
 from slurm_cluster import Cluster
 
 # Seconds to wait for anything. Machines differ, and a limit costs nothing where all is well.
@@ -115,14 +116,13 @@ class Job:
             try:
                 lines = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                is_zombie = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
             # It has ended meanwhile.
             except OSError:
                 continue
             environment = dict(line.split("=", 1) for line in lines if "=" in line)
             # Another cluster may have a job of this number.
             is_mine = (environment.get("RUN_DIR"), environment.get("SLURM_JOB_ID", "")) == (str(self.run_dir), self.id)
-            if is_mine and not is_zombie:
+            if is_mine and is_running(folder.name):
                 found[int(folder.name)] = Process(command, environment)
         return found
 

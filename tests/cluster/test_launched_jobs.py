@@ -16,7 +16,7 @@ from played import write_commands
 from resuming import TINY_GPT, assert_close_weights
 from slurm_cluster import SBIN
 from slurm_job import Job
-from tiny_jobs import LAUNCH, TWO_NODES, WORDS, steps
+from tiny_jobs import LAUNCH, TWO_NODES, WORDS
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +123,8 @@ def test_sites_of_other_kinds(submit, tmp_path):
     recipe.parent.mkdir()
     recipe.write_text(json.dumps(json.loads(MAPS.read_text()) | {"$schema": f"{MAPS.parent}/recipe.schema.json"}))
     contained = submit(
-        *steps(20),
+        *WORDS,
+        '--train.duration={"steps": 20}',
         recipe=recipe,
         options=("--nodes=1", "--cpus-per-task=1"),
         name="contained",

@@ -13,10 +13,6 @@ ONE_PROCESS = ("--cpus-per-task=1",)
 TWO_NODES = (*ONE_PROCESS, "--nodes=2")
 
 
-def steps(number):
-    return (*WORDS, f'--train.duration={{"steps": {number}}}')
-
-
 def assert_logged_once(job):
     """Every step that the stand-in took, whatever happened to it."""
     steps = [line["step"] for line in read_json_lines(job.run_dir / "metrics.jsonl")]

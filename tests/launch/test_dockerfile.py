@@ -13,10 +13,6 @@ OPTIONAL = {"libgdrapi", "libnccl-net", "libnccl-gin", "libnccl-rma"}  # GDRCopy
 LINKED = {"libc", "libdl", "libgcc_s", "libm", "libnccl", "libpthread", "librt", "libstdc++"}
 
 
-def installed_nccl():
-    return next((each for each in distributions() if (each.name or "").startswith("nvidia-nccl")), None)
-
-
 def libraries_named_in(content):
     """Names of libraries, without versions, that are whole strings or the end of one in a binary file."""
     return {name.decode() for name in re.findall(rb"(lib[a-z][\w+-]*)\.so(?:\.\d+)*\0", content)}
@@ -24,7 +20,7 @@ def libraries_named_in(content):
 
 def test_what_nccl_opens_by_name():
     opened = PACKAGES.keys() | OF_THE_DRIVER | OPTIONAL
-    if nccl := installed_nccl():
+    if nccl := next((each for each in distributions() if (each.name or "").startswith("nvidia-nccl")), None):
         (library,) = (file for file in nccl.files or () if file.name.startswith("libnccl.so"))
         opened = libraries_named_in(library.locate().read_bytes()) - LINKED
     else:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from paths import ROOT
+from played import write_commands
 
 
 @pytest.fixture
@@ -14,16 +15,12 @@ def make_train(tmp_path):
     """Run it where the installed programs are stand-ins but for `largebatch`; return what it prints."""
     for name in ("Makefile", "requirements.txt", "pyproject.toml", "recipes"):
         (tmp_path / name).symlink_to(ROOT / name)
-    programs = tmp_path / ".venv/bin"
-    programs.mkdir(parents=True)
+    (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/installed").touch()
-    (programs / "largebatch").write_text(f'#!/bin/sh\nexec {sys.executable} -m largebatch "$@"\n')
-    (programs / "accelerate").write_text("#!/bin/sh\n")
 
     def run(gpus, **variables):
-        (programs / "python").write_text(f"#!/bin/sh\necho {gpus}\n")
-        for program in programs.iterdir():
-            program.chmod(0o755)
+        largebatch = f'exec {sys.executable} -m largebatch "$@"'
+        write_commands(tmp_path / ".venv/bin", {"largebatch": largebatch, "accelerate": "", "python": f"echo {gpus}"})
         environment = {name: value for name, value in os.environ.items() if name != "NUM_PROCESSES"} | variables
         job = subprocess.run(["make", "train"], cwd=tmp_path, env=environment, capture_output=True, text=True)
         return job.stdout + job.stderr
@@ -37,9 +34,8 @@ def test_it_takes_as_many_gpus_as_the_batch_allows(gpus, used, make_train):
     assert f"--num_processes {used} " in make_train(gpus)
 
 
-def test_a_number_of_processes_that_is_given_is_taken_or_refused(make_train):
+def test_a_number_of_processes_that_is_given_is_taken(make_train):
     assert "--num_processes 4 " in make_train(1, NUM_PROCESSES="4")
-    assert "64 is not a multiple of" in make_train(1, NUM_PROCESSES="8")
 
 
 def test_a_recipe_that_is_wrong_on_any_number(make_train):

@@ -103,32 +103,47 @@ def test_a_node(launch, tmp_path, written):
 
 
 @pytest.mark.parametrize(
-    ("words", "changes", "code", "message"),
+    ("words", "message"),
     [
-        ((RECIPE,), {"PREFLIGHT_CODE": "3"}, 3, ""),
-        ((RECIPE,), {"PREFLIGHT_CODE": "3", "LARGEBATCH_PREFLIGHT": "off", "TRAIN_CODE": "1"}, 1, "trains on"),
-        ((RECIPE,), {"PREFLIGHT_CODE": "3", "LARGEBATCH_PREFLIGHT": "warn", "TRAIN_CODE": "1"}, 1, "starts anyway"),
-        ((RECIPE,), {"PREFLIGHT_CODE": "1", "LARGEBATCH_PREFLIGHT": "warn"}, 1, ""),
-        ((RECIPE,), {"LARGEBATCH_PREFLIGHT": "maybe"}, 2, "LARGEBATCH_PREFLIGHT=maybe: write on, warn or off"),
-        ((RECIPE,), {"LARGEBATCH_PREFLIGHT_SECONDS": "10m"}, 2, "LARGEBATCH_PREFLIGHT_SECONDS=10m: not a number"),
-        (("--train-only", RECIPE), {"PREFLIGHT_CODE": "3", "TRAIN_CODE": "1", "REFUSAL": "why"}, 2, "trains on"),
-        (("--gpus", "2", RECIPE), {}, 2, "--gpus: not an option of node.sh"),
-        (("--node-rank", "2", RECIPE), {}, 2, "--node-rank 2: there are 2 nodes, counted from 0"),
-        ((), {}, 2, "write node.sh --nodes N"),
-        (("nope.json",), {}, 2, "there is no nope.json"),
-        ((RECIPE,), {"RUN_DIR": "gs://bucket"}, 2, "object stores"),
-        ((RECIPE,), {"STRATEGY": "x"}, 2, "STRATEGY=x: there is no recipes/accelerate_configs/x.yaml"),
-        # Two nodes could not know of each other's folder.
-        ((RECIPE,), {"LARGEBATCH_JOB_ID": ""}, 2, "2 nodes need the same name for this start: set LARGEBATCH_JOB_ID"),
-        ((RECIPE,), {"LARGEBATCH_RESTART": ""}, 2, "LARGEBATCH_RESTART to the number of its restarts on all of them"),
-        ((RECIPE,), {"LARGEBATCH_JOB_ID": "a/b"}, 2, "LARGEBATCH_JOB_ID=a/b: it names a folder"),
-        ((RECIPE,), {"LARGEBATCH_TOKEN": "x"}, 2, "LARGEBATCH_LOGS and LARGEBATCH_TOKEN go together"),
+        (("--gpus", "2", RECIPE), "--gpus: not an option of node.sh"),
+        (("--node-rank", "2", RECIPE), "--node-rank 2: there are 2 nodes, counted from 0"),
+        ((), "write node.sh --nodes N"),
+        (("nope.json",), "there is no nope.json"),
     ],
 )
-def test_a_node_that_does_not_train(launch, words, changes, code, message):
-    returned, log = node(launch, *words, **changes)
+def test_words_that_are_refused(launch, words, message):
+    code, log = node(launch, *words)
+    assert (code, message in log) == (2, True), log
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "message"),
+    [
+        ("PREFLIGHT_CODE=3", 3, ""),
+        ("PREFLIGHT_CODE=3 LARGEBATCH_PREFLIGHT=off TRAIN_CODE=1", 1, "trains on"),
+        ("PREFLIGHT_CODE=3 LARGEBATCH_PREFLIGHT=warn TRAIN_CODE=1", 1, "starts anyway"),
+        ("PREFLIGHT_CODE=1 LARGEBATCH_PREFLIGHT=warn", 1, ""),
+        ("LARGEBATCH_PREFLIGHT=maybe", 2, "LARGEBATCH_PREFLIGHT=maybe: write on, warn or off"),
+        ("LARGEBATCH_PREFLIGHT_SECONDS=10m", 2, "LARGEBATCH_PREFLIGHT_SECONDS=10m: not a number"),
+        ("RUN_DIR=gs://bucket", 2, "object stores"),
+        ("STRATEGY=x", 2, "STRATEGY=x: there is no recipes/accelerate_configs/x.yaml"),
+        # Two nodes could not know of each other's folder.
+        ("LARGEBATCH_JOB_ID=", 2, "2 nodes need the same name for this start: set LARGEBATCH_JOB_ID"),
+        ("LARGEBATCH_RESTART=", 2, "LARGEBATCH_RESTART to the number of its restarts on all of them"),
+        ("LARGEBATCH_JOB_ID=a/b", 2, "LARGEBATCH_JOB_ID=a/b: it names a folder"),
+        ("LARGEBATCH_TOKEN=x", 2, "LARGEBATCH_LOGS and LARGEBATCH_TOKEN go together"),
+    ],
+)
+def test_a_node_that_does_not_train(launch, settings, code, message):
+    changes = dict(setting.split("=") for setting in settings.split())
+    returned, log = node(launch, RECIPE, **changes)
     assert returned == code, log
     assert message in log
+
+
+def test_a_refusal_of_the_training_counts_without_a_preflight(launch):
+    code, log = node(launch, "--train-only", RECIPE, PREFLIGHT_CODE="3", TRAIN_CODE="1", REFUSAL="why")
+    assert (code, "trains on" in log) == (2, True), log
 
 
 def test_options_of_the_jobset(launch, tmp_path, written):
@@ -169,7 +184,7 @@ def test_the_first_node_removes_what_an_earlier_start_has_left(launch, tmp_path)
     assert code == 0, log
     assert [path.name for path in (start / "preflight").iterdir()] == ["token"]
     assert (start / "preflight/token").read_text() == "9.0\n"
-    assert not (start / "errors").exists()
+    assert not (start / "endings").exists()
     # A caller that has made the folder and the token has files of its own there.
     (start / "preflight/token").write_text("mine\n")
     code, log = node(launch, "--node-rank", "0", RECIPE, LARGEBATCH_LOGS=str(start), LARGEBATCH_TOKEN="mine")
@@ -225,7 +240,7 @@ def test_a_preflight_that_hangs(launch, tmp_path, ended_with):
 def test_before_training(launch, tmp_path, commands, code):
     """Any command that fails counts, and is no reason to try again."""
     (launch[0] / "slurm/site.sh").write_text(f"before_training() {{ {commands}; }}\n")
-    (tmp_path / "bin/accelerate").write_text(f"#!/usr/bin/env bash\nulimit -n\n{ACCELERATE}")
+    write_commands(tmp_path / "bin", {"accelerate": f"ulimit -n\n{ACCELERATE}"})
     returned, log = node(launch, RECIPE, LARGEBATCH_NODE="n7")
     assert (returned, "trains on" in log) == (code, not code), log
     endings = [(each.kind, each.message) for each in read_endings(tmp_path / "run/jobs/9/start_0/endings")]

@@ -23,15 +23,13 @@ def records(folder):
 
 def test_attempts_are_numbered_from_one_and_recorded(attempts):
     assert latest_attempt(attempts) is None
-    claimed = [claim(attempts, {"world_size": size}) for size in (2, 4)]
-    assert [attempt.number for attempt in claimed] == [1, 2]
-    assert [attempt.name for attempt in claimed] == [f"000{attempt.number}_{attempt.token}" for attempt in claimed]
-    found = records(attempts)
-    assert list(found) == ["0001.json", "0002.json"]
-    for attempt, record, size in zip(claimed, found.values(), (2, 4), strict=True):
-        assert (record["attempt"], record["token"], record["world_size"]) == (attempt.number, attempt.token, size)
-        assert record["pid"] == os.getpid()
-    assert latest_attempt(attempts) == found["0002.json"]
+    claim(attempts, {"world_size": 2})
+    second = claim(attempts, {"world_size": 4})
+    assert second.name == f"0002_{second.token}"
+    assert list(records(attempts)) == ["0001.json", "0002.json"]
+    record = records(attempts)["0002.json"]
+    assert record.items() >= {"attempt": 2, "token": second.token, "world_size": 4, "pid": os.getpid()}.items()
+    assert latest_attempt(attempts) == record
 
 
 def test_numbers_go_on_behind_the_largest(attempts):
@@ -60,35 +58,26 @@ def test_numbers_that_others_take_at_the_last_moment_are_left_to_them(attempts, 
     assert [record["token"] for record in records(attempts).values()] == [*others, attempt.token]
 
 
-def test_a_record_is_whole_and_on_the_disk_before_its_name_appears(attempts, monkeypatch):
-    fsync = os.fsync
+def test_a_record_is_whole_before_its_name_appears(attempts, monkeypatch):
     link = os.link
-    synced = {}
     linked = []
 
-    def note(file):
-        synced[os.fstat(file).st_ino] = os.fstat(file).st_size
-        fsync(file)
-
     def look(source, target):
-        about = source.stat()
-        linked.append((json.loads(source.read_text())["attempt"], synced[about.st_ino] == about.st_size))
+        linked.append(json.loads(source.read_text())["attempt"])
         link(source, target)
 
-    monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(os, "link", look)
     claim(attempts, {})
-    assert linked == [(1, True)]
+    assert linked == [1]
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_a_file_system_that_does_not_answer_for_a_moment_is_no_later_attempt(code, attempts, monkeypatch):
+def test_a_file_system_that_does_not_answer_for_a_moment_is_no_later_attempt(attempts, monkeypatch):
     attempt = claim(attempts, {})
     iterdir = type(attempts).iterdir
 
     def fail_once(path):
         monkeypatch.setattr(type(attempts), "iterdir", iterdir)
-        raise OSError(code, "of the storage", path)
+        raise OSError(errno.ESTALE, "of the storage", path)
 
     monkeypatch.setattr(type(attempts), "iterdir", fail_once)
     with contextlib.suppress(OSError):
@@ -119,14 +108,12 @@ def test_a_run_that_was_moved_aside_is_over(attempts):
 
 @pytest.mark.parametrize(
     ("job", "restarts", "is_restart"),
-    [("7", "1", True), ("7", "12", True), ("7", "0", False), ("7", None, False), ("8", "1", False), (None, "1", False)],
+    [("7", "1", True), ("7", "12", True), ("7", "", False), ("8", "1", False), ("", "1", False)],
 )
 def test_a_requeued_job_is_a_restart_of_its_earlier_attempts(job, restarts, is_restart, monkeypatch):
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
-    monkeypatch.delenv("LARGEBATCH_RESTART", raising=False)
-    earlier = json.loads(json.dumps(job_start()))
-    for name, value in (("LARGEBATCH_JOB_ID", job), ("LARGEBATCH_RESTART", restarts)):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LARGEBATCH_RESTART", "")
+    earlier = job_start()
+    monkeypatch.setenv("LARGEBATCH_JOB_ID", job)
+    monkeypatch.setenv("LARGEBATCH_RESTART", restarts)
     assert is_restart_of(earlier) is is_restart

@@ -16,17 +16,13 @@ from tasks import SMALL
 pytestmark = pytest.mark.slow
 
 
-def refusal(run_dir: Path, *words: str, **place) -> str:
-    report = failure_of(partial(train, run_dir=run_dir), PYDOC, *words, **place)
+def test_tracker_that_is_not_installed(tmp_path):
+    words = (*SMALL, '--logging.trackers=["wandb"]')
+    report = failure_of(partial(train, run_dir=tmp_path / "run"), PYDOC, *words)
+    assert "logging.trackers: wandb is not installed" in report
     assert "exit code 2" in report
     assert "Traceback" not in report
     assert report.count("error: ") == 1
-    return report
-
-
-def test_tracker_that_is_not_installed(tmp_path):
-    report = refusal(tmp_path / "run", *SMALL, '--logging.trackers=["wandb"]')
-    assert "logging.trackers: wandb is not installed" in report
 
 
 def alone_in_a_job_of_two(run_dir: Path) -> None:

@@ -1,13 +1,12 @@
 """How a recipe leaves, and whom it tells why."""
 
 import json
-import time
 
 import pytest
 
 import tasks
-from largebatch.errors import RunStopped, TrainingFailed, UserError
-from largebatch.run import command_line, from_command_line
+from largebatch.errors import RunStopped, UserError
+from largebatch.run import from_command_line
 from largebatch.run.command_line import user_errors
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import OwnEnding, read_endings
@@ -26,8 +25,6 @@ def launcher(tmp_path, monkeypatch):
 def logs(tmp_path, monkeypatch):
     """Where `largebatch job-ended` looks."""
     monkeypatch.setenv("LARGEBATCH_LOGS", str(tmp_path / "logs"))
-    monkeypatch.setenv("LARGEBATCH_NODE", "h2")
-    monkeypatch.setenv("RANK", "3")
     return tmp_path / "logs/endings"
 
 
@@ -53,10 +50,8 @@ def test_words_that_cannot_be_used_are_refused_like_a_recipe(words, message, log
     ("error", "kind", "retry"),
     [
         (UserError("seed: no"), "refused", False),
-        (TrainingFailed("nan"), "training", False),
         (KeyError("x"), "error", True),
         (ModuleNotFoundError("x"), "import", False),
-        (ConnectionResetError("x"), "communication", True),
     ],
 )
 def test_an_ending_has_the_facts_by_which_a_job_is_started_again(error, kind, retry, tmp_path):
@@ -86,31 +81,15 @@ def leave_with(error):
     return left.value.code
 
 
-def test_a_refusal_is_told_to_the_batch_script(logs, launcher, capsys):
-    assert leave_with(UserError("seed: no")) == 2
-    assert "error: seed: no\n" in capsys.readouterr().err
-    (ending,) = read_endings(logs)
-    assert 0 <= time.time() - ending.time < 600
-    assert (ending.kind, ending.message, ending.rank, ending.node) == ("refused", "seed: no", 3, "h2")
-    assert not launcher.exists()
-
-
 @pytest.mark.parametrize("variables", LAUNCHERS)
-def test_the_traceback_of_a_launcher_is_introduced(variables, monkeypatch, capsys):
+def test_the_traceback_of_a_launcher_is_introduced(variables, launcher, monkeypatch, capsys):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert leave_with(UserError("seed: no")) == 2
     message, note = capsys.readouterr().err.splitlines()
     assert message == "error: seed: no"
     assert note.startswith("note: the reason is the message above; what follows is the launcher's report")
-
-
-def test_only_the_first_process_introduces_it(monkeypatch, capsys):
-    for name, value in (LAUNCHERS[0] | {"RANK": "1", "LOCAL_RANK": "1"}).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(command_line, "SECONDS_FOR_THE_REPORT", 0)
-    assert leave_with(UserError("seed: no")) == 2
-    assert capsys.readouterr().err == ""
+    assert not launcher.exists()
 
 
 @pytest.mark.parametrize(("variables", "count"), [({}, 0), *((each, 1) for each in LAUNCHERS)])

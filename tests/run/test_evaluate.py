@@ -1,6 +1,5 @@
 """What an evaluation refuses."""
 
-import re
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ import torch
 
 from jobs import run_job
 from largebatch.backend.launch import read_launch
+from largebatch.backend.processes import Processes
 from largebatch.backend.start import start
 from largebatch.config import load_config
 from largebatch.errors import DataError, UserError
@@ -23,27 +23,23 @@ from paths import DIGITS
 RECORDER = SimpleNamespace(step=1, metrics=SimpleNamespace(stopwatch=Stopwatch()))
 
 
-@pytest.mark.parametrize(
-    ("shapes", "words"),
-    [(((8, 64), (8,)), "values of 'mae' have shape (8, 64)"), (((8,), (8, 64)), "weights of 'mae' have shape (8, 64)")],
-)
-def test_the_tensor_of_a_wrong_shape_is_named(shapes, words):
-    sums_and_weights = tuple(torch.ones(shape) for shape in shapes)
-    with pytest.raises(ValueError, match=re.escape(f"{words}; return one per sample")):
+@pytest.mark.parametrize(("values", "weights", "named"), [((8, 64), (8,), "values"), ((8,), (8, 64), "weights")])
+def test_the_tensor_of_a_wrong_shape_is_named(values, weights, named):
+    sums_and_weights = (torch.ones(values), torch.ones(weights))
+    with pytest.raises(ValueError, match=rf"{named} of 'mae' have shape \(8, 64\); return one per sample"):
         mean_over_samples(None, [(0, 8, {})], lambda _: {"mae": sums_and_weights})
 
 
 def test_a_part_with_nothing_to_average_over_has_no_mean():
-    backend = SimpleNamespace(gather_objects=lambda mine: [mine])
     sums_and_weights = (torch.tensor([2.0, 4.0, 0.0, 0.0]), torch.tensor([1.0, 2.0, 0.0, 0.0]))
     parts = {"web": range(2), "hollow": range(2, 4)}
-    means = mean_over_samples(backend, [(0, 4, {})], lambda _: {"loss": sums_and_weights}, parts)
+    means = mean_over_samples(Processes(0, 1, 4), [(0, 4, {})], lambda _: {"loss": sums_and_weights}, parts)
     assert means == {"loss": 2.0, "loss/web": 2.0}
 
 
 def test_a_source_without_samples_is_refused():
     with pytest.raises(DataError, match="nothing to evaluate: the source has no samples"):
-        mean_over_samples(SimpleNamespace(gather_objects=lambda mine: [mine]), [], lambda _: {"loss": torch.ones(1)})
+        mean_over_samples(Processes(0, 1, 4), [], lambda _: {"loss": torch.ones(1)})
 
 
 class Mixed:

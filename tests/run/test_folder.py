@@ -19,12 +19,16 @@ from paths import DIGITS, PYDOC
 from tasks import SMALL
 
 
-def created(path):
+def begin(folder):
     """Begin a run; where the earlier one was moved."""
     config = load_config(DIGITS)
+    return folder.begin(config, resolve(config, 2), False, {})[1]
+
+
+def created(path):
     folder = OwnFolder(path)
     folder.hold()
-    return folder.begin(config, resolve(config, 2), False, {})[1]
+    return begin(folder)
 
 
 def test_config_and_plan_are_written_and_the_config_can_be_run_again(tmp_path):
@@ -129,6 +133,19 @@ def test_a_request_to_stop_another_start_that_is_preparing_stays(tmp_path, monke
     with pytest.raises(UserError, match="another run is writing to"):
         OwnFolder(tmp_path).hold()
     assert request.exists()
+
+
+def test_of_two_starts_in_a_new_folder_one_is_refused(tmp_path):
+    first, second = (OwnFolder(tmp_path / "run") for _ in range(2))
+    for folder in (first, second):
+        folder.hold()
+    begin(first)
+    with pytest.raises(UserError, match="another run is writing to"):
+        begin(second)
+    # It may have ended already.
+    del first, folder
+    with pytest.raises(UserError, match="another run has just begun in"):
+        begin(second)
 
 
 @pytest.mark.parametrize(("code", "kind"), [("EIO", "files"), ("ENOLCK", "files"), ("EACCES", "refused")])

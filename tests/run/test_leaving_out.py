@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 
 # Steps 2 to 5 fill the window; the norms of so few steps may be alike. A planted spike is 1,000 times as large.
 SPIKE = '--faults.spike={"window": 4, "sigmas": 100}'
+OF_A_SPIKE = "standard deviations of the last 4 steps, at step 6"
 WORDS = ("--train.stop_after_steps=10", '--checkpoint.every={"steps": 4}', '--evaluation.every={"steps": 7}')
 TINY = {
     PYDOC: TINY_GPT,
@@ -49,17 +50,17 @@ def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "recipe", "strategy", "where"),
+    ("policy", "recipe", "strategy", "where", "reason"),
     [
-        ("skip", MAPS, "ddp", "gradient"),
-        ("skip", DIGITS, "zero1", "loss"),
-        ("roll_back", MAPS, "fsdp", "loss alone"),
-        ("skip", PYDOC, "zero1", "spike"),
-        ("skip", PYDOC, "fsdp", "spike"),
-        ("roll_back", PYDOC, "zero3_offload", "spike"),
+        ("skip", MAPS, "ddp", "gradient", "the gradient is not finite at step 6"),
+        ("skip", DIGITS, "zero1", "loss", "on rank 1 at step 6"),
+        ("roll_back", MAPS, "fsdp", "loss alone", "on rank 1 at step 6"),
+        ("skip", PYDOC, "zero1", "spike", OF_A_SPIKE),
+        ("skip", PYDOC, "fsdp", "spike", OF_A_SPIKE),
+        ("roll_back", PYDOC, "zero3_offload", "spike", OF_A_SPIKE),
     ],
 )
-def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_path):
+def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, reason, tmp_path):
     words = (*TINY[recipe], *WORDS, f"--faults.on_non_finite={policy}")
     words += (SPIKE,) if where == "spike" else ()
     # "roll_back" goes back to the checkpoint after step 4.
@@ -74,10 +75,7 @@ def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, tmp_pat
     (event,) = events(tmp_path / "poisoned", "skipped")
     assert (event["step"], event["first_skipped_step"]) == (6, min(left_out))
     assert event["bad_steps"] == 1
-    if where == "spike":
-        assert "standard deviations of the last 4 steps, at step 6" in event["reason"]
-    elif where != "gradient":
-        assert "on rank 1 at step 6" in event["reason"]
+    assert reason in event["reason"]
     assert read_object(tmp_path / "poisoned/summary.json")["bad_steps"] == 1
 
 
@@ -95,12 +93,7 @@ def test_a_limit(tmp_path):
     assert "at step 9" in report
     run = RunFolder(tmp_path / "run")
     assert (run.checkpoint_step(), run.ending().retry) == (8, False)
-    assert [line["event"] for line in run.history()] == [
-        "started",
-        "skipped",
-        "skipped",
-        "failed",
-    ]
+    assert [line["event"] for line in run.history()] == ["started", "skipped", "skipped", "failed"]
 
 
 def test_a_spike_ends_a_run_that_shall_stop(tmp_path):
@@ -134,8 +127,7 @@ def train_poisoned_and_damaged(run_dir: Path, words) -> None:
             run.loop.writer.wait()
             if run.backend.is_main_process:
                 file = run_dir / "checkpoints/step_00000008/rank_00000.safetensors"
-                content = file.read_bytes()
-                file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+                file.write_bytes(bytes(file.stat().st_size))
             run.backend.accelerator.wait_for_everyone()
         update(run, step)
 
@@ -144,10 +136,9 @@ def train_poisoned_and_damaged(run_dir: Path, words) -> None:
 
 
 def test_a_damaged_checkpoint_is_not_rolled_back_to(tmp_path):
-    words = (*TINY_GPT, *WORDS, "--faults.on_non_finite=roll_back")
-    run_job(train_poisoned_and_damaged, tmp_path / "poisoned", words)
-    run_job(train_without, tmp_path / "without", PYDOC, words, {5, 6, 7, 8, 9, 10})
-    assert_same_weights(tmp_path / "poisoned/model", tmp_path / "without/model")
+    run_job(train_poisoned_and_damaged, tmp_path, (*TINY_GPT, *WORDS, "--faults.on_non_finite=roll_back"))
+    (event,) = events(tmp_path, "skipped")
+    assert (event["first_skipped_step"], event["step"]) == (5, 10)
 
 
 def test_a_checkpoint_never_holds_what_is_not_finite(tmp_path):

@@ -51,3 +51,4 @@ def test_a_run_that_fails(is_later_attempt, tmp_path):
         claim(folder.attempts_dir, {})
     ending.fail(KeyError("of the main process"))
     assert len(folder.noise_scale()) == (1 if is_later_attempt else STEPS)
+    assert [line["event"] for line in folder.history()] == (["started"] if is_later_attempt else ["started", "failed"])

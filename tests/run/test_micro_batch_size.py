@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from unittest.mock import Mock
 
 import pytest
@@ -44,9 +43,7 @@ def train_without_memory(run_dir, *words):
     def refused(run, step):
         if step.index == 4 and run.plan.micro_batch_size > 4:
             # It is written beside the steps that follow.
-            deadline = time.monotonic() + 30
-            while not (run_dir / "checkpoints/step_00000003/complete.json").exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            run.loop.writer.wait()
             refuse_beyond(4, run.plan.micro_batch_size)
         update(run, step)
 
@@ -79,12 +76,7 @@ def test_a_job_halves_the_size_until_it_fits_and_again_in_the_middle_of_training
         assert main(["job-ended", *about, f"--exit-code={int(failure is not None)}"]) == 0
         answers.append(capsys.readouterr().out.splitlines()[-1])
     assert [attempt["micro_batch_size"] for attempt in run.attempts()] == [32, 16, 8, 4]
-    assert [answer.rpartition(";")[2] for answer in answers[:3]] == [
-        " resumes from step 0",
-        " resumes from step 3",
-        " resumes from step 3",
-    ]
-    assert answers[3] == "leave 0 finished"
+    assert [answer.rpartition(" ")[2] for answer in answers] == ["0", "3", "3", "finished"]
     assert run.config()["batch"]["micro_batch_size"] == 4
     fixed = tmp_path / "fixed"
     assert failure_of(train_without_memory, fixed, "--batch.micro_batch_size=4", world_size=3) is None
@@ -101,13 +93,11 @@ def test_a_job_halves_the_size_until_it_fits_and_again_in_the_middle_of_training
     [
         ([], 0, 48),
         ([(48, 2, True)], 0, 24),
-        ([(48, 2, True), (24, 2, False)], 0, 24),
         ([(48, 2, True), (12, 2, True)], 0, 6),
         ([(9, 2, True)], 0, 4),
         ([(1, 2, True)], 0, 1),
         # Other processes say nothing about memory, but masks of dropout stay.
         ([(24, 2, False), (8, 3, True)], 0, 24),
-        ([(8, 3, True)], 0, 48),
         ([(8, 3, True)], 0.1, 8),
         ([(8, 3, True), (8, 2, True)], 0.1, 4),
     ],
@@ -136,12 +126,12 @@ def test_the_size_divides_all_batches_that_are_to_come():
 
 
 class Counting(torch.nn.Module):
-    """Counts forward passes."""
+    """Counts forward passes, in the same tensor and in a new one."""
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("forwards", torch.zeros(()))
-        self.register_buffer("again", torch.zeros(()))
+        for name in ("forwards", "again"):
+            self.register_buffer(name, torch.zeros(()))
 
     def forward(self, **batch):
         self.forwards += 1

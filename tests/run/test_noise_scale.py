@@ -1,6 +1,5 @@
 """The gradient noise scale: its formulas, the gradients that every strategy measures, and what a run says of them."""
 
-import itertools
 import math
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import tasks
 from jobs import train_in_job
-from largebatch.batch.noise_scale import measure, noise_scale
+from largebatch.batch.noise_scale import noise_scale
 from largebatch.config import load_config
 from largebatch.data.order import epoch_order
 from largebatch.errors import ConfigError
@@ -29,23 +28,6 @@ EVERY_STEP = '--logging.noise_scale={"every": 1}'
 # --- the formulas -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.25, 0.25, 0.25, 0.25), (0.6, 0.3, 0.1)])
-def test_estimates_are_unbiased_for_any_shares(shares):
-    gradients = np.random.default_rng(0).normal(0.3, 1, (4, 3))
-    mean = gradients.mean(0)
-    covariance = np.cov(gradients.T, bias=True)
-    measurements = []
-    for drawn in itertools.product(range(len(gradients)), repeat=len(shares)):
-        # A part of one sample; other numbers of samples only change the noise of a part.
-        parts = np.array(shares)[:, None] * gradients[list(drawn)]
-        squares = (parts**2).sum()
-        square_of_sum = (parts.sum(0) ** 2).sum()
-        measurements.append(measure(squares, square_of_sum, sum(share**2 for share in shares), 12))
-    of_the_batch = sum(share**2 for share in shares) * np.trace(covariance)
-    assert np.mean([each["squared_gradient"] for each in measurements]) == pytest.approx(mean @ mean)
-    assert np.mean([each["trace"] for each in measurements]) == pytest.approx(12 * of_the_batch)
-
-
 def lines(gradients, traces):
     return [{"squared_gradient": each, "trace": trace} for each, trace in zip(gradients, traces, strict=True)]
 
@@ -55,7 +37,7 @@ def p_value(gradients, traces, ratio):
     return ttest_1samp(np.array(traces) - ratio * np.array(gradients), 0).pvalue
 
 
-@pytest.mark.parametrize(("spread", "count"), [(0.5, 50), (0.5, 2), (2, 3), (5, 9)])
+@pytest.mark.parametrize(("spread", "count"), [(0.5, 50), (2, 3), (5, 9)])
 def test_the_interval_has_all_ratios_that_student_does_not_exclude(spread, count):
     random = np.random.default_rng(2)
     gradients = random.normal(2, spread, count)
@@ -63,15 +45,12 @@ def test_the_interval_has_all_ratios_that_student_does_not_exclude(spread, count
     found = noise_scale(lines(gradients, traces))
     assert found["samples"] == pytest.approx(traces.mean() / gradients.mean())
     assert found["measurements"] == count
-    ends = [found["low"]] if found["high"] is None else [found["low"], found["high"]]
-    for end in ends:
+    high = found["high"] or 1e9
+    assert found["low"] < found["samples"] < high
+    for end in (found["low"], high):
         p = p_value(gradients, traces, end)
-        # A noise scale is not negative.
-        assert p == pytest.approx(0.05, abs=1e-3) if end > 0 else p > 0.05
-    if found["high"] is None:
-        assert p_value(gradients, traces, 1e9) > 0.05
-    else:
-        assert found["low"] < found["samples"] < found["high"]
+        # A noise scale is not negative, and may have no upper end.
+        assert p == pytest.approx(0.05, abs=1e-3) if 0 < end < 1e9 else p > 0.05
     assert (found["high"] is None) == (ttest_1samp(gradients, 0).pvalue > 0.05)
 
 

@@ -24,13 +24,6 @@ from resuming import (
 
 pytestmark = pytest.mark.slow
 
-# Stages of ZeRO with settings that lay out its state otherwise than the shipped ones.
-OTHER_ZERO_LAYOUTS = [
-    (2, {"round_robin_gradients": True}),
-    (2, {"offload_optimizer": {"device": "cpu"}}),
-    (3, {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}),
-    (3, {"sub_group_size": 500, "stage3_param_persistence_threshold": 0}),
-]
 LARS = '--optimizer={"name": "lars", "weight_decay": 0.001}'
 STEPS = ("--train.stop_after_steps=13",)
 FASTER_BLOCK = '--optimizer.groups=[{"parameters": "*.h.*", "lr_factor": 3}]'
@@ -48,7 +41,7 @@ DIGITS_WORDS = (
 def test_stopped_twice_and_resumed_bit_for_bit(recipe, strategy, world_size, tmp_path):
     """Stopped by one process's signal and by the stop file, within an epoch, between evaluations and log points.
 
-    DDP and ZeRO-2 are killed in `test_kills.py`, one process stops in `test_start.py`, and ZeRO-3 in `tests/recipes`
+    ZeRO-2 is killed below, one process stops in `test_start.py`, and ZeRO-3 in `tests/recipes`
     and `tests/model`. GPT has AdamW, and the digits LARS.
     """
     words = (TINY_GPT if recipe == PYDOC else (*DIGITS_WORDS, LARS)) + STEPS
@@ -58,26 +51,28 @@ def test_stopped_twice_and_resumed_bit_for_bit(recipe, strategy, world_size, tmp
     first = run_interrupted(run_dir, words, Interruption("signal", world_size - 1, 3), **place)
     assert "exit code 75" in first
     run = RunFolder(run_dir)
-    end = run.history()[-1]
-    assert end["event"] == "stopped"
     # Noted in step 3, agreed on in step 4.
-    assert end["step"] == run.checkpoint_step() == 4
-    assert "SIGUSR1" in end["message"]
+    assert run.checkpoint_step() == 4
+    assert "SIGUSR1" in run.history()[-1]["message"]
     second = run_interrupted(run_dir, words, Interruption("stop file", 0, 10), **place)
     assert "stopped: by the stop file, after step 11 of" in second
     assert not (run_dir / "stop").exists()
     assert not (run_dir / "model").exists()
     assert run_interrupted(run_dir, words, **place) is None
     assert_bit_for_bit(run_dir, tmp_path / "whole")
-    events = [(line["event"], line["step"]) for line in run.history()]
-    assert events == [
-        ("started", 0),
-        ("stopped", 4),
-        ("started", 4),
-        ("stopped", 11),
-        ("started", 11),
-        ("finished", 13),
-    ]
+    assert [line["event"] for line in run.history()] == ["started", "stopped"] * 2 + ["started", "finished"]
+    assert [line["step"] for line in run.history()] == [0, 4, 4, 11, 11, 13]
+
+
+def test_killed_and_resumed_bit_for_bit(tmp_path):
+    """`checkpoint/test_every_step_of_a_save.py` kills at each step of a save."""
+    words = (*TINY_GPT, "--train.stop_after_steps=14", '--checkpoint.every={"steps": 4}')
+    assert run_interrupted(tmp_path / "whole", words, strategy="zero2") is None
+    for kill in (Interruption("kill", 0, 7), Interruption("kill", 1, 12)):
+        report = run_interrupted(tmp_path / "run", words, kill, strategy="zero2")
+        assert "the process ended without a result" in report
+    assert run_interrupted(tmp_path / "run", words, strategy="zero2") is None
+    assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
 
 
 LAMB_CHAIN = (*TINY_GPT, *CHAIN_BATCH, FASTER_BLOCK, "--optimizer.eps=1e-3", "--optimizer.name=lamb")
@@ -92,7 +87,15 @@ def alone(tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.parametrize(("stage", "settings"), OTHER_ZERO_LAYOUTS)
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [
+        (2, {"round_robin_gradients": True}),
+        (2, {"offload_optimizer": {"device": "cpu"}}),
+        (3, {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}),
+        (3, {"sub_group_size": 500, "stage3_param_persistence_threshold": 0}),
+    ],
+)
 def test_settings_of_deepspeed_that_lay_out_its_state_otherwise(stage, settings, alone, tmp_path):
     """LAMB finds its layers in them, and a run is resumed."""
     write_zero_config(tmp_path, stage, settings)

@@ -2,54 +2,33 @@
 
 import json
 import os
-import shutil
-import subprocess
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from jobs import launch_environment
+from jobs import failure_of, train
 from largebatch.errors import DataError
 from largebatch.run.same_samples import check_same_samples
-from largebatch.tools.local_jobs.jobs import local_store, meeting_place
+from largebatch.task_folders import import_from
 from paths import MAPS
-from planting import plant
 
 
-def launch(recipe: Path, run_dir: Path) -> list[str]:
-    """What two processes of a real launch say: each is an interpreter with a hash seed of its own."""
-    store = local_store()
-    environment = os.environ | launch_environment("ddp", 2) | meeting_place(store)
-    command = [sys.executable, recipe.with_name("train.py"), "--config", recipe, "--run-dir", run_dir]
-    command += ["--train.stop_after_steps=1", "--logging.every=1"]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONHASHSEED": str(rank + 1)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    return [process.communicate(timeout=300)[0] for process in processes]
+def train_on_other_samples(run_dir):
+    """As where data are in the order of a set of strings."""
+    source = import_from(MAPS.parent, "data").MapSource
+    fetch = source.fetch
+    rank = int(os.environ["RANK"])
+    source.fetch = lambda self, indices, epoch: fetch(self, (indices + rank) % len(self), epoch)
+    train(MAPS, "--train.stop_after_steps=1", run_dir=run_dir)
 
 
 @pytest.mark.slow
-def test_data_in_the_order_of_a_set_of_strings(tmp_path, monkeypatch):
-    task = Path(shutil.copytree(MAPS.parent, tmp_path / "maps", ignore=shutil.ignore_patterns("__pycache__")))
-    monkeypatch.chdir(task)
-    count = "        self.num_samples = num_samples\n"
-    plant("data.py", count, f"{count}        self.names = list({{f'map {{n}}' for n in range(num_samples)}})\n")
-    plant("data.py", "derive_seed(0, self.name, index)", "derive_seed(0, self.name, self.names[index])")
-    said = launch(task / MAPS.name, tmp_path / "run")
-    assert "`fetch` in data.py returns another 'map' of the training samples than on rank 0" in said[0]
-    assert "the order of a set of strings" in said[0]
+def test_samples_in_another_order(tmp_path):
+    report = failure_of(train_on_other_samples, tmp_path / "run")
+    assert "`fetch` in data.py returns another 'map' of the training samples than on rank 0" in report
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 

@@ -4,8 +4,6 @@ import io
 import json
 import os
 import shutil
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
@@ -13,9 +11,10 @@ import pytest
 import torch
 
 import tasks
-from jobs import JobFailed, run_job, train
+from jobs import run_job, train
 from largebatch.config import as_json, load_config
 from largebatch.config.differences import differences
+from largebatch.errors import UserError
 from largebatch.run import Run
 from largebatch.run.record.folder import OwnFolder
 from largebatch.storage.files import read_json_lines
@@ -57,6 +56,17 @@ def resume(run_dir, *options, **place):
     return run_interrupted(run_dir, (*WORDS, *options), strategy="single", **place)
 
 
+def refusal(run_dir, *options):
+    report = resume(run_dir, *options)
+    assert "exit code 2" in report
+    assert "Traceback" not in report
+    return report
+
+
+def content_of(run_dir):
+    return {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+
 @pytest.fixture
 def run_dir(half_done, tmp_path):
     """A copy of it."""
@@ -64,7 +74,7 @@ def run_dir(half_done, tmp_path):
 
 
 def test_what_changes_the_training_is_refused_with_the_differences(run_dir):
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    before = content_of(run_dir)
     changes = {
         "batch.global_batch_size": (48, 24),
         "batch.micro_batch_size": (4, 8),
@@ -75,14 +85,12 @@ def test_what_changes_the_training_is_refused_with_the_differences(run_dir):
         "train.duration.steps": (12, 20),
     }
     options = [f"--{name}={now}" for name, (_, now) in changes.items()]
-    report = resume(run_dir, *options, "--allow-change", "seed")
-    assert "exit code 2" in report
+    report = refusal(run_dir, *options, "--allow-change", "seed")
     del changes["seed"]
     for name, (before_it, now) in changes.items():
         assert f"\n  - {name}: {before_it} in the checkpoint, {now} now\n" in report
     assert f"--allow-change seed,{','.join(changes)} resumes with the change" in report
-    assert "Traceback" not in report
-    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    assert content_of(run_dir) == before
 
 
 def test_synchronized_batch_norm_needs_the_same_samples_together(tmp_path):
@@ -166,18 +174,16 @@ def test_a_run_of_an_older_format_is_refused(run_dir):
     manifest.write_text(json.dumps({"format": "largebatch 1"}))
     mark(manifest.parent)
     for option in (["--seed=7"], ["--resume", str(manifest.parent)]):
-        report = resume(run_dir, *option)
-        assert "exit code 2" in report
+        report = refusal(run_dir, *option)
         assert "its format is 'largebatch 1', not 'largebatch 5'; use the version of largebatch that wrote it" in report
         assert "in the checkpoint" not in report
-    assert resume(run_dir, "--resume", "none", "--train.stop_after_steps=2") is None
 
 
 def test_a_finished_run_is_left_as_it_is(whole, tmp_path):
     run_dir = shutil.copytree(whole, tmp_path / "run")
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    before = content_of(run_dir)
     assert resume(run_dir) is None
-    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    assert content_of(run_dir) == before
     # Of another recipe, it is moved aside.
     assert resume(run_dir, "--seed=7", "--train.stop_after_steps=2") is None
     assert (run_dir.with_name("run.1") / "model/model.safetensors").exists()
@@ -199,18 +205,18 @@ def test_runs_from_when_samples_were_blocks_or_documents(kind, found):
 
 
 def test_an_earlier_stop_is_refused(run_dir):
-    report = resume(run_dir, "--train.stop_after_steps=3")
+    report = refusal(run_dir, "--train.stop_after_steps=3")
     assert "the checkpoint is of step 4, but the run would end after step 3 (of 12)" in report
 
 
 def test_damage_to_all_checkpoints_is_refused(run_dir):
     (file,) = run_dir.glob("checkpoints/step_00000004/rank_*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
-    before = (run_dir / "metrics.jsonl").read_bytes()
-    report = resume(run_dir)
+    before = content_of(run_dir)
+    report = refusal(run_dir)
     assert "has checkpoints, but none of them can be used" in report
     assert "step_00000004: rank_00000.safetensors has" in report
-    assert (run_dir / "metrics.jsonl").read_bytes() == before
+    assert content_of(run_dir) == before
 
 
 def leave_the_loop(run_dir):
@@ -263,19 +269,15 @@ def test_a_path_begins_another_run_or_goes_back(run_dir, whole, tmp_path):
 
 
 def test_paths_that_are_no_checkpoint(run_dir):
-    report = resume(run_dir, "--resume", "/nowhere")
-    assert "exit code 2" in report
+    report = refusal(run_dir, "--resume", "/nowhere")
     assert "error: --resume: /nowhere: there is no such folder" in report
     assert "`largebatch checkpoints` lists the checkpoints in a run folder" in report
-    assert "Traceback" not in report
 
 
 def test_a_damaged_checkpoint_is_skipped_and_named(run_dir, whole):
     assert resume(run_dir, "--train.stop_after_steps=8") is None
     (file,) = run_dir.glob("checkpoints/step_00000008/rank_*.safetensors")
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 1
-    file.write_bytes(content)
+    file.write_bytes(bytes(file.stat().st_size))
     assert resume(run_dir) is None
     assert_same_weights(run_dir / "model", whole / "model")
     started = events(run_dir, "started")[-1]
@@ -285,69 +287,23 @@ def test_a_damaged_checkpoint_is_skipped_and_named(run_dir, whole):
 
 def test_a_model_of_another_shape_is_named(run_dir):
     change = ("--model.num_heads=4", "--model.hidden_size=32")
-    report = resume(run_dir, *change, "--allow-change", "model")
+    report = refusal(run_dir, *change, "--allow-change", "model")
     assert "its parameter transformer.wte.weight is of shape (256, 16), but the model's is of shape (256, 32)" in report
-    assert "exit code 2" in report
-
-
-# --- two runs at once ---------------------------------------------------------------------------------------------
-
-
-def start_late(run_dir):
-    """The second of two that begin in a new folder at once: it has found no run, and then the first one begins."""
-    begin = OwnFolder.begin
-
-    def wait_and_begin(folder, *arguments):
-        (run_dir.parent / "late is there").touch()
-        while not (run_dir / "metrics.jsonl").exists():
-            time.sleep(0.05)
-        return begin(folder, *arguments)
-
-    OwnFolder.begin = wait_and_begin
-    train(PYDOC, *WORDS, run_dir=run_dir)
-
-
-def test_of_two_starts_in_a_new_folder_one_is_refused(tmp_path):
-    run_dir = tmp_path / "run"
-    with ThreadPoolExecutor() as pool:
-        late = pool.submit(run_job, start_late, run_dir, strategy="single")
-        while not (tmp_path / "late is there").exists() and not late.done():
-            time.sleep(0.05)
-        assert resume(run_dir) is None
-        with pytest.raises(JobFailed, match=r"another run (has just begun in|is writing to)"):
-            late.result()
-    assert RunFolder(run_dir).history()[-1]["event"] == "finished"
-    assert not run_dir.with_name("run.1").exists()
 
 
 def train_while_another_starts(run_dir):
-    """Wait in the third step until the other start has ended."""
     update = Run.update
 
-    def update_and_wait(run, step):
+    def update_and_try(run, step):
         update(run, step)
         if step.index == 2:
-            (run_dir.parent / "trains").touch()
-            while not (run_dir.parent / "the other has ended").exists():
-                time.sleep(0.05)
+            with pytest.raises(UserError, match="another run is writing to"):
+                OwnFolder(run_dir).hold()
 
-    Run.update = update_and_wait
+    Run.update = update_and_try
     train(PYDOC, *WORDS, run_dir=run_dir)
 
 
 def test_a_second_run_in_the_folder_is_refused(tmp_path):
-    run_dir = tmp_path / "run"
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(run_job, train_while_another_starts, run_dir, strategy="single")
-        while not (tmp_path / "trains").exists() and not first.done():
-            time.sleep(0.05)
-        try:
-            report = resume(run_dir)
-        finally:
-            # Otherwise leaving the executor would wait for a job that waits for this.
-            (tmp_path / "the other has ended").touch()
-        first.result()
-    assert "another run is writing to" in report
-    assert "exit code 2" in report
-    assert RunFolder(tmp_path / "run").history()[-1]["event"] == "finished"
+    run_job(train_while_another_starts, tmp_path / "run", strategy="single")
     assert logged_steps(tmp_path / "run") == list(range(1, 13))

@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 import tasks
 from jobs import run_job
 from paths import PYDOC
+from stepping import take
 from tasks import SMALL
 
 pytestmark = pytest.mark.slow
@@ -176,9 +177,7 @@ def modes_of(run_dir) -> list[tuple[bool, bool]]:
     frozen.eval()
     modes = []
     for step in run.steps(train_set):
-        for batch in step.micro_batches():
-            step.backward(model(input_ids=batch["input_ids"]).logits.float().sum() * 1e-3)
-        run.update(step)
+        take(step, run, model)
         modes.append((model.training, frozen.training))
         run.evaluate(eval_set, lambda batch: {"size": batch["labels"][:, 0].float()})
         if step.index == 1:

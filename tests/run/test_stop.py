@@ -93,8 +93,7 @@ def test_a_vote_is_read_while_later_ones_are_under_way(asked_in, tmp_path, monke
     assert read == [*range(10)]
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
-def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch):
+def test_a_look_that_fails_has_seen_nothing(tmp_path, monkeypatch):
     now = [100.0]
     stat = Path.stat
     monkeypatch.setattr("time.time", lambda: now[0])
@@ -102,12 +101,11 @@ def test_a_look_that_fails_has_seen_nothing(code, tmp_path, monkeypatch):
     (tmp_path / "stop").touch()
 
     def fail(*_, **__):
-        raise OSError(code, os.strerror(code))
+        raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(Path, "stat", fail)
-    for _ in range(3):
-        assert named(requests) is None
-        now[0] += 1
+    assert named(requests) is None
+    now[0] += 1
     monkeypatch.setattr(Path, "stat", stat)
     assert named(requests) == StopReason.STOP_FILE
 

@@ -1,10 +1,10 @@
 """Trackers: one run over all starts in W&B and TensorBoard; one that fails costs no more than itself."""
 
-import importlib.machinery
 import json
 import os
 import sys
-from types import ModuleType, SimpleNamespace
+from importlib.machinery import ModuleSpec
+from unittest.mock import MagicMock, call
 
 import pytest
 from accelerate import PartialState
@@ -20,47 +20,6 @@ from paths import PYDOC
 from tasks import SMALL
 
 
-class Run:
-    """What W&B's `init` returns; as that does, it ignores steps that go back."""
-
-    def __init__(self, service, options):
-        self.service = service
-        self.options = options
-        self.rows = service.rows.setdefault(options.get("id"), {})
-
-    def define_metric(self, name, step_metric=None):
-        self.service.axes[name] = step_metric
-
-    def log(self, values, step):
-        self.service.on_log()
-        if not self.rows or step >= max(self.rows):
-            self.rows.setdefault(step, {}).update(values)
-
-    def finish(self):
-        self.service.on_finish()
-        self.service.finished += 1
-
-
-class Service(ModuleType):
-    """Stands in for the module `wandb`, and for its server."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        self.config = SimpleNamespace(update=lambda _values, **_: None)
-        self.rows = {}
-        self.axes = {}
-        self.starts = []
-        self.finished = 0
-        # Called in each `init`, `log` and `finish`.
-        self.on_init = self.on_log = self.on_finish = lambda: None
-
-    def init(self, **options):
-        self.on_init()
-        self.starts.append(options)
-        return Run(self, options)
-
-
 @pytest.fixture(autouse=True)
 def accelerate():
     """Its logging asks whether this is the main process."""
@@ -71,9 +30,11 @@ def accelerate():
 
 @pytest.fixture
 def wandb(monkeypatch):
-    service = Service("wandb")
-    monkeypatch.setitem(sys.modules, "wandb", service)
-    return service
+    """Stands in for the module `wandb`; its `init` returns one run."""
+    module = MagicMock(__spec__=ModuleSpec("wandb", None))
+    module.run = module.init.return_value
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
 
 
 @pytest.fixture
@@ -96,37 +57,38 @@ def show_steps(started, steps):
 
 
 def test_starts_of_a_run_folder_are_one_run_with_increasing_steps(wandb, folder):
+    """W&B ignores steps that go back."""
     # Killed after step 60; then, from the checkpoint of step 40, killed after step 50; then on to the end.
     show_steps(start(folder), range(10, 61, 10))
     show_steps(start(folder, 40), [50])
     last = start(folder, 40)
     show_steps(last, range(50, 101, 10))
     last.close()
-    assert len(wandb.starts) == 3
-    assert len({options["id"] for options in wandb.starts}) == 1
-    assert all(options["resume"] == "allow" for options in wandb.starts)
-    (rows,) = wandb.rows.values()
+    starts = [options for _, options in wandb.init.call_args_list]
+    assert len(starts) == 3
+    assert len({options["id"] for options in starts}) == 1
+    assert all(options["resume"] == "allow" for options in starts)
+    rows = {}
+    for (values,), options in wandb.run.log.call_args_list:
+        assert options["step"] >= max(rows, default=0)
+        rows.setdefault(options["step"], {}).update(values)
     assert list(rows) == [10, 20, 30, 40, 50, 60, 61, 62, 63, 70, 80, 90, 100]
     assert [row["step"] for row in rows.values()] == [10, 20, 30, 40, 50, 60, 50, 50, 60, 70, 80, 90, 100]
     assert all(row["train/loss"] == 1 / row["step"] for row in rows.values())
     shown = [row["step"] for row in rows.values() if "evaluation/loss" in row]
     assert shown == [20, 40, 60, 60, 80, 100]
-    assert wandb.axes == {"step": None, "*": "step"}
-    assert wandb.finished == 1
+    assert wandb.run.define_metric.mock_calls[:2] == [call("step"), call("*", step_metric="step")]
+    wandb.run.finish.assert_called_once()
 
 
-def test_project_and_name(wandb, folder):
-    start(folder)
-    start(folder, words=["--logging.tracker_project=digits"])
-    named = [(options["project"], options["name"]) for options in wandb.starts]
-    assert named == [("largebatch", "my_run"), ("digits", "my_run")]
-
-
-def test_another_folder_is_another_run(wandb, folder, tmp_path):
+def test_project_and_name(wandb, folder, tmp_path):
     (tmp_path / "other").mkdir()
     start(folder)
-    start(OwnFolder(tmp_path / "other"))
-    assert len({options["id"] for options in wandb.starts}) == 2
+    start(OwnFolder(tmp_path / "other"), words=["--logging.tracker_project=digits"])
+    first, second = (options for _, options in wandb.init.call_args_list)
+    assert (first["project"], first["name"]) == ("largebatch", "my_run")
+    assert (second["project"], second["name"]) == ("digits", "other")
+    assert first["id"] != second["id"]
 
 
 @pytest.mark.slow
@@ -142,40 +104,30 @@ def tensorboard_steps(folder):
     return [event.step for event in events.Scalars("train/loss")]
 
 
-def refuse():
-    raise ConnectionError("the server is away")
-
-
-def leave():
-    raise SystemExit(1)
-
-
-@pytest.mark.parametrize("moment", ["on_init", "on_log", "on_finish"])
-@pytest.mark.parametrize(
-    ("fault", "problem"),
-    [(refuse, "ConnectionError: the server is away"), (leave, "SystemExit: 1")],
-)
-def test_one_that_fails_is_dropped_with_one_warning(moment, fault, problem, wandb, folder):
-    setattr(wandb, moment, fault)
+@pytest.mark.parametrize("call", ["init", "run.log", "run.finish"])
+@pytest.mark.parametrize("error", [ConnectionError("the server is away"), SystemExit(1)])
+def test_one_that_fails_is_dropped_with_one_warning(call, error, wandb, folder):
+    wandb.configure_mock(**{f"{call}.side_effect": error})
     said = []
     started = start(folder, names=["wandb", "tensorboard"], said=said)
     show_steps(started, range(10, 51, 10))
     started.close()
+    problem = f"{type(error).__name__}: {error}"
     assert said == [f"WARNING: wandb is dropped and gets no more values in this attempt: {problem}"]
     assert tensorboard_steps(folder) == [10, 20, 30, 40, 50]
 
 
 @pytest.mark.parametrize("variable", ["WANDB_INIT_TIMEOUT", "WANDB_FINISH_TIMEOUT"])
-@pytest.mark.parametrize("given", [None, "5"])
-def test_each_limits_how_long_it_waits_for_its_server(variable, given, wandb, folder, monkeypatch):
+@pytest.mark.parametrize(("given", "limits"), [("", range(1, 61)), ("5", [5])])
+def test_each_limits_how_long_it_waits_for_its_server(variable, given, limits, wandb, folder, monkeypatch):
     """It reads its variables when it connects; a user's own limit stays."""
     seen = []
-    wandb.on_init = lambda: seen.append(os.environ[variable]) or refuse()
+    wandb.init.side_effect = lambda **_: seen.append(int(os.environ[variable]))
     monkeypatch.delenv(variable, raising=False)
-    if given is not None:
+    if given:
         monkeypatch.setenv(variable, given)
     start(folder, said=[])
-    assert (seen == [given]) if given else (1 <= int(seen[0]) <= 60)
+    assert seen[0] in limits
 
 
 def test_steps_that_are_repeated_are_hidden_in_tensorboard(folder):

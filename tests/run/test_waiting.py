@@ -2,27 +2,24 @@
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 from largebatch.run.watch import waiting
-from largebatch.run.watch.waiting import in_thread, wait_together
+from largebatch.run.watch.waiting import DONE, PROCEEDS, STALLED, in_thread, wait_together
 
 
-@pytest.mark.parametrize(("proceeds", "is_alive"), [(True, True), (False, False)])
-def test_all_live_as_long_as_one_proceeds(proceeds, is_alive, monkeypatch):
+def heartbeats(work, progress, all_max):
+    beats = []
+    wait_together(SimpleNamespace(all_max=all_max), lambda: beats.append("beat"), work, progress)
+    return len(beats)
+
+
+@pytest.mark.parametrize("proceeds", [True, False])
+def test_who_works_lives_as_long_as_the_work_proceeds(proceeds, monkeypatch):
     monkeypatch.setattr(waiting, "SECONDS_BETWEEN_ROUNDS", 0.1)
-    numbers = {}
-    met = threading.Barrier(2)
-
-    def all_max(number):
-        numbers[threading.current_thread()] = number
-        met.wait()
-        largest = max(numbers.values())
-        met.wait()
-        return lambda: largest
+    progress = threading.Event()
 
     def work():
         for _ in range(100):
@@ -30,19 +27,13 @@ def test_all_live_as_long_as_one_proceeds(proceeds, is_alive, monkeypatch):
             if proceeds:
                 progress.set()
 
-    def wait(rank):
-        beats = []
-        wait_together(SimpleNamespace(all_max=all_max), lambda: beats.append(rank), works[rank], progress)
-        return beats
-
-    progress = threading.Event()
-    works = (in_thread("work", work), None)
-    with ThreadPoolExecutor(2) as pool:
-        busy, idle = pool.map(wait, range(2))
-    assert len(busy) == len(idle)
     # The last one says that all is done.
-    assert (len(busy) > 3) == is_alive
-    assert works[0].done()
+    assert (heartbeats(in_thread("work", work), progress, lambda number: lambda: number) > 3) == proceeds
+
+
+def test_who_has_no_work_lives_as_long_as_another_proceeds():
+    others = iter([PROCEEDS, STALLED, PROCEEDS, DONE])
+    assert heartbeats(None, threading.Event(), lambda number: lambda: max(number, next(others))) == 3
 
 
 def test_what_the_work_raises_is_its_result():

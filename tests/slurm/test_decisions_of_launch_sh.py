@@ -15,7 +15,9 @@ COMMANDS = {
       printf '%s ' "$@" | tr '\\n' ' ' >>"$RUN_DIR/steps"; echo >>"$RUN_DIR/steps"
       while [[ $1 == --* ]]; do [[ $1 != --nodelist=* ]] || names=${1#*=}; shift; done
       export SLURMD_NODENAME=${names%%,*}
-      exec "$@" """,
+      [[ ${LABELED:-} ]] || exec "$@"
+      set -o pipefail
+      { echo welcome; "$@"; } | sed "s/^/0: /" """,
     "scontrol": """case "$*" in
       *hostnames*) printf '%s\\n' $HOSTS ;;
       *show*job*) echo "JobId=5 JobName=x $SHOWN" ;;
@@ -29,7 +31,7 @@ COMMANDS = {
       snapshot) mkdir -p "${@: -1}" && cp -r launch slurm recipes ds_configs "${@: -1}" ;;
       job-begins) echo "begins $*" >>"$RUN_DIR/asked"; echo "$BEGINS" ;;
       job-ended)
-        [[ $ENDED ]] || exit 1
+        [[ $ENDED && $LARGEBATCH_NODE != "${DAMAGED:-}" ]] || exit 1
         echo "ended $*" >>"$RUN_DIR/asked"; echo a word of something else; echo "$ENDED" ;;
       preflight)
         cat "$LARGEBATCH_LOGS/preflight/token" >"$RUN_DIR/token"
@@ -85,9 +87,7 @@ def written(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({}, 0, "] finished"),
-        ({"ENDED": "leave 75 stopped by the stop file"}, 75, "] stopped by the stop file"),
-        ({"ENDED": 'leave 1 failed: it\'s "$(id)" `id` ; *'}, 1, '] failed: it\'s "$(id)" `id` ; *\n'),
+        ({"ENDED": 'leave 75 failed: it\'s "$(id)" `id` ; *'}, 75, '] failed: it\'s "$(id)" `id` ; *\n'),
         ({"ENDED": "what?"}, 1, 'largebatch printed "what?"'),
         ({"ENDED": ""}, 1, "error: the start ended with code 0, and largebatch job-ended failed; submit"),
         ({"ENDED": "", "STATE": "COMPLETING"}, 1, "] Slurm is ending this start; submit the job again to resume"),
@@ -163,22 +163,15 @@ def test_bad_nodes_are_replaced_by_spare_ones(start, written):
     assert (returned, "trying again with n10 n11" in log) == (3, True)
 
 
-def test_other_output_of_nodes_is_no_answer(start, tmp_path):
+def test_other_output_of_nodes_is_no_answer(start):
     """As of a container that greets, or of `srun --label`."""
-    (tmp_path / "greeting").write_text("echo welcome\n")
-    label = 'exec "$@" | sed "s/^/0: /"'
-    (tmp_path / "bin/srun").write_text((tmp_path / "bin/srun").read_text().replace('exec "$@"', label))
-    returned, log, _ = start(BASH_ENV=str(tmp_path / "greeting"))
+    returned, log, _ = start(LABELED="1")
     assert returned == 0, log
     assert "] finished" in log
 
 
-def test_largebatch_is_asked_again_on_another_node(start, tmp_path):
-    played = (tmp_path / "bin/largebatch").read_text()
-    (tmp_path / "bin/largebatch").write_text(
-        played.replace("\n", "\n[[ $1 != job-ended || $LARGEBATCH_NODE != n9 ]] || exit 1\n", 1)
-    )
-    returned, log, _ = start(**THREE, ENDED="requeue failed")
+def test_largebatch_is_asked_again_on_another_node(start):
+    returned, log, _ = start(**THREE, ENDED="requeue failed", DAMAGED="n9")
     assert (returned, REQUEUED in log) == (0, True), log
 
 
@@ -231,8 +224,7 @@ def test_what_is_trained_in(start, written):
 
 
 def test_gpus_that_slurm_does_not_manage(start, tmp_path, written):
-    (tmp_path / "bin/nvidia-smi").write_text("#!/usr/bin/env bash\nprintf 'GPU %s: x\\n' 0 1 2 3\n")
-    (tmp_path / "bin/nvidia-smi").chmod(0o755)
+    write_commands(tmp_path / "bin", {"nvidia-smi": r"printf 'GPU %s: x\n' 0 1 2 3"})
     assert start(LARGEBATCH_PROCESSES_PER_NODE="4")[0] == 0
     assert "--gpus 4 " in written("preflight")
 
@@ -261,9 +253,7 @@ def test_later_starts_run_the_code_of_the_first(start, checkout, tmp_path, writt
 
 def test_a_site_profile(start, checkout, written, tmp_path):
     (checkout / "slurm/site.sh").write_text(
-        "export NCCL_IB_HCA=mlx5_1\n"
         "LARGEBATCH_SRUN_OPTIONS=(--mpi=none '--comment=two words')\n"
-        "LARGEBATCH_WRAP=(env 'WRAPPED=two words')\n"
         "before_training() { export PREPARED=1; }\n"
         f"export RUN_DIR=${{RUN_DIR:-{tmp_path}/run}}\n"
         "set -- not the job\n"
@@ -273,7 +263,7 @@ def test_a_site_profile(start, checkout, written, tmp_path):
     returned, log, trained_in = start("--seed", "1", RUN_DIR="")
     assert returned == 0, log
     assert written("words.n1").endswith(f" --run-dir {tmp_path}/run --seed 1 ")
-    assert (trained_in["NCCL_IB_HCA"], trained_in["WRAPPED"], trained_in["PREPARED"]) == ("mlx5_1", "two words", "1")
+    assert trained_in["PREPARED"] == "1"
     assert "--mpi=none --comment=two words --kill-on-bad-exit=1" in written("steps")
 
 

@@ -6,10 +6,8 @@ import shutil
 
 import pytest
 
-from largebatch.run.checkpoint.load import load
 from largebatch.storage.catalog import entries, read_marker
-from largebatch.storage.layout import read_manifest
-from saving import Bomb, FakeBackend, FakeRun, assert_same, checksum_problem, state_of
+from saving import Bomb, FakeRun, checksum_problem
 
 FILES = ["rank_00000.safetensors", "manifest.json", "complete.json", "model_config.json"]
 
@@ -33,20 +31,13 @@ def problem_of(checkpoint):
     return entry.problem or checksum_problem(checkpoint)
 
 
-def test_what_was_written_is_loaded(checkpoint):
-    backend = FakeBackend()
-    load(backend, checkpoint, read_manifest(checkpoint))
-    for name, tensor in state_of(7).items():
-        assert_same(backend.state[name], tensor)
-    assert backend.scalars == {name.removeprefix("weight/"): {"step": 3.0} for name in state_of(7) if "weight/" in name}
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_of_another_content_or_none(file, checkpoint, tmp_path):
     content = (checkpoint / file).read_bytes()
     cut = [content[: int(len(content) * part)] for part in (0.0, 0.3, 0.9)]
     pickled = pickle.dumps(Bomb(tmp_path / "exploded"))
-    for other in (*cut, content.rstrip()[:-1], content + b"\0", b"\0" * len(content), pickled):
+    flipped = content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
+    for other in (*cut, content.rstrip()[:-1], content + b"\0", flipped, pickled):
         (checkpoint / file).write_bytes(other)
         assert problem_of(checkpoint) is not None
     # A sparse file, which would take minutes to read.
@@ -55,17 +46,6 @@ def test_a_file_of_another_content_or_none(file, checkpoint, tmp_path):
     assert not (tmp_path / "exploded").exists()
     (checkpoint / file).unlink()
     assert file in problem_of(checkpoint)
-
-
-@pytest.mark.parametrize("file", [name for name in FILES if name != "complete.json"])
-@pytest.mark.parametrize("mask", [0x01, 0x80])
-def test_any_flipped_bit(file, mask, checkpoint):
-    content = bytearray((checkpoint / file).read_bytes())
-    for place in {*range(0, len(content), 97), len(content) - 1}:
-        content[place] ^= mask
-        (checkpoint / file).write_bytes(content)
-        assert problem_of(checkpoint) == f"{file} has changed since it was written: its checksum differs"
-        content[place] ^= mask
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x08, 0x80])

@@ -1,28 +1,22 @@
 """The best evaluation's checkpoint: which one it is, and that it is there whatever happens."""
 
-import shutil
-
 import pytest
-from test_every_step_of_a_save import DIED, NEW, OLD, Interruption, calls, forked
 
 from jobs import train, train_in_job
 from largebatch.config import load_config
 from largebatch.config.sections import KeepBest
 from largebatch.run.checkpoint.best import Best
 from largebatch.storage.files import read_json_lines
-from largebatch.storage.layout import BestEvaluation, read_manifest, read_object
+from largebatch.storage.layout import BestEvaluation, read_object
 from largebatch.storage.run_folder import RunFolder
 from paths import PYDOC
 from problems import problem_of
 from resuming import TINY_GPT
-from saving import FakeRun, usable
-
-assert calls  # the fixture
 
 
-def found(best: Best, values: list[float], metric: str = "loss") -> list[int]:
+def found(best: Best, values: list[float]) -> list[int]:
     """The steps, from 1, whose values are better than all before."""
-    return [step for step, value in enumerate(values, 1) if best.is_found(step, {metric: value})]
+    return [step for step, value in enumerate(values, 1) if best.is_found(step, {"loss": value})]
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("min", [1, 3, 6]), ("max", [1, 2, 5])])
@@ -77,30 +71,6 @@ def test_averages_that_there_are_not():
     load_config(PYDOC, ['--checkpoint.keep_best={"metric": "schema/loss"}'])
     problem = problem_of('--checkpoint.keep_best={"metric": "ema/loss"}')
     assert problem.endswith("averaged weights need optimizer.ema_half_life; write it, or another one")
-
-
-@pytest.mark.slow
-def test_a_death_at_any_step_of_a_save_leaves_the_best(calls, tmp_path):
-    """One checkpoint is kept besides; the save of a better one is interrupted."""
-    old = BestEvaluation("loss", "min", OLD, 2.0)
-    best = BestEvaluation("loss", "min", NEW, 1.0)
-    template = tmp_path / "template"
-    FakeRun(template, keep_last=1).save(OLD, old)
-    deaths = 0
-    for number in range(len(calls)):
-        path = tmp_path / str(number)
-        shutil.copytree(template, path)
-        run = FakeRun(path, keep_last=1)
-
-        def save(run=run, number=number):
-            with Interruption(run.checkpoints, number):
-                run.save(NEW, best)
-
-        deaths += forked(save) == DIED
-        steps = usable(run.checkpoints)
-        newest = read_manifest(run.checkpoints / f"step_{steps[0]:08d}")
-        assert newest.best.step in steps, number
-    assert deaths == len(calls)
 
 
 WORDS = (*TINY_GPT, "--train.stop_after_steps=12", '--evaluation.every={"steps": 2}', "--checkpoint.keep_last=1")

@@ -36,11 +36,13 @@ class Follower:
             lambda *failure: self.failures.append(failure),
         )
 
-    def finish(self) -> float:
-        """How many seconds it takes until the command is over."""
-        began = time.monotonic()
-        self.then.finish()
-        return time.monotonic() - began
+
+def followed(folder: Path, program: str, checkpoint: str = "", **settings: float) -> Follower:
+    """The follower of a checkpoint of step 4, when the command is over."""
+    follower = Follower(folder, program, **settings)
+    follower.then.follow(4, folder / checkpoint)
+    follower.then.finish()
+    return follower
 
 
 @pytest.fixture
@@ -73,31 +75,25 @@ class TestCommands:
         follower = Follower(tmp_path, program)
         for step in (1, 2, 3):
             follower.then.follow(step, tmp_path)
-        follower.finish()
+        follower.then.finish()
         assert follower.answers == [(1, {"n": 1.0}), (3, {"n": 3.0})]
         assert follower.failures == []
         assert not (tmp_path / "then").exists()
 
     def test_what_fails_is_noted(self, tmp_path):
-        follower = Follower(tmp_path, "import sys; print('before'); sys.exit('no such task')")
-        follower.then.follow(4, tmp_path)
-        follower.finish()
+        follower = followed(tmp_path, "import sys; print('before'); sys.exit('no such task')")
         ((step, reason),) = follower.failures
         assert step == 4
         assert reason.endswith("has ended with code 1: no such task")
         assert not (tmp_path / "then").exists()
 
     def test_only_finite_numbers_are_answers(self, tmp_path):
-        follower = Follower(tmp_path, """print('{"a": 1, "b": NaN, "c": true, "d": "2", "e": 0.5}')""")
-        follower.then.follow(4, tmp_path)
-        follower.finish()
+        follower = followed(tmp_path, """print('{"a": 1, "b": NaN, "c": true, "d": "2", "e": 0.5}')""")
         assert follower.answers == [(4, {"a": 1.0, "e": 0.5})]
 
     def test_words_are_no_answer(self, tmp_path):
-        follower = Follower(tmp_path, "print('uploaded')")
-        follower.then.follow(4, tmp_path)
-        follower.finish()
-        assert (follower.answers, follower.failures) == ([], [])
+        follower = followed(tmp_path, "print('uploaded')")
+        assert follower.answers == follower.failures == []
 
     def test_a_hanging_command_is_ended_with_its_own_processes(self, tmp_path):
         mark = tmp_path / "pid"
@@ -105,52 +101,35 @@ class TestCommands:
             f"import os, pathlib, time; pid = os.fork(); pid and pathlib.Path({str(mark)!r}).write_text(str(pid)); "
             "time.sleep(600)"
         )
-        follower = Follower(tmp_path, program, seconds=3.0)
-        follower.then.follow(4, tmp_path)
-        assert 3.0 <= follower.finish() < 9.0
+        began = time.monotonic()
+        follower = followed(tmp_path, program, seconds=3.0)
+        assert 3.0 <= time.monotonic() - began < 9.0
         assert "has ended with code -9" in follower.failures[0][1]
         assert not is_running(mark.read_text())
 
     def test_what_a_command_leaves_running_does_not_hold_up_its_answer(self, tmp_path):
-        follower = Follower(
-            tmp_path,
-            "import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True); print('{\"a\": 1}')",
-        )
-        follower.then.follow(4, tmp_path)
-        assert follower.finish() < 15.0
-        assert follower.answers == [(4, {"a": 1.0})]
+        program = "import subprocess; subprocess.Popen(['sleep', '40'], start_new_session=True); print('{\"a\": 1}')"
+        assert followed(tmp_path, program).answers == [(4, {"a": 1.0})]
 
     @pytest.mark.usefixtures("_typed")
     def test_a_command_does_not_read_what_is_typed(self, tmp_path):
-        follower = Follower(tmp_path, "import json, sys; print(json.dumps({'characters': len(sys.stdin.read())}))")
-        follower.then.follow(4, tmp_path)
-        follower.finish()
+        follower = followed(tmp_path, "import json, sys; print(json.dumps({'characters': len(sys.stdin.read())}))")
         assert follower.answers == [(4, {"characters": 0.0})]
 
     def test_a_checkpoint_that_is_gone_by_its_turn(self, tmp_path):
-        follower = Follower(tmp_path, "print(1)")
-        follower.then.follow(4, tmp_path / "step_4")
-        follower.finish()
+        follower = followed(tmp_path, "print(1)", "step_4")
         assert follower.failures == [(4, "a better checkpoint has replaced this one before its turn")]
 
     def test_a_flood_of_output_is_refused(self, tmp_path):
-        follower = Follower(tmp_path, "while True: print('x' * 1000)")
-        follower.then.follow(4, tmp_path)
-        assert follower.finish() < 20.0
-        assert len(follower.failures) == 1
+        follower = followed(tmp_path, "while True: print('x' * 1000)")
+        assert "prints more than" in follower.failures[0][1]
 
     def test_it_does_not_take_itself_for_a_process_of_the_job(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", "8")
-        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-        monkeypatch.setenv("LARGEBATCH_LOGS", str(tmp_path))
-        monkeypatch.setenv("MINE", "3")
         names = ("RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "LARGEBATCH_LOGS", "MINE")
+        for name in names:
+            monkeypatch.setenv(name, "0")
         program = f"import json, os; print(json.dumps({{name: 1 for name in {names} if name in os.environ}}))"
-        follower = Follower(tmp_path, program)
-        follower.then.follow(4, tmp_path)
-        follower.finish()
-        assert follower.answers == [(4, {"MINE": 1.0})]
+        assert followed(tmp_path, program).answers == [(4, {"MINE": 1.0})]
 
 
 def test_without_a_command_nothing_follows(tmp_path):
