@@ -151,52 +151,51 @@ def test_wrong_folders_are_refused(name, tmp_path):
         read(planted(tmp_path / "model", name), *words)
 
 
-def lose_a_file(folder, index):
-    (folder / next(iter(index["weight_map"].values()))).unlink()
+def lose(file, _):
+    file.unlink()
 
 
-def pipe_for_a_file(folder, index):
-    lose_a_file(folder, index)
-    os.mkfifo(folder / next(iter(index["weight_map"].values())))
+def replace_by_pipe(file, _):
+    file.unlink()
+    os.mkfifo(file)
 
 
-def link_to_zeros_for_a_file(folder, index):
-    lose_a_file(folder, index)
-    (folder / next(iter(index["weight_map"].values()))).symlink_to("/dev/zero")
+def replace_by_link_to_zeros(file, _):
+    file.unlink()
+    file.symlink_to("/dev/zero")
 
 
-def put_a_file_outside(folder, index):
-    name = next(iter(index["weight_map"].values()))
-    (folder / name).rename(folder.parent / name)
-    index["weight_map"] = {key: file.replace(name, f"../{name}") for key, file in index["weight_map"].items()}
-
-
-def name_a_tensor_of_another_file(_, index):
-    names = sorted(index["weight_map"])
-    index["weight_map"][names[0]] = index["weight_map"][names[-1]]
+def name_a_tensor_of_another_file(_, files):
+    files[min(files)] = files[max(files)]
 
 
 @pytest.mark.parametrize(
     ("plant", "message"),
     [
-        (lose_a_file, r"safetensors is missing"),
+        (lose, r"safetensors is missing"),
         (name_a_tensor_of_another_file, "cannot be read: it has no tensor lm_head.weight"),
-        (lambda _, index: index.pop("weight_map"), "has no weight_map"),
-        (lambda _, index: index["weight_map"].pop(NORM), f"it has no {NORM}"),
-        (put_a_file_outside, r"names '\.\./model-.*\.safetensors'; write the name of a file in this folder, without"),
-        (lambda _, index: index["weight_map"].update({NORM: "/dev/zero"}), r"names '/dev/zero'; write the name of a"),
-        (pipe_for_a_file, r"safetensors cannot be read: .*Not a regular file"),
-        (link_to_zeros_for_a_file, r"safetensors cannot be read: .*Not a regular file"),
+        (lambda _, files: files.pop(NORM), f"it has no {NORM}"),
+        (lambda _, files: files.update({NORM: "../model.safetensors"}), r"names '\.\./model\.safetensors'; write the"),
+        (lambda _, files: files.update({NORM: "/dev/zero"}), r"names '/dev/zero'; write the name of a file in this"),
+        (replace_by_pipe, r"safetensors cannot be read: .*Not a regular file"),
+        (replace_by_link_to_zeros, r"safetensors cannot be read: .*Not a regular file"),
     ],
 )
 def test_wrong_indices_are_refused(plant, message, tmp_path):
     folder = saved(tmp_path / "model", max_shard_size="10KB")
-    file = folder / "model.safetensors.index.json"
-    index = json.loads(file.read_text())
+    index = folder / "model.safetensors.index.json"
+    files = json.loads(index.read_text())["weight_map"]
     read(folder)
-    plant(folder, index)
-    file.write_text(json.dumps(index))
+    plant(folder / next(iter(files.values())), files)
+    index.write_text(json.dumps({"weight_map": files}))
     with pytest.raises(UserError, match=rf"model\.initial_weights: .*(?s:.)*{message}"):
+        read(folder)
+
+
+def test_an_index_without_a_map_is_refused(tmp_path):
+    folder = saved(tmp_path / "model", max_shard_size="10KB")
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(UserError, match="has no weight_map"):
         read(folder)
 
 
