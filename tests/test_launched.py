@@ -139,17 +139,11 @@ def test_bad_config_through_the_launcher(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["STRATEGY=zero4"], "error: unknown STRATEGY zero4; one of: ddp fsdp hsdp zero1 zero2 zero3"),
-        (["NUM_PROCESSES=3"], "64 is not a multiple of micro_batch_size x world_size = 16 x 3 = 48; nearest: 48, 96"),
-    ],
-)
-def test_make_train_refuses_before_launching(words, message):
+def test_make_train_refuses_before_launching():
     """With the environment that runs the tests in place of .venv."""
-    command = ["make", "train", f"BIN={Path(sys.executable).parent}", "--assume-old=.venv/installed", *words]
+    bin_folder = Path(sys.executable).parent
+    command = ["make", "train", f"BIN={bin_folder}", "--assume-old=.venv/installed", "STRATEGY=zero4"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert message in result.stderr
+    assert "error: unknown STRATEGY zero4; one of: ddp fsdp hsdp zero1 zero2 zero3" in result.stderr
     assert "accelerate launch" not in result.stderr

@@ -98,13 +98,15 @@ def test_a_gathered_weight_is_fp32_to_autograd_and_nothing_but_casts_use_it():
     numbers = torch.randn(3, 4).bfloat16()
     weight = nn.Parameter(GatheredWeight(numbers, "layer.weight"))
     inputs = torch.randn(2, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        output = nn.functional.linear(inputs, weight) + nn.functional.linear(inputs, weight)
-    output.sum().backward()
     plain = nn.Parameter(numbers.float())
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = nn.functional.linear(inputs, plain) + nn.functional.linear(inputs, plain)
-    expected.sum().backward()
+
+    @torch.autocast("cpu", torch.bfloat16)
+    def used_twice(parameter):
+        return nn.functional.linear(inputs, parameter) + nn.functional.linear(inputs, parameter)
+
+    output = used_twice(weight)
+    expected = used_twice(plain)
+    (output.sum() + expected.sum()).backward()
     assert torch.equal(output, expected)
     assert weight.grad.dtype == torch.float32
     assert torch.equal(weight.grad, plain.grad)
