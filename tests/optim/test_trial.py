@@ -20,6 +20,7 @@ from largebatch.plan import resolve
 from largebatch.tools.local_jobs.training import train
 from own_optimizers import write_own_task
 from paths import DIGITS
+from planting import plant
 
 MOMENTUM = 0.9
 
@@ -190,8 +191,7 @@ def test_one_that_keeps_no_more_than_its_steps_passes(tmp_path):
 
 def test_plan_and_verify_try_it_first(tmp_path, capsys):
     own = write_own_task(tmp_path / "own")
-    code = own.with_name("own_torch.py")
-    code.write_text(code.read_text().replace('- group["lr"] * group["weight_decay"])', ")", 1))
+    plant(own.with_name("own_torch.py"), '- group["lr"] * group["weight_decay"])', ")")
     section = '--optimizer={"name": "softsign", "weight_decay": 0.1}'
     tasks.link_accelerate_configs()
     for command in (["plan", "--world-sizes=2", "--gpu-memory=80"], ["verify", "--world-sizes=1"]):
@@ -204,8 +204,7 @@ def test_plan_and_verify_try_it_first(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_run_tries_it_before_it_opens_data(tmp_path):
     own = write_own_task(tmp_path / "own")
-    code = own.with_name("own_torch.py")
-    code.write_text(code.read_text().replace('group["lr"] * direction', "1e-3 * direction"))
+    plant(own.with_name("own_torch.py"), 'group["lr"] * direction', "1e-3 * direction")
     own.with_name("data.py").write_text("def sources(*_):\n    raise AssertionError\n")
     with pytest.raises(
         JobFailed, match="does not follow the learning rate of its groups: twice the rate does not make steps"
