@@ -24,10 +24,10 @@ OF_A_TASK = {
     "advise": ["RECIPE", "--critical-batch=100"],
 }
 OF_A_RUN = {
-    "report": ["RUN"],
-    "checkpoints": ["RUN"],
-    "export": ["RUN", "out"],
-    "critical-batch": ["RUN", "--at=3"],
+    "report": ["run"],
+    "checkpoints": ["run"],
+    "export": ["run", "out"],
+    "critical-batch": ["run", "--at=3"],
     "snapshot": ["--to=copy", "RECIPE"],
 }
 # `new` copies what it is told, `effective-batch` computes, and the others are part of a job, which trains.
@@ -38,9 +38,8 @@ OTHERS = {"audit", "new", "effective-batch", "preflight", "job-begins", "job-end
 def words(tmp_path, monkeypatch):
     """Fill in the words of a command. A task, and the copy of it in a run's folder, leave a trace when they run."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("elsewhere/task", "run/source/task", "recipes"):
-        (tmp_path / folder).mkdir(parents=True)
     for folder in ("elsewhere/task", "run/source/task"):
+        (tmp_path / folder).mkdir(parents=True)
         code = f"open({str(tmp_path / 'ran')!r}, 'w')\nraise ImportError('on purpose')\n"
         for name in ("config.py", "data.py", "model.py", "train.py", "__init__.py"):
             (tmp_path / folder / name).write_text(code)
@@ -49,7 +48,7 @@ def words(tmp_path, monkeypatch):
     (tmp_path / "pointing.json").write_text('{"$schema": "elsewhere/task/recipe.schema.json"}')
     write_lines(tmp_path / "run/history.jsonl", [started(0, recipe=str(recipe))])
     (tmp_path / "run/config.json").write_text(json.dumps({"task": str(recipe.parent)}))
-    places = {"RECIPE": str(recipe), "TASK": str(recipe.parent), "RUN": "run", "POINTING": "pointing.json"}
+    places = {"RECIPE": str(recipe), "TASK": str(recipe.parent)}
     return lambda given: [places.get(word, word) for word in given]
 
 
@@ -59,8 +58,9 @@ def test_commands_that_run_code_of_the_task_they_are_given(name, words, tmp_path
     assert (tmp_path / "ran").exists()
 
 
-def test_a_recipe_names_code_by_its_schema(words, tmp_path):
-    main(words(["plan", "POINTING", "--world-size=1"]))
+@pytest.mark.usefixtures("words")
+def test_a_recipe_names_code_by_its_schema(tmp_path):
+    main(["plan", "pointing.json", "--world-size=1"])
     assert (tmp_path / "ran").exists()
 
 
