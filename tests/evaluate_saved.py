@@ -5,42 +5,29 @@ from pathlib import Path
 
 import numpy as np
 
+import tasks
+from largebatch.config import load_config
+from paths import DIGITS, PYDOC
+
 
 def evaluate_saved(run_dir: Path) -> dict[str, float]:
     """Load the weights of a run by `from_pretrained` and evaluate them on the whole evaluation set at once."""
-    config = json.loads((run_dir / "config.json").read_text())
-    return _digits(run_dir / "model") if "num_layers" not in config["model"] else _pydoc(run_dir / "model", config)
-
-
-def _digits(model_dir: Path) -> dict[str, float]:
-    import torch
-    from sklearn.datasets import load_digits
-    from torch.nn.functional import cross_entropy
-    from transformers import AutoModelForImageClassification
-
-    data = load_digits()
-    pixels = np.round(data.images * 255 / 16)[::5].repeat(4, axis=1).repeat(4, axis=2)
-    model = AutoModelForImageClassification.from_pretrained(model_dir).eval()
-    with torch.no_grad():
-        values = torch.from_numpy((pixels - 0.3053 * 255) / (0.3762 * 255)).float().unsqueeze(1)
-        logits = model(pixel_values=values).logits
-    labels = torch.from_numpy(data.target[::5]).long()
-    accuracy = (logits.argmax(-1) == labels).float().mean().item()
-    return {"loss": cross_entropy(logits, labels).item(), "accuracy": accuracy}
-
-
-def _pydoc(model_dir: Path, config: dict) -> dict[str, float]:
-    from pydoc_data.topics import topics
-
     import torch
     from torch.nn.functional import cross_entropy
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
-    text = torch.tensor(list("\n".join(topics[name] for name in sorted(topics)).encode()))
-    size = config["data"]["block_size"]
-    first = config["data"]["num_train_samples"] * size
-    stop = first + config["data"]["num_eval_samples"] * size
-    model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
+    raw = json.loads((run_dir / "config.json").read_text())
+    is_text = "block_size" in raw["data"]
+    recipe = PYDOC if is_text else DIGITS
+    config = load_config(recipe, ["--data", json.dumps(raw["data"])])
+    _, eval_set = tasks.sources(recipe.parent.name)(config)
+    batch = eval_set.fetch(np.arange(len(eval_set)), None)
+    kind = AutoModelForCausalLM if is_text else AutoModelForImageClassification
+    model = kind.from_pretrained(run_dir / "model").eval()
+    inputs = batch["input_ids"] if is_text else (batch["pixel_values"] / 255 - 0.3053) / 0.3762
     with torch.no_grad():
-        logits = model(input_ids=text[first:stop].view(-1, size)).logits
-    return {"loss": cross_entropy(logits.flatten(0, 1), text[first + 1 : stop + 1]).item()}
+        logits = model(inputs).logits
+    found = {"loss": cross_entropy(logits.flatten(0, -2), batch["labels"].flatten()).item()}
+    if not is_text:
+        found["accuracy"] = (logits.argmax(-1) == batch["labels"]).float().mean().item()
+    return found

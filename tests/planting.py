@@ -3,7 +3,7 @@
 from pathlib import Path
 
 
-def plant(file: str, old: str, new: str) -> None:
+def plant(file: str | Path, old: str, new: str) -> None:
     """Replace the one occurrence of `old` in a file of the current folder."""
     path = Path(file)
     text = path.read_bytes().decode()

@@ -23,12 +23,24 @@ def begin(recipe: Path, overrides: tuple[str, ...]) -> tuple:
     return config, tasks.build_model(recipe)(config), config.optimizer
 
 
-def groups_of(model, options, exempt: tuple[str, ...]) -> list[dict]:
-    """A group for each parameter, without weight decay if a part of the name is among those that are exempt."""
+def groups_of(model, options, exempt: tuple[str, ...], own: dict[str, float] | None = None) -> list[dict]:
+    """A group for each trained parameter, by parts of its name: those that are exempt have no weight decay, and `own`
+    has factors of the learning rate."""
     return [
-        {"params": [p], "weight_decay": 0.0 if any(part in n for part in exempt) else options.weight_decay}
-        for n, p in model.named_parameters()
+        {
+            "params": [parameter],
+            "weight_decay": 0.0 if any(part in name for part in exempt) else options.weight_decay,
+            "factor": next((factor for part, factor in (own or {}).items() if part in name), 1),
+        }
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
     ]
+
+
+def mean_token_loss(model, batch) -> torch.Tensor:
+    """Torch's mean over all tokens that are predicted."""
+    logits = model(input_ids=batch["input_ids"]).logits
+    return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
 
 def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
@@ -74,16 +86,12 @@ def reference_pydoc(
     if config.model.architecture == "llama":
         draw_by_name(model, config.seed, config.model.initializer_range)
     train_set, _ = pydoc_samples(config.data)
-    groups = groups_of(model, options, ("ln_", "norm", "bias"))
-    for group, (name, _) in zip(groups, model.named_parameters(), strict=True):
-        group["factor"] = next((own[part] for part in own or {} if part in name), 1)
+    groups = groups_of(model, options, ("ln_", "norm", "bias"), own)
     kind = PlainLamb if options.name == "lamb" else torch.optim.AdamW
     optimizer = kind(groups, betas=options.betas, eps=options.eps)
 
     def mean_loss(indices):
-        batch = train_set.fetch(indices, 0)
-        logits = model(input_ids=batch["input_ids"]).logits
-        return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        return mean_token_loss(model, train_set.fetch(indices, 0))
 
     # Warmup over 40 steps from zero to 0.002, at the reference batch of 32; in samples, by the square-root rule.
     batches = global_batches(len(train_set), size_at, not config.batch.drop_last, steps=41)
@@ -116,15 +124,7 @@ def reference_addition(
             room -= length
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or config.model.lora is None)
-    groups = [
-        {
-            "params": [parameter],
-            "weight_decay": 0.0 if "norm" in name else options.weight_decay,
-            "factor": next((own[part] for part in own or {} if part in name), 1),
-        }
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    ]
+    groups = groups_of(model, options, ("norm",), own)
     optimizer = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
 
     def mean_loss(indices):
@@ -158,15 +158,8 @@ def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -
 
     config, model, options = begin(recipe, overrides)
     train_set, _ = digits(config.data)
-    # Matrices and patch embedding; not biases, norms, class token and positions. Nothing depends on key biases.
-    trained = {n: p for n, p in model.named_parameters() if "k_proj.bias" not in n}
-    groups = [
-        {
-            "params": [p],
-            "weight_decay": options.weight_decay if n.endswith("weight") and "layernorm" not in n else 0.0,
-        }
-        for n, p in trained.items()
-    ]
+    # Matrices and the patch embedding decay.
+    groups = groups_of(model, options, ("bias", "layernorm", "cls_token", "position_embeddings"))
     optimizer = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
 
     def mean_loss(indices):
@@ -204,16 +197,11 @@ def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict
     config, model, options = begin(recipe, overrides)
     draw_by_name(model, config.seed, config.model.initializer_range)
     train_set, _ = tasks.sources("masked_lm")(config)
-    # Nothing depends on key biases.
-    trained = {n: p for n, p in model.named_parameters() if "key.bias" not in n}
-    groups = [{"params": [p], "weight_decay": (p.ndim - 1) * options.weight_decay} for n, p in trained.items()]
+    groups = groups_of(model, options, ("bias", "LayerNorm"))
     optimizer = PlainLamb(groups, betas=options.betas, eps=options.eps)
 
     def mean_loss(indices):
-        batch = train_set.fetch(indices, 0)
-        logits = model(input_ids=batch["input_ids"]).logits
-        predicted = batch["labels"] >= 0
-        return cross_entropy(logits[predicted], batch["labels"][predicted])
+        return mean_token_loss(model, train_set.fetch(indices, 0))
 
     # Within the first 40 steps, of warmup from zero.
     rates = [config.learning_rate.base_lr * step / 40 for step in range(steps)]

@@ -20,6 +20,7 @@ from largebatch.data.preparation import Preparation
 from largebatch.storage.files import read_json_lines
 from largebatch.task_folders import import_from
 from paths import ROOT
+from small_data import assert_drawn_by_seed_epoch_and_sample
 
 pytestmark = pytest.mark.slow
 
@@ -141,48 +142,41 @@ def test_resumed_under_another_strategy(recipe, alone, tmp_path):
 def test_own_optimizers_step_as_the_page_says(recipe):
     torch.manual_seed(0)
     weights = torch.randn(4, 3)
-    steps = [torch.randn(4, 3) * 0.1 for _ in range(3)]
+    gradients = [torch.randn(4, 3) * 0.1 for _ in range(3)]
 
-    def stepped(module, name, gradients, **options):
+    def stepped(kind, gradients, **options):
         parameter = torch.nn.Parameter(weights.clone())
-        optimizer = getattr(module, name)([{"params": [parameter], "weight_decay": 0.1}], lr=0.01, **options)
+        optimizer = kind([{"params": [parameter], "weight_decay": 0.1}], lr=0.01, **options)
         for gradient in gradients:
             parameter.grad = gradient
             optimizer.step()
             assert parameter.grad is gradient
         return parameter.detach()
 
-    own = import_from(recipe.parent, "clipped")
-    clipped = [gradient.clamp(-0.05, 0.05) for gradient in steps]
-    expected = stepped(torch.optim, "AdamW", clipped, betas=(0.9, 0.99))
-    assert torch.equal(stepped(own, "ClippedAdamW", steps, betas=(0.9, 0.99), clip_value=0.05), expected)
+    clipped = import_from(recipe.parent, "clipped").ClippedAdamW
+    expected = stepped(torch.optim.AdamW, [each.clamp(-0.05, 0.05) for each in gradients], betas=(0.9, 0.99))
+    assert torch.equal(stepped(clipped, gradients, betas=(0.9, 0.99), clip_value=0.05), expected)
 
-    mine = weights
-    gradient = steps[0]
-    own = import_from(recipe.parent, "scaled")
-    expected = mine * (1 - 0.01 * 0.1) - 0.01 * 0.5 * mine.norm() / gradient.norm() * gradient
-    assert torch.allclose(stepped(own, "Scaled", [gradient], trust=0.5), expected, rtol=1e-6)
+    scaled = import_from(recipe.parent, "scaled").Scaled
+    step = 0.5 * weights.norm() / gradients[0].norm() * gradients[0]
+    expected = weights * (1 - 0.01 * 0.1) - 0.01 * step
+    assert torch.allclose(stepped(scaled, gradients[:1], trust=0.5), expected, rtol=1e-6)
 
 
 def test_noise_belongs_to_a_sample(recipe):
-    source = import_from(recipe.parent, "data").Noisy(load_config(recipe), 8, "train")
-    together = source.fetch(np.arange(8), 1)
-    alone = source.fetch(np.array([5]), 1)
-    for name in ("time", "noise", "tokens"):
-        assert torch.equal(alone[name], together[name][5:6])
-    assert not torch.equal(source.fetch(np.arange(8), 2)["noise"], together["noise"])
-    evaluated = [source.fetch(np.arange(8), None)["noise"] for _ in range(2)]
-    assert torch.equal(*evaluated)
-    assert len({each.numpy().tobytes() for each in (*together["noise"], *evaluated[0])}) == 16
+    def fetch(indices, epoch, seed=0):
+        source = import_from(recipe.parent, "data").Noisy(load_config(recipe, [f"--seed={seed}"]), 8, "train")
+        batch = source.fetch(np.array(indices), epoch)
+        return torch.cat([batch["time"].unsqueeze(1), batch["noise"], batch["tokens"]], dim=1)
+
+    assert_drawn_by_seed_epoch_and_sample(fetch, partial(fetch, seed=1))
+    assert torch.equal(fetch([1, 2], None), fetch([1, 2], None))
 
 
 def test_of_two_players_one_raises_what_the_other_lowers(recipe):
-    torch.manual_seed(0)
-    before = torch.nn.Linear(3, 4)
-    after = torch.nn.Linear(4, 1)
-    inputs = torch.randn(5, 3)
-    plain = torch.autograd.grad(after(before(inputs)).square().sum(), [before.weight, after.weight])
-    reversed_values = import_from(recipe.parent, "model").Reversed.apply(before(inputs))
-    mine = torch.autograd.grad(after(reversed_values).square().sum(), [before.weight, after.weight])
-    assert torch.allclose(mine[0], -plain[0])
-    assert torch.allclose(mine[1], plain[1])
+    values = torch.randn(5, requires_grad=True)
+    reversed_values = import_from(recipe.parent, "model").Reversed.apply(values)
+    assert torch.equal(reversed_values, values)
+    gradient = torch.randn(5)
+    reversed_values.backward(gradient)
+    assert torch.equal(values.grad, -gradient)

@@ -6,6 +6,7 @@ that of forked jobs, and one strategy trains.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,20 +78,16 @@ def launched(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
     return result, run_dir
 
 
-def noise_in(output: str) -> list[str]:
-    """Lines that nobody wants to read; the launcher itself imports DeepSpeed, before any code of ours runs."""
-    noise = ("Warning", "WARNING", "INFO", "deprecated", "Traceback")
-    lines = [line for line in output.splitlines() if "Setting accelerator to CPU" not in line]
-    return [line for line in lines if any(word in line for word in noise)]
-
-
 def test_rank_0_speaks_once_under_the_strategy_that_was_asked_for(launched):
     result, run_dir = launched
     assert f"Strategy      {STRATEGY} on " in result.stdout
     assert read_object(run_dir / "summary.json")["strategy"] == STRATEGY
     assert result.stdout.count("samples per optimizer step") == 1
     assert result.stdout.count(f"\nfinished {STEPS} steps") == 1
-    assert noise_in(result.stdout + result.stderr) == []
+    # What nobody wants to read; the launcher itself imports DeepSpeed, before any code of ours runs.
+    noise = re.compile("Warning|WARNING|INFO|deprecated|Traceback")
+    lines = [line for line in (result.stdout + result.stderr).splitlines() if noise.search(line)]
+    assert [line for line in lines if "Setting accelerator to CPU" not in line] == []
 
 
 def test_run_folder(launched):
@@ -139,17 +136,11 @@ def test_bad_config_through_the_launcher(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["STRATEGY=zero4"], "error: unknown STRATEGY zero4; one of: ddp fsdp hsdp zero1 zero2 zero3"),
-        (["NUM_PROCESSES=3"], "64 is not a multiple of micro_batch_size x world_size = 16 x 3 = 48; nearest: 48, 96"),
-    ],
-)
-def test_make_train_refuses_before_launching(words, message):
+def test_make_train_refuses_before_launching():
     """With the environment that runs the tests in place of .venv."""
-    command = ["make", "train", f"BIN={Path(sys.executable).parent}", "--assume-old=.venv/installed", *words]
+    bin_folder = Path(sys.executable).parent
+    command = ["make", "train", f"BIN={bin_folder}", "--assume-old=.venv/installed", "STRATEGY=zero4"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert message in result.stderr
+    assert "error: unknown STRATEGY zero4; one of: ddp fsdp hsdp zero1 zero2 zero3" in result.stderr
     assert "accelerate launch" not in result.stderr

@@ -20,9 +20,8 @@ ON_H100S = ("--gpu", "h100", "--network", "400G/gpu")
 
 def shown_outputs() -> list[tuple[str, str]]:
     """Each `largebatch plan` of the README and of the page on strategies with the output below it."""
-    blocks = [block.split("```")[0] for page in (README, STRATEGY_PAGE) for block in page.split("```console\n")[1:]]
-    shown = [block.removeprefix("$ ").split("\n", 1) for block in blocks if block.startswith("$ largebatch plan")]
-    return [(command, output) for command, output in shown]
+    shown = r"(?ms)^```console\n\$ (largebatch plan.*?)\n(.*?)^```$"
+    return [each for page in (README, STRATEGY_PAGE) for each in re.findall(shown, page)]
 
 
 @pytest.mark.parametrize(("command", "output"), shown_outputs())

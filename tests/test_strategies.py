@@ -120,11 +120,10 @@ def reference(name: str) -> dict:
 
 def assert_same(result: dict, expected: dict, steps: int = STEPS, tolerance: float = TOLERANCE) -> None:
     """Loss, learning rate and gradient norm of each step, and weights after the first and last, up to rounding."""
-    assert len(result["metrics"]) == len(expected["metrics"]) == steps
-    for mine, theirs in zip(result["metrics"], expected["metrics"], strict=True):
-        assert mine["loss"] == pytest.approx(theirs["loss"], rel=tolerance)
-        assert mine["lr"] == pytest.approx(theirs["lr"], rel=1e-12)
-        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=tolerance)
+    assert len(expected["metrics"]) == steps
+    for name, allowed in (("loss", tolerance), ("lr", 1e-12), ("grad_norm", tolerance)):
+        mine, theirs = ([line[name] for line in run["metrics"]] for run in (result, expected))
+        assert mine == pytest.approx(theirs, rel=allowed), name
     for moment in (0, -1):
         for name, tensor in expected["weights"][moment].items():
             difference = np.linalg.norm(result["weights"][moment][name] - tensor) / max(np.linalg.norm(tensor), 1e-8)
@@ -177,29 +176,13 @@ def test_same_as_a_plain_loop(sample, tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluation_counts_each_sample_once(tmp_path):
-    """360 digits in micro-batches of 16 leave a last one of 8, and an odd number of them; BatchNorm's running
-    statistics must be the same, however many micro-batches each process had."""
-    last = "--train.stop_after_steps=2"
-    (expected,), (shared,) = (
-        run_job(recorded, DIGITS, tmp_path / strategy, last, strategy=strategy)[0]["evaluations"]
-        for strategy in ("single", "zero3")
-    )
-    assert shared["loss"] == pytest.approx(expected["loss"], rel=TOLERANCE)
-    assert shared["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-12)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_bf16_keeps_weights_and_their_reduction_in_fp32(strategy, tmp_path):
     """Matrix products round to 8 bits, so losses agree to some 1e-3 only; the start checks weights and reduction."""
     words = (*SMALL_GPT, "--precision=bf16", "--evaluation.max_samples=8")
     result = run_job(recorded, PYDOC, tmp_path / "run", *words, strategy=strategy)[0]
-    for mine, theirs in zip(result["metrics"], reference("adamw")["metrics"], strict=True):
-        assert mine["loss"] == pytest.approx(theirs["loss"], rel=2e-3)
-    assert {tensor.dtype.name for tensor in result["weights"][-1].values()} == {"float32"}
+    mine, theirs = ([line["loss"] for line in run["metrics"]] for run in (result, reference("adamw")))
+    assert mine == pytest.approx(theirs, rel=2e-3)
     # It did compute in bf16.
-    assert any(
-        mine["loss"] != pytest.approx(theirs["loss"], rel=1e-6)
-        for mine, theirs in zip(result["metrics"], reference("adamw")["metrics"], strict=True)
-    )
+    assert mine != pytest.approx(theirs, rel=1e-6)
+    assert {tensor.dtype.name for tensor in result["weights"][-1].values()} == {"float32"}

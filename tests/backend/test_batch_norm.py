@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-import tasks
 from jobs import run_job
-from largebatch.backend.batch_norm import CpuSyncBatchNorm, RunningStatistics, synchronize
+from largebatch.backend.batch_norm import CpuSyncBatchNorm, synchronize
 from largebatch.backend.check import check_before
 from largebatch.backend.launch import Launch
 from largebatch.config import load_config
@@ -18,14 +17,9 @@ from largebatch.errors import BackendMismatch
 from largebatch.optim import build_optimizer
 from largebatch.plan import resolve
 from paths import DIGITS, PYDOC
-from reference import reference_digits
 from test_strategies import assert_same, recorded
 
 SYNC = "--model.sync_batch_norm=true"
-# After some ten steps on micro-batches of 8, rounding errors decide on which side of zero single inputs of ReLU are: a
-# plain loop in fp32 then differs from itself in fp64, too.
-STEPS = 5
-SHORT = f"--train.stop_after_steps={STEPS}"
 
 # --- the layer --------------------------------------------------------------------------------------------------------
 
@@ -38,14 +32,12 @@ LAYERS = {
 }
 
 
-def synchronized(layer: nn.Module) -> nn.Module:
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
-    synchronize(layer, torch.device("cpu"))
-    return layer
+WORLD_SIZE = 3
+# In fp32, E[x^2] - E[x]^2 would be off by some 10 % at this mean. In bf16, statistics in bf16 by some 1 %.
+INPUTS = [(torch.float32, 1000.0), (torch.bfloat16, 0.0)]
 
 
-def layer_and_parts(kind: str, world_size: int) -> tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]:
+def layer_and_parts(kind: str) -> tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]:
     """A layer, and for each process its inputs and what their outputs are weighted with in the loss."""
     torch.manual_seed(0)
     layer = LAYERS[kind]()
@@ -53,7 +45,7 @@ def layer_and_parts(kind: str, world_size: int) -> tuple[nn.Module, list[torch.T
         nn.init.normal_(parameter)
     shape = (3, 4, 5) if isinstance(layer, nn.BatchNorm2d) else (3,)
     # Of different sizes, means and scales.
-    parts = [torch.randn(2 + rank, *shape, dtype=torch.float64) * (1 + rank) + rank for rank in range(world_size)]
+    parts = [torch.randn(2 + rank, *shape, dtype=torch.float64) * (1 + rank) + rank for rank in range(WORLD_SIZE)]
     weights = [torch.randn_like(part) for part in parts]
     if kind == "channels last":
         # Gradients are not laid out like this, because the loss's weights are not.
@@ -61,83 +53,81 @@ def layer_and_parts(kind: str, world_size: int) -> tuple[nn.Module, list[torch.T
     return layer, parts, weights
 
 
-def forward_and_backward(layer, inputs: torch.Tensor, weights: torch.Tensor) -> dict[str, np.ndarray]:
-    """Two steps in training, so that running statistics move twice, and a look in evaluation mode."""
-    results = {}
+def forward_and_backward(layer, inputs: torch.Tensor, weights: torch.Tensor) -> list[list[np.ndarray]]:
+    """What processes have parts of, what they have summands of, and what they have alike.
+
+    Of two steps in training, so that running statistics move twice, and a look in evaluation mode.
+    """
+    parts = []
     for step in range(2):
         leaf = (inputs + step).requires_grad_()
         outputs = layer(leaf)
         ((outputs.contiguous() + 1).square() * weights).sum().backward()
-        results |= {f"outputs {step}": outputs, f"gradient {step}": leaf.grad}
-    results |= {f"gradient of {name}": parameter.grad for name, parameter in layer.named_parameters()}
-    results |= {f"buffer {name}": buffer for name, buffer in layer.named_buffers()}
-    results["evaluated"] = layer.eval()(inputs)
-    return {name: tensor.numpy(force=True) for name, tensor in results.items()}
-
-
-def own_parts(world_size: int):
-    """Of every kind of layer what `forward_and_backward` returns, and what layers make of each of `INPUTS`."""
-    return {kind: own_part(kind, world_size) for kind in LAYERS}, [normalized(*inputs) for inputs in INPUTS]
-
-
-def own_part(kind: str, world_size: int) -> dict[str, np.ndarray]:
-    layer, parts, weights = layer_and_parts(kind, world_size)
-    synchronized(layer)
-    rank = torch.distributed.get_rank()
-    if rank == 1:
-        # In evaluation mode, nothing waits for another process.
-        layer.eval()(parts[rank])
-        layer.train()
-    return forward_and_backward(layer, parts[rank], weights[rank])
-
-
-def normalized(dtype: torch.dtype, offset: float) -> tuple[np.ndarray, str, np.ndarray]:
-    """What the layer makes of this rank's part of random inputs around `offset`."""
-    layer = synchronized(nn.BatchNorm1d(4))
-    part = inputs_around(offset).chunk(3)[torch.distributed.get_rank()].to(dtype)
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        outputs = layer(part)
-        running = layer.running_var.clone()
-        # As in the first pass of a coupled loss.
-        with torch.no_grad(), RunningStatistics(layer).kept():
-            assert torch.equal(layer(part), outputs)
-        assert torch.equal(layer.running_var, running)
-    return outputs.float().numpy(force=True), str(outputs.dtype), running.numpy(force=True)
+        parts += [outputs, leaf.grad]
+    if layer.track_running_stats:
+        parts.append(layer.eval()(inputs))
+    gradients = [parameter.grad for parameter in layer.parameters()]
+    return [[tensor.numpy(force=True) for tensor in some] for some in (parts, gradients, layer.buffers())]
 
 
 def inputs_around(offset: float) -> torch.Tensor:
     return torch.randn(4096, 4, generator=torch.Generator().manual_seed(0)) + offset
 
 
-# In fp32, E[x^2] - E[x]^2 would be off by some 10 % at this mean. In bf16, statistics in bf16 by some 1 %.
-INPUTS = [(torch.float32, 1000.0), (torch.bfloat16, 0.0)]
+def of_a_process():
+    """Of every kind of layer what `forward_and_backward` returns, and what a layer makes of its part of `INPUTS`."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    stepped = {}
+    for kind in LAYERS:
+        layer, parts, weights = layer_and_parts(kind)
+        synchronize(layer, torch.device("cpu"))
+        if rank == 1:
+            # In evaluation mode, nothing waits for another process.
+            layer.eval()(parts[rank])
+            layer.train()
+        stepped[kind] = forward_and_backward(layer, parts[rank], weights[rank])
+    normalized = []
+    for dtype, offset in INPUTS:
+        layer = nn.BatchNorm1d(4)
+        synchronize(layer, torch.device("cpu"))
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            outputs = layer(inputs_around(offset).chunk(WORLD_SIZE)[rank].to(dtype))
+        assert outputs.dtype == dtype
+        normalized.append((outputs.float().numpy(force=True), layer.running_var.numpy(force=True)))
+    return stepped, normalized
+
+
+@pytest.fixture(scope="module")
+def results():
+    """By process."""
+    return run_job(of_a_process, world_size=WORLD_SIZE)
 
 
 @pytest.mark.slow
-def test_layers_normalize_all_inputs_together():
-    results = run_job(own_parts, 3, world_size=3)
-    for kind in LAYERS:
-        layer, parts, weights = layer_and_parts(kind, 3)
-        expected = forward_and_backward(layer, torch.cat(parts), torch.cat(weights))
-        for name, values in expected.items():
-            mine = [layers[kind][name] for layers, _ in results]
-            about = f"{kind}: {name}"
-            if name.startswith("gradient of"):
-                np.testing.assert_allclose(sum(mine), values, rtol=1e-12, err_msg=about)
-            elif name.startswith("buffer"):
-                np.testing.assert_allclose(mine, [values] * 3, rtol=1e-12, err_msg=about)
-            elif name != "evaluated" or layer.track_running_stats:
-                np.testing.assert_allclose(np.concatenate(mine), values, rtol=0, atol=1e-12, err_msg=about)
-    for number, (dtype, offset) in enumerate(INPUTS):
-        inputs = inputs_around(offset).to(dtype)
-        variance = 0.9 + 0.1 * inputs.double().var(0).numpy()
-        found = [exact[number] for _, exact in results]
-        for _, name, running in found:
-            assert name == str(dtype)
-            np.testing.assert_allclose(running, variance, rtol=1e-4)
-        expected = nn.BatchNorm1d(4, dtype=torch.float64)(inputs.double()).detach().numpy()
-        together = np.concatenate([outputs for outputs, *_ in found])
-        np.testing.assert_allclose(together, expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_normalize_all_inputs_together(kind, results):
+    layer, parts, weights = layer_and_parts(kind)
+    of_parts, of_gradients, of_buffers = zip(*(stepped[kind] for stepped, _ in results), strict=True)
+    whole, gradients, buffers = forward_and_backward(layer, torch.cat(parts), torch.cat(weights))
+    for values, *mine in zip(whole, *of_parts, strict=True):
+        np.testing.assert_allclose(np.concatenate(mine), values, rtol=0, atol=1e-12)
+    for values, *mine in zip(gradients, *of_gradients, strict=True):
+        np.testing.assert_allclose(sum(mine), values, rtol=1e-12)
+    for values, *mine in zip(buffers, *of_buffers, strict=True):
+        np.testing.assert_allclose(mine, [values] * WORLD_SIZE, rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(INPUTS)))
+def test_statistics_are_as_exact_as_in_double_precision(number, results):
+    dtype, offset = INPUTS[number]
+    outputs, variances = zip(*(normalized[number] for _, normalized in results), strict=True)
+    inputs = inputs_around(offset).to(dtype).double()
+    layer = nn.BatchNorm1d(4, dtype=torch.float64)
+    expected = layer(inputs).detach().numpy()
+    np.testing.assert_allclose(np.concatenate(outputs), expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
+    np.testing.assert_allclose(variances, [layer.running_var] * WORLD_SIZE, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", CpuSyncBatchNorm), ("cuda", nn.SyncBatchNorm)])
@@ -152,35 +142,20 @@ def test_layers_keep_their_tensors_and_names(device, kind):
     after = model.state_dict(keep_vars=True)
     assert list(after) == list(before)
     assert all(after[name] is tensor for name, tensor in before.items())
-    # torch's own takes the CPU in evaluation mode only.
-    assert torch.equal(model[1].eval()(torch.ones(2, 4)), nn.BatchNorm1d(4).eval()(torch.ones(2, 4)))
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-OF_EIGHT = "--batch.micro_batch_size=8"
-
-
-@pytest.fixture(scope="module")
-def plain():
-    """A plain PyTorch loop in one process, with torch's BatchNorm."""
-    return run_job(reference_digits, DIGITS, (OF_EIGHT,), STEPS, strategy="single")[0]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """One process with torch's BatchNorm; unlike the plain loop it moves running statistics once per step."""
-    run_dir = tmp_path_factory.mktemp("alone") / "run"
-    return run_job(recorded, DIGITS, run_dir, SHORT, OF_EIGHT, strategy="single")[0]
-
-
 @pytest.mark.slow
-def test_same_as_one_process_with_the_product_as_micro_batch(plain, alone, tmp_path):
-    words = (SYNC, SHORT, "--batch.micro_batch_size=4")
+def test_same_as_one_process_with_the_product_as_micro_batch(tmp_path):
+    """After some ten steps on micro-batches of 8, rounding errors decide on which side of zero single inputs of ReLU
+    are: a plain loop in fp32 then differs from itself in fp64, too."""
+    short = ("--train.stop_after_steps=5", "--batch.micro_batch_size=8")
+    (alone,) = run_job(recorded, DIGITS, tmp_path / "alone", *short, strategy="single")
+    words = (SYNC, *short, "--batch.micro_batch_size=4")
     result = run_job(recorded, DIGITS, tmp_path / "run", *words, strategy="zero3")[0]
-    assert_same(result, plain, STEPS)
-    assert_same(result, alone, STEPS)
+    assert_same(result, alone, steps=5)
     assert any(name.endswith("running_var") for name in alone["weights"][-1])
     assert result["weights"][-1].keys() == alone["weights"][-1].keys()
     (mine,) = result["evaluations"]
@@ -191,44 +166,31 @@ def test_same_as_one_process_with_the_product_as_micro_batch(plain, alone, tmp_p
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def changed_model(change: str, recipe: Path) -> nn.Module:
-    """Another model than the recipe's."""
-    model = tasks.build_model(recipe)(load_config(recipe))
-    layers = [(parent, name) for parent in model.modules() for name, _ in parent.named_children()]
-    for parent, name in layers:
-        layer = getattr(parent, name)
-        if change == "group norm" and isinstance(layer, nn.BatchNorm2d):
-            setattr(parent, name, nn.GroupNorm(1, layer.num_features))
-        if change == "batch norm" and name == "ln_f":
-            setattr(parent, name, nn.BatchNorm1d(128, track_running_stats=False))
-    if change == "torch's":
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    if change == "another class":
-        model.resnet.embedder.embedder.normalization.__class__ = type("OtherNorm", (nn.BatchNorm2d,), {})
-    return model
+class OtherNorm(nn.BatchNorm2d):
+    """A class that `synchronize` does not know."""
 
 
-def check_changed(change: str, words: tuple[str, ...]) -> None:
-    recipe = PYDOC if change == "batch norm" else DIGITS
+def check(layer: nn.Module, recipe: Path, words: tuple[str, ...]) -> None:
+    """Compare a model of one layer with a plan."""
     plan = resolve(load_config(recipe, words), 2)
-    model = changed_model(change, recipe)
+    model = nn.Sequential(layer)
     backend = SimpleNamespace(plan=plan, launch=Launch("ddp", 0, 2, 2), gather_objects=lambda value: [value, value])
     check_before(model, build_optimizer(model, plan), backend)
 
 
 @pytest.mark.parametrize(
-    ("change", "words", "message"),
+    ("layer", "recipe", "words", "message"),
     [
-        ("group norm", (), "the model has no BatchNorm layer, which decides whether"),
-        ("batch norm", (), "transformer.ln_f is a BatchNorm layer, which decides whether"),
-        ("torch's", (), "is of class SyncBatchNorm, but the plan has model.sync_batch_norm: false"),
-        ("another class", (SYNC,), "embedder.normalization is of class OtherNorm, but the plan has model.sync"),
+        (nn.GroupNorm(1, 4), DIGITS, (), "the model has no BatchNorm layer, which decides whether"),
+        (nn.BatchNorm1d(4), PYDOC, (), "0 is a BatchNorm layer, which decides whether"),
+        (nn.SyncBatchNorm(4), DIGITS, (), "0 is of class SyncBatchNorm, but the plan has model.sync_batch_norm: false"),
+        (OtherNorm(4), DIGITS, (SYNC,), "0 is of class OtherNorm, but the plan has model.sync"),
     ],
 )
-def test_models_that_are_not_what_the_plan_says(change, words, message):
+def test_models_that_are_not_what_the_plan_says(layer, recipe, words, message):
     with pytest.raises(BackendMismatch, match=message):
-        check_changed(change, words)
+        check(layer, recipe, words)
 
 
 def test_own_layers_are_allowed_where_nothing_is_synchronized():
-    check_changed("another class", ())
+    check(OtherNorm(4), DIGITS, ())

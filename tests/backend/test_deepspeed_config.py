@@ -9,6 +9,10 @@ from largebatch.plan import resolve
 from paths import PYDOC
 
 
+def offload(device, what):
+    return {"zero_optimization": {"stage": 3, f"offload_{what}": {"device": device}}}
+
+
 @pytest.mark.parametrize(
     ("addition", "words"),
     [
@@ -16,6 +20,8 @@ from paths import PYDOC
         ({"gradient_clipping": 1.0}, "gradient_clipping: remove it; it is the recipe's optimizer.clip_norm"),
         ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op: remove it; it is not known to affect only"),
         ({"zero_optimization": {"stage": 2, "compute_grad_norm": False}}, "compute_grad_norm: remove"),
+        (offload("nvme", "optimizer"), "zero_optimization.offload_optimizer.device: nvme is not supported"),
+        (offload("nvme", "param"), "zero_optimization.offload_param.device: nvme is not supported"),
         ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage: given 0; write 1, 2 or 3"),
         ({"zero_optimization": None}, "zero_optimization.stage: given null"),
     ],
@@ -25,8 +31,12 @@ def test_settings_of_the_recipe_are_refused(addition, words):
     assert words in problem
 
 
-def test_auto_is_allowed_and_several_problems_come_at_once(tmp_path):
-    assert deepspeed_config_problems({"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}) == []
+def test_what_is_allowed():
+    settings = offload("cpu", "optimizer")["zero_optimization"] | offload("cpu", "param")["zero_optimization"]
+    assert deepspeed_config_problems({"zero_optimization": settings, "train_batch_size": "auto"}) == []
+
+
+def test_several_problems_come_at_once(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text('{"zero_optimization": {"stage": 2}, "scheduler": {}, "optimizer": {}}')
     with pytest.raises(LaunchError, match=r"ds.json cannot be used:\n  - optimizer: .*\n  - scheduler: "):
@@ -48,13 +58,3 @@ def test_filled_from_the_plan():
     assert (filled["gradient_clipping"], filled["wall_clock_breakdown"]) == (1.0, True)
     assert user["zero_optimization"] == {"stage": 3}
     assert user["zero_optimization"] is not filled["zero_optimization"]
-
-
-@pytest.mark.parametrize("key", ["offload_optimizer", "offload_param"])
-def test_nvme_is_refused_and_cpu_is_not(key):
-    def problems(device):
-        return deepspeed_config_problems({"zero_optimization": {"stage": 3, key: {"device": device}}})
-
-    assert problems("cpu") == []
-    assert len(problems("nvme")) == 1
-    assert problems("nvme")[0].startswith(f"zero_optimization.{key}.device: nvme is not supported")

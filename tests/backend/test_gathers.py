@@ -34,12 +34,13 @@ RECIPES = {
 }
 
 
-def trained(run_dir, recipe, words, compiler):
+def trained(run_dir, recipe, *words):
     """The results of a run, and the weights that it gathered in bf16."""
     from largebatch.backend import fsdp, gathers
     from largebatch.backend.torch_internals import sharded_parameters
 
-    torch.compile = partial(torch.compile, backend=compiler)
+    # Compiling kernels takes a minute, and gathered weights are traced without it, too.
+    torch.compile = partial(torch.compile, backend="aot_eager")
     found = []
 
     def gather_and_look(model, names):
@@ -54,37 +55,19 @@ def trained(run_dir, recipe, words, compiler):
     return recorded(recipe, run_dir, "--precision=bf16", *words), found
 
 
-def trained_both_ways(folder, recipe, words, strategy, world_size, compiler="inductor"):
-    """The results of `trained` with weights gathered in bf16, and in fp32, of rank 0."""
-    environment = {"LARGEBATCH_SHARD_SIZE": "2"} if strategy == "hsdp" else {}
-    return [
-        run_job(
-            trained,
-            folder / setting,
-            recipe,
-            (*words, f"--compute.gather_in_bf16={setting}"),
-            compiler,
-            strategy=strategy,
-            world_size=world_size,
-            environment=environment,
-        )[0]
-        for setting in ("true", "false")
-    ]
-
-
-UNTIED = ["Llama, compiled", "Qwen, LoRA, recomputed"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_bits_are_those_of_gathers_in_fp32(name, tmp_path):
     recipe, words, (strategy, world_size) = RECIPES[name]
     words = (*words, "--train.stop_after_steps=4", "--evaluation.max_samples=20")
-    # Compiling kernels takes a minute, and gathered weights are traced without it, too.
-    (half, in_bf16), (full, none) = trained_both_ways(tmp_path, recipe, words, strategy, world_size, "aot_eager")
-    assert in_bf16
+    place = {"strategy": strategy, "world_size": world_size, "environment": {"LARGEBATCH_SHARD_SIZE": "2"}}
+    (half, in_bf16), (full, none) = (
+        run_job(trained, tmp_path / kind, recipe, *words, f"--compute.gather_in_bf16={kind}", **place)[0]
+        for kind in ("true", "false")
+    )
     # The output layer's weight, unless an embedding shares it.
-    assert ("lm_head.weight" in in_bf16) == (name in UNTIED)
+    assert in_bf16
+    assert ("lm_head.weight" in in_bf16) == (recipe in (LLAMA, ADDITION))
     assert not none
     assert not differences(half, full)
 
@@ -98,27 +81,32 @@ def test_a_weight_that_a_layer_computes_is_gathered_in_fp32():
 
 def test_an_output_layer_whose_weight_others_may_use_is_gathered_in_fp32():
     plan = SimpleNamespace(precision="bf16", compute=Compute())
-    words = SMALL_LLAMA
-    untied, tied = (load_config(LLAMA, [*words, f"--model.tie_embeddings={tied}"]) for tied in ("false", "true"))
     build_model = tasks.build_model(LLAMA)
-    in_bf16 = [weights_in_bf16(model, plan) for model in map(build_model, (untied, tied))]
-    assert len(in_bf16[0]) == len(in_bf16[1]) + 1
+
+    def count_in_bf16(is_tied):
+        config = load_config(LLAMA, [*SMALL_LLAMA, f"--model.tie_embeddings={is_tied}"])
+        return len(weights_in_bf16(build_model(config), plan))
+
+    shared = count_in_bf16("true")
+    assert count_in_bf16("false") == shared + 1
     # The loss of what `transformers` returns is up to the task.
     with patch.object(sys.modules[build_model.__module__], "return_token_losses"):
-        assert len(weights_in_bf16(build_model(untied), plan)) == len(in_bf16[1])
+        assert count_in_bf16("false") == shared
 
 
 def test_a_gathered_weight_is_fp32_to_autograd_and_nothing_but_casts_use_it():
     numbers = torch.randn(3, 4).bfloat16()
     weight = nn.Parameter(GatheredWeight(numbers, "layer.weight"))
     inputs = torch.randn(2, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        output = nn.functional.linear(inputs, weight) + nn.functional.linear(inputs, weight)
-    output.sum().backward()
     plain = nn.Parameter(numbers.float())
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = nn.functional.linear(inputs, plain) + nn.functional.linear(inputs, plain)
-    expected.sum().backward()
+
+    @torch.autocast("cpu", torch.bfloat16)
+    def used_twice(parameter):
+        return nn.functional.linear(inputs, parameter) + nn.functional.linear(inputs, parameter)
+
+    output = used_twice(weight)
+    expected = used_twice(plain)
+    (output.sum() + expected.sum()).backward()
     assert torch.equal(output, expected)
     assert weight.grad.dtype == torch.float32
     assert torch.equal(weight.grad, plain.grad)

@@ -39,8 +39,8 @@ def test_shipped_accelerate_configs(strategy):
 def test_states_that_are_offloaded_are_on_the_host():
     offloaded = read_launch(launch_environment("zero3_offload", world_size=2))
     assert offloaded.strategy == "zero3"
-    kept = [offloaded.deepspeed_config["zero_optimization"][f"offload_{what}"] for what in ("param", "optimizer")]
-    assert [each["device"] for each in kept] == ["cpu", "cpu"]
+    zero = offloaded.deepspeed_config["zero_optimization"]
+    assert [zero[f"offload_{what}"]["device"] for what in ("param", "optimizer")] == ["cpu", "cpu"]
 
 
 @pytest.mark.parametrize(

@@ -19,20 +19,15 @@ def units_of_a_job(run_dir, recipe, words):
     """Names of each unit's parameters, and whether it is gathered again for the backward pass; counted, and real."""
     from torch.distributed.fsdp import FSDPModule
 
-    import tasks
     from largebatch.backend.fsdp_units import shape_of
-    from largebatch.config import load_config
     from largebatch.estimate.recipe_model import recipe_model
-    from largebatch.optim import build_optimizer
-    from largebatch.run import Run, RunOptions
+    from stepping import prepared
 
-    run = Run(load_config(recipe, words), RunOptions(run_dir))
+    run, _, model, _ = prepared(recipe, run_dir, *words)
     shape = shape_of(recipe_model(run.config), run.plan)
     counted = {}
     for parameter in shape.parameters:
         counted.setdefault(parameter.unit, []).append(parameter.name)
-    model = run.build(tasks.build_model(recipe))
-    model, _ = run.prepare(model, build_optimizer(model, run.plan))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     real = set()
     for module in model.modules():

@@ -21,20 +21,17 @@ def build(recipe, *words):
     return tasks.build_model(recipe)(load_config(recipe, words))
 
 
-MODELS = pytest.mark.parametrize("recipe", [LLAMA, PYDOC, BERT, SIMCLR], ids=lambda recipe: recipe.stem)
-
-
-@MODELS
+@pytest.mark.parametrize("recipe", [LLAMA, PYDOC, BERT, SIMCLR], ids=lambda recipe: recipe.stem)
 def test_what_is_noted_is_what_a_whole_model_has(recipe):
     """Means and standard deviations of a model with weights, within five times what chance makes of them."""
     torch.manual_seed(0)
     whole = dict(build(recipe).named_parameters())
     model, draws = build_without_weights(lambda: build(recipe))
-    assert list(draws) == [name for name, _ in model.named_parameters()] == list(whole)
+    assert list(draws) == list(whole)
     for name, parameter in model.named_parameters():
         assert parameter.is_meta
-        assert (parameter.shape, parameter.dtype) == (whole[name].shape, whole[name].dtype)
-        assert parameter.requires_grad == whole[name].requires_grad
+        for about in ("shape", "dtype", "requires_grad"):
+            assert getattr(parameter, about) == getattr(whole[name], about)
         values = whole[name].detach().double()
         match draws[name][:2]:
             case ("zero_", ()):
@@ -51,18 +48,6 @@ def test_what_is_noted_is_what_a_whole_model_has(recipe):
                 pytest.fail(f"{name}: {other}")
 
 
-@MODELS
-def test_buffers_are_those_of_a_whole_model(recipe):
-    """Rotary frequencies and running statistics, of which no file and no strategy knows."""
-    model, _ = build_without_weights(lambda: build(recipe))
-    buffers = dict(model.named_buffers())
-    expected = dict(build(recipe).named_buffers())
-    assert buffers.keys() == expected.keys()
-    for name, buffer in buffers.items():
-        assert not buffer.is_meta
-        assert torch.equal(buffer, expected[name])
-
-
 def test_tied_embeddings_stay_tied():
     model, draws = build_without_weights(lambda: build(LLAMA, "--model.tie_embeddings=true"))
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -74,23 +59,20 @@ def test_outside_models_have_memory_again():
     assert not nn.Linear(2, 2).weight.is_meta
 
 
-class Shared(nn.Module):
-    """One parameter under two names, from the start."""
+def test_what_is_shared_from_the_start_stays_shared():
+    """Under two names of a module, and of two modules."""
 
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Parameter(torch.empty(3))
-        self.other = self.one
-        twice = nn.Parameter(torch.empty(2))
-        self.first = nn.Linear(2, 2)
-        self.second = nn.Linear(2, 2)
-        self.first.bias = self.second.bias = twice
-        nn.init.ones_(self.one)
-        nn.init.zeros_(self.second.bias)
+    def build_shared():
+        model = nn.Module()
+        model.one = model.other = nn.Parameter(torch.empty(3))
+        model.first = nn.Linear(2, 2)
+        model.second = nn.Linear(2, 2)
+        model.first.bias = model.second.bias = nn.Parameter(torch.empty(2))
+        nn.init.ones_(model.other)
+        nn.init.zeros_(model.second.bias)
+        return model
 
-
-def test_what_is_shared_stays_shared():
-    model, draws = build_without_weights(Shared)
+    model, draws = build_without_weights(build_shared)
     assert model.one is model.other
     assert model.first.bias is model.second.bias
     assert (draws["one"], draws["first.bias"]) == (Draw("fill_", (1.0,)), Draw("zero_"))
@@ -121,23 +103,6 @@ def test_what_does_not_follow_from_a_name_is_refused(initialize, last):
         build_without_weights(lambda: Own(initialize))
 
 
-def test_rows_that_are_filled_after_the_draw():
-    """The row of `padding_idx` is zero, and every other number is the one of an embedding without such a row."""
-
-    def weights_of(**options):
-        model, draws = build_without_weights(lambda: nn.Embedding(7, 3, **options))
-        return SeededWeights(model, draws, seed=1)
-
-    plain = weights_of().read("weight", 0, 21)
-    padded = weights_of(padding_idx=2).read("weight", 0, 21)
-    assert (padded[6:9] == 0).all()
-    assert torch.equal(padded[:6], plain[:6])
-    assert torch.equal(padded[9:], plain[9:])
-    assert torch.equal(weights_of(padding_idx=2).read("weight", 5, 8), padded[5:8])
-    _, draws = build_without_weights(lambda: Own(lambda weight: nn.init.ones_(nn.init.normal_(weight)[1:3])))
-    assert (SeededWeights(Own(nn.init.ones_), draws, 1).read("weight", 0, 12)[3:9] == 1).all()
-
-
 def test_nothing_is_believed_of_a_parameter_that_was_thrown_away():
     """Its place in memory may be the next one's."""
 
@@ -153,7 +118,7 @@ def test_nothing_is_believed_of_a_parameter_that_was_thrown_away():
 # --- large parameters ---------------------------------------------------------------------------------------------
 
 
-def seeded(initialize, *shape, seed=3, dtype=torch.float32):
+def seeded(initialize, *shape, dtype=torch.float32):
     """The weights of a model with one parameter that no process could hold, if it is large."""
 
     def build():
@@ -163,7 +128,20 @@ def seeded(initialize, *shape, seed=3, dtype=torch.float32):
             initialize(model.weight)
         return model
 
-    return SeededWeights(*build_without_weights(build), seed)
+    return SeededWeights(*build_without_weights(build), seed=3)
+
+
+@pytest.mark.parametrize(("rows", "value"), [(2, 0.0), (slice(1, 3), 1.0)])
+def test_rows_that_are_filled_after_the_draw(rows, value):
+    """As that of `padding_idx`; every other number is the one of a parameter without such rows."""
+
+    def initialize(weight):
+        nn.init.normal_(weight)
+        weight[rows].fill_(value)
+
+    plain, filled = (seeded(each, 7, 3).read("weight", 0, 21).view(7, 3) for each in (nn.init.normal_, initialize))
+    plain[rows] = value
+    assert torch.equal(filled, plain)
 
 
 def twister(number: int) -> np.random.MT19937:

@@ -18,81 +18,71 @@ IDS = torch.tensor([[20, 0, 10], [21, 1, 11], [22, 2, 5], [20, 3, 13], [24, 1, 1
 
 def of_nt_xent(features):
     """Chen et al. 2020, equation 1, view by view."""
-    views = [tuple(view.tolist()) for sample in features for view in sample]
+    views = features.flatten(0, 1)
     losses = []
     for number, view in enumerate(views):
-        terms = [math.exp(SCALE * dot(view, other)) for other in views]
+        terms = [math.exp(SCALE * view @ other) for other in views]
         losses.append(-math.log(terms[number ^ 1] / (sum(terms) - terms[number])))
     return [(losses[2 * n] + losses[2 * n + 1]) / 2 for n in range(NUM_SAMPLES)]
 
 
-def of_info_nce(features, both_ways, ids):
-    rows = features.tolist()
-
+def of_info_nce(features, both_ways=True, ids=None):
     def is_same(n, m, k):
         if ids is None or (n == m and k == 1):
             return False
-        of_n = ids[n].tolist()
-        of_m = ids[m].tolist()
-        return of_n[1] == of_m[k] or (k == 1 and of_n[0] == of_m[0])
+        return ids[n, 1] == ids[m, k] or (k == 1 and ids[n, 0] == ids[m, 0])
 
     losses = []
-    for n, (first, second, *_) in enumerate(rows):
+    for n, (first, second, *_) in enumerate(features):
         there = {
-            (m, k): math.exp(SCALE * dot(first, rows[m][k]))
+            (m, k): math.exp(SCALE * first @ features[m, k])
             for m in range(NUM_SAMPLES)
             for k in range(1, features.shape[1])
             if not is_same(n, m, k)
         }
         loss = -math.log(there[n, 1] / sum(there.values()))
         if both_ways:
-            back = {m: math.exp(SCALE * dot(second, rows[m][0])) for m in range(NUM_SAMPLES) if not is_same(n, m, 1)}
+            back = {m: math.exp(SCALE * second @ features[m, 0]) for m in range(NUM_SAMPLES) if not is_same(n, m, 1)}
             loss = (loss - math.log(back[n] / sum(back.values()))) / 2
         losses.append(loss)
     return losses
 
 
 def of_sigmoid(features):
-    rows = features.tolist()
-    return [
-        -sum(
-            math.log(1 / (1 + math.exp((1 if n != m else -1) * (SCALE * dot(rows[n][0], rows[m][1]) + BIAS))))
-            for m in range(NUM_SAMPLES)
-        )
-        for n in range(NUM_SAMPLES)
-    ]
+    losses = []
+    for n in range(NUM_SAMPLES):
+        logits = [float(SCALE * features[n, 0] @ features[m, 1] + BIAS) for m in range(NUM_SAMPLES)]
+        logits[n] = -logits[n]
+        losses.append(sum(math.log(1 + math.exp(logit)) for logit in logits))
+    return losses
 
 
-def dot(first, second):
-    return sum(a * b for a, b in zip(first, second, strict=True))
-
-
-def encoded(num_vectors, ids=None):
+def encoded(num_vectors, **ids):
     generator = torch.Generator().manual_seed(num_vectors)
     vectors = normalize(torch.randn(NUM_SAMPLES, num_vectors, 4, dtype=torch.float64, generator=generator), dim=-1)
-    result = {"views": vectors, "first": vectors[:, 0], "second": vectors[:, 1]}
-    result |= {"scale": torch.tensor(SCALE, dtype=torch.float64), "bias": torch.tensor(BIAS, dtype=torch.float64)}
-    result |= {"negatives": vectors[:, 2:]} if num_vectors > 2 else {}
-    return result if ids is None else {**result, "ids": ids}
+    result = {"views": vectors, "first": vectors[:, 0], "second": vectors[:, 1], **ids}
+    if num_vectors > 2:
+        result["negatives"] = vectors[:, 2:]
+    return result | {"scale": torch.tensor(SCALE).double(), "bias": torch.tensor(BIAS).double()}
 
 
 @pytest.mark.parametrize(
-    ("loss", "everything", "expected"),
+    ("loss", "expected", "everything"),
     [
-        (nt_xent, encoded(2), of_nt_xent),
-        (info_nce, encoded(2), lambda features: of_info_nce(features, True, None)),
-        (info_nce, encoded(4), lambda features: of_info_nce(features, True, None)),
-        (info_nce, encoded(3, IDS), lambda features: of_info_nce(features, True, IDS)),
+        (nt_xent, of_nt_xent, encoded(2)),
+        (info_nce, of_info_nce, encoded(2)),
+        (info_nce, of_info_nce, encoded(4)),
+        (info_nce, partial(of_info_nce, ids=IDS), encoded(3, ids=IDS)),
         (
             partial(info_nce, both_ways=False),
-            encoded(3, IDS),
-            lambda features: of_info_nce(features, False, IDS),
+            partial(of_info_nce, both_ways=False, ids=IDS),
+            encoded(3, ids=IDS),
         ),
-        (sigmoid_loss, encoded(2), of_sigmoid),
+        (sigmoid_loss, of_sigmoid, encoded(2)),
     ],
 )
 @pytest.mark.parametrize("tile", [1, 3, 7])
-def test_losses_in_tiles(loss, everything, expected, tile):
+def test_losses_in_tiles(loss, expected, everything, tile):
     losses = []
     for start in range(0, NUM_SAMPLES, tile):
         rows = slice(start, min(start + tile, NUM_SAMPLES))

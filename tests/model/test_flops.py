@@ -65,12 +65,10 @@ def test_what_is_not_trained_has_no_gradient():
     ],
 )
 def test_as_torch_counts(recipe, words, tolerance):
-    config = load_config(recipe, words)
+    config = load_config(recipe, [*words, "--batch.micro_batch_size=2"])
     model = tasks.build_model(recipe)(config)
-    if recipe == VIT_DIGITS:
-        inputs = {"pixel_values": torch.zeros(2, 1, config.data.image_size, config.data.image_size)}
-    else:
-        inputs = {"input_ids": torch.zeros(2, config.data.block_size, dtype=torch.long)}
+    inputs = tasks.module(recipe.parent.name, "model").example_batch(config)
+    inputs.pop("targets", None)
     # Of the fused attention, torch's counter would count other products in the backward pass.
     model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter:

@@ -42,43 +42,40 @@ def plain(inputs, weight, bias, targets):
     return cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORE_INDEX, reduction="none")
 
 
+def results_of(function, hidden, weight, bias, targets, objective=torch.sum):
+    """The losses, and the gradients of what is made of them."""
+    losses = function(hidden, weight, bias, targets)
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None and leaf.requires_grad]
+    return losses, torch.autograd.grad(objective(losses), leaves)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_losses_and_gradients_in_fp64(objective, has_bias, chunk, inputs, monkeypatch):
     monkeypatch.setattr(module, "MAX_LOGITS", chunk * CLASSES)
-    hidden, weight, bias, targets = inputs
-    leaves = [hidden, weight, *([bias] if has_bias else [])]
-    results = []
-    for function in (linear_token_losses, plain):
-        losses = function(hidden, weight, bias if has_bias else None, targets)
-        results.append((losses, torch.autograd.grad(OBJECTIVES[objective](losses), leaves)))
-    (mine, my_gradients), (theirs, their_gradients) = results
+    if not has_bias:
+        inputs[2] = None
+    mine, my_gradients = results_of(linear_token_losses, *inputs, OBJECTIVES[objective])
+    theirs, their_gradients = results_of(plain, *inputs, OBJECTIVES[objective])
     torch.testing.assert_close(mine, theirs, rtol=1e-13, atol=1e-13)
-    assert (mine[targets == IGNORE_INDEX] == 0).all()
-    for my_gradient, their_gradient in zip(my_gradients, their_gradients, strict=True):
-        torch.testing.assert_close(my_gradient, their_gradient, rtol=1e-12, atol=1e-13)
+    assert (mine[inputs[-1] == IGNORE_INDEX] == 0).all()
+    torch.testing.assert_close(my_gradients, their_gradients, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("trained", [0, 1, 2])
-def test_what_is_not_trained_gets_no_gradient(trained, inputs):
-    *leaves, targets = inputs
-    for position, leaf in enumerate(leaves):
+def test_only_what_is_trained_has_a_gradient(trained, inputs):
+    for position, leaf in enumerate(inputs[:3]):
         leaf.requires_grad_(position == trained)
-    linear_token_losses(*leaves, targets).sum().backward()
-    mine = leaves[trained].grad
-    leaves[trained].grad = None
-    plain(*leaves, targets).sum().backward()
-    torch.testing.assert_close(mine, leaves[trained].grad, rtol=1e-12, atol=1e-13)
-    assert [leaf.grad is None for leaf in leaves] == [position != trained for position in range(3)]
+    (_, mine), (_, theirs) = (results_of(function, *inputs) for function in (linear_token_losses, plain))
+    torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-13)
 
 
 def test_a_second_backward_pass_has_the_same_gradient(inputs):
     *leaves, targets = inputs
     total = linear_token_losses(*leaves, targets).sum() * 3
     first = [gradient.clone() for gradient in torch.autograd.grad(total, leaves, retain_graph=True)]
-    for one, other in zip(first, torch.autograd.grad(total, leaves), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(first, list(torch.autograd.grad(total, leaves)), rtol=1e-12, atol=1e-13)
 
 
 def test_without_gradients_there_are_the_same_losses(inputs):
@@ -91,16 +88,11 @@ def test_without_gradients_there_are_the_same_losses(inputs):
 @pytest.mark.parametrize("chunk", [8, 1000])
 def test_under_autocast_the_arithmetic_is_that_of_logits_in_bf16_and_losses_in_fp32(chunk, inputs, monkeypatch):
     monkeypatch.setattr(module, "MAX_LOGITS", chunk * CLASSES)
-    *leaves, targets = inputs
-    exact = torch.autograd.grad(plain(*leaves, targets).sum(), leaves)
-    halves = [leaf.detach().float().requires_grad_() for leaf in leaves]
-    results = []
-    for function in (linear_token_losses, plain):
-        with torch.autocast("cpu", torch.bfloat16):
-            losses = function(*halves, targets)
-        assert losses.dtype == torch.float32
-        results.append((losses, torch.autograd.grad(losses.sum(), halves)))
-    (mine, my_gradients), (theirs, their_gradients) = results
+    _, exact = results_of(plain, *inputs)
+    halves = [*(leaf.detach().float().requires_grad_() for leaf in inputs[:3]), inputs[3]]
+    in_bf16 = torch.autocast("cpu", torch.bfloat16)
+    mine, my_gradients = results_of(in_bf16(linear_token_losses), *halves)
+    theirs, their_gradients = results_of(in_bf16(plain), *halves)
     # Processors differ in the last bits of a sum in fp32; losses in bf16 would be off by 1e-3.
     torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
     for my_gradient, their_gradient, true in zip(my_gradients, their_gradients, exact, strict=True):

@@ -33,8 +33,8 @@ def expected(*words: str, seed: int = 0) -> dict[str, np.ndarray]:
     draw_by_name(model, seed, std=0.02)
     for name, parameter in model.named_parameters():
         if parameter.numel() > BLOCK:
-            drawn = SeededWeights(model, {name: Draw("normal_", (0.0, 0.02))}, seed).read(name, 0, parameter.numel())
-            parameter.data = drawn.view(parameter.shape)
+            drawn = SeededWeights(model, {name: Draw("normal_", (0.0, 0.02))}, seed)
+            parameter.data = drawn.read(name, 0, parameter.numel()).view(parameter.shape)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     weights |= {f"buffer/{name}": buffer for name, buffer in model.named_buffers()}
     with torch.no_grad():

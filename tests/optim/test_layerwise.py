@@ -43,9 +43,9 @@ def gradient(step: int, number: int) -> np.ndarray:
     return np.random.default_rng((step, number)).normal(size=SHAPES[number]) * (number + 1)
 
 
-def groups(adapted, others, weight_decay: float) -> list[dict]:
+def groups(adapted, others) -> list[dict]:
     return [
-        {"params": adapted, "weight_decay": weight_decay, "layerwise": True},
+        {"params": adapted, "weight_decay": 0.03, "layerwise": True},
         {"params": others, "weight_decay": 0.0, "layerwise": False},
     ]
 
@@ -57,27 +57,30 @@ def assert_equal(mine: list[np.ndarray], theirs: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, False), (0.9, True), (0.0, False)])
 def test_lars_as_another_implementation(momentum, nesterov):
-    options = {"momentum": momentum, "nesterov": nesterov}
-    mine = trained(lambda *parameters: Lars(groups(*parameters, 0.03), lr=0.0, trust_coefficient=0.02, **options))
+    options = {"trust_coefficient": 0.02, "momentum": momentum, "nesterov": nesterov}
+    mine = trained(lambda *parameters: Lars(groups(*parameters), lr=0.0, **options))
     theirs = trained(
-        lambda adapted, others: pytorch_optimizer.LARS(
-            [*adapted, *others], lr=0.1, weight_decay=0.03, trust_coefficient=0.02, **options
-        )
+        lambda adapted, others: pytorch_optimizer.LARS([*adapted, *others], lr=0.1, weight_decay=0.03, **options)
     )
     # Where the first gradient is zero, theirs decays by eta, and we, with a ratio of 1, by 1.
-    mine_without, theirs_without = ([found[number] for number in (0, 2, 3)] for found in (mine, theirs))
-    assert_equal(mine_without, theirs_without)
+    for found in (mine, theirs):
+        del found[1]
+    assert_equal(mine, theirs)
+
+
+LAMB = {"betas": (0.9, 0.99), "eps": 1e-6}
+
+
+def trained_by_lamb() -> list[np.ndarray]:
+    return trained(lambda *parameters: Lamb(groups(*parameters), lr=0.0, **LAMB))
 
 
 def test_lamb_as_in_the_paper():
-    options = {"betas": (0.9, 0.99), "eps": 1e-6}
-    mine = trained(lambda *parameters: Lamb(groups(*parameters, 0.03), lr=0.0, **options))
-    assert_equal(mine, trained(lambda *parameters: PlainLamb(groups(*parameters, 0.03), **options)))
+    assert_equal(trained_by_lamb(), trained(lambda *parameters: PlainLamb(groups(*parameters), **LAMB)))
 
 
 def test_lamb_takes_large_groups_in_chunks(monkeypatch):
     """The first tensor is larger than a chunk, and the next two fit into one."""
-    together = trained(lambda *parameters: Lamb(groups(*parameters, 0.03), lr=0.0, betas=(0.9, 0.99), eps=1e-6))
+    together = trained_by_lamb()
     monkeypatch.setattr(lamb, "CHUNK", 30)
-    chunked = trained(lambda *parameters: Lamb(groups(*parameters, 0.03), lr=0.0, betas=(0.9, 0.99), eps=1e-6))
-    assert all(map(np.array_equal, chunked, together))
+    assert all(map(np.array_equal, trained_by_lamb(), together))

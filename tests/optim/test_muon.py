@@ -1,6 +1,6 @@
 """Muon: against torch's own, the polynomial of singular values, a model with its matrices apart, and one process."""
 
-import threading
+from functools import partial
 from math import prod
 
 import pytest
@@ -28,7 +28,6 @@ from resuming import assert_close_weights
 from test_strategies import SMALL_GPT
 
 MUON = '--optimizer={"name": "muon", "split": {"*.c_attn.weight": 3}, "clip_norm": 1.0}'
-STEPS = 20
 
 
 def muon(params: list, **options) -> Muon:
@@ -40,16 +39,6 @@ def parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
 
 
-def assert_steps_alike(optimizers, mine: list, other: list) -> None:
-    """With the same gradients, and other rates each time."""
-    for number in range(STEPS):
-        gradients = [torch.randn_like(parameter) for parameter in mine]
-        for optimizer in optimizers:
-            step(optimizer, gradients, 0.01 * (1 + number % 3))
-    for left, right in zip(mine, other, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
-
-
 def step(optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor], rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -59,26 +48,37 @@ def step(optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor], rate: 
     optimizer.step()
 
 
+def assert_steps_alike(make_mine, make_theirs, *shapes: tuple[int, ...]) -> None:
+    """With the same gradients, and other rates each time."""
+    mine = parameters(*shapes)
+    theirs = parameters(*shapes)
+    optimizers = (make_mine(mine), make_theirs(theirs))
+    for number in range(20):
+        gradients = [torch.randn_like(parameter) for parameter in mine]
+        for optimizer in optimizers:
+            step(optimizer, gradients, 0.01 * (1 + number % 3))
+    for left, right in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize(("scale", "theirs"), [("original", "original"), ("adamw_rms", "match_rms_adamw")])
 def test_as_in_torch(nesterov, scale, theirs, monkeypatch):
     """Torch computes in bf16, which is made fp64 here; since 2.15 by its dtype, before by its method."""
     monkeypatch.setattr(torch, "bfloat16", torch.float64)
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
-    shapes = ((5, 7), (8, 3), (6, 6))
-    mine = parameters(*shapes)
-    other = parameters(*shapes)
     options = {"lr": 0.0, "weight_decay": 0.1, "nesterov": nesterov}
-    optimizers = muon(mine, scale=scale, **options), torch.optim.Muon(other, adjust_lr_fn=theirs, **options)
-    assert_steps_alike(optimizers, mine, other)
+    mine = partial(muon, scale=scale, **options)
+    assert_steps_alike(mine, partial(torch.optim.Muon, adjust_lr_fn=theirs, **options), (5, 7), (8, 3), (6, 6))
 
 
 def test_others_as_torch_s_adamw():
-    mine = parameters((5, 7), (6,))
-    other = parameters((5, 7), (6,))
     options = {"lr": 0.0, "weight_decay": 0.1, "betas": (0.9, 0.95)}
-    optimizers = muon([{"params": mine, "layerwise": False}], **options), torch.optim.AdamW(other, **options)
-    assert_steps_alike(optimizers, mine, other)
+
+    def mine(params):
+        return muon([{"params": params, "layerwise": False}], **options)
+
+    assert_steps_alike(mine, partial(torch.optim.AdamW, **options), (5, 7), (6,))
 
 
 @pytest.mark.parametrize("name", COEFFICIENTS)
@@ -101,111 +101,90 @@ def test_the_classical_coefficients_converge():
     torch.testing.assert_close(result @ result.mT, torch.eye(5, dtype=torch.float64).unsqueeze(0))
 
 
-@pytest.mark.parametrize("norm", [1e-30, 1e30])
-def test_gradients_of_any_size_make_the_same_step(norm):
+def test_gradients_of_any_size_make_the_same_step_and_zero_makes_none():
     torch.manual_seed(0)
     matrices = torch.randn(1, 4, 6)
-    jordan = COEFFICIENTS["jordan"]
-    result = orthogonalized(norm * matrices, jordan, 5)
-    torch.testing.assert_close(result, orthogonalized(matrices, jordan, 5), rtol=1e-5, atol=1e-5)
-
-
-def test_a_gradient_of_zero_makes_no_step():
-    assert orthogonalized(torch.zeros(1, 4, 6), COEFFICIENTS["jordan"], 5).eq(0).all()
+    expected = orthogonalized(matrices, COEFFICIENTS["jordan"], 5)
+    for norm, share in ((1e-30, 1), (1e30, 1), (0, 0)):
+        result = orthogonalized(norm * matrices, COEFFICIENTS["jordan"], 5)
+        torch.testing.assert_close(result, share * expected, rtol=1e-5, atol=1e-5 * share)
 
 
 @pytest.mark.parametrize("scale", ["adamw_rms", "original", "spectral"])
-def test_matrices_in_one_weight_are_stepped_as_if_apart(scale):
+@pytest.mark.parametrize("inputs_first", [False, True])
+def test_matrices_in_one_weight_are_stepped_as_if_apart(scale, inputs_first):
     """GPT-2's fused weight has the inputs first, others' have the outputs first."""
     apart = parameters((8, 5), (8, 5), (8, 5))
-    fused = nn.Parameter(torch.cat([each.detach() for each in apart]))
-    inputs_first = nn.Parameter(fused.detach().T.clone())
-    optimizers = [
-        muon(apart, scale=scale),
-        muon([{"params": [fused], "matrices": 3}], scale=scale),
-        muon([{"params": [inputs_first], "matrices": 3, "inputs_first": True}], scale=scale),
-    ]
+
+    def fused(tensors):
+        together = torch.cat([each.detach() for each in tensors])
+        return together.T.clone() if inputs_first else together
+
+    weight = nn.Parameter(fused(apart))
+    optimizer = muon(apart, scale=scale)
+    of_fused = muon([{"params": [weight], "matrices": 3, "inputs_first": inputs_first}], scale=scale)
     for _ in range(3):
         gradients = [torch.randn_like(each) for each in apart]
-        together = torch.cat(gradients)
-        for optimizer, given in zip(optimizers, (gradients, [together], [together.T]), strict=True):
-            step(optimizer, given, 0.01)
-    torch.testing.assert_close(fused.detach(), torch.cat([each.detach() for each in apart]), rtol=0, atol=1e-12)
-    torch.testing.assert_close(inputs_first.detach().T, fused.detach(), rtol=0, atol=1e-12)
+        step(optimizer, gradients, 0.01)
+        step(of_fused, [fused(gradients)], 0.01)
+    torch.testing.assert_close(weight.detach(), fused(apart), rtol=0, atol=1e-12)
 
 
 def test_a_convolution_is_stepped_as_a_matrix_of_its_outputs():
     (weights,) = parameters((6, 4, 3, 3))
     flat = nn.Parameter(weights.detach().flatten(1))
     gradient = torch.randn_like(weights)
-    for parameter, given in ((weights, gradient), (flat, gradient.flatten(1))):
-        step(muon([parameter], scale="spectral"), [given], 0.01)
+    step(muon([weights], scale="spectral"), [gradient], 0.01)
+    step(muon([flat], scale="spectral"), [gradient.flatten(1)], 0.01)
     torch.testing.assert_close(weights.detach().flatten(1), flat.detach(), rtol=0, atol=1e-14)
 
 
-def exchanging(count: int) -> list:
-    """For each of some threads, a function that exchanges vectors with the others; and the elements that all send."""
-    sent: dict[int, list[list[torch.Tensor]]] = {}
-    between = threading.Barrier(count, timeout=30)
-    totals = []
-
-    def exchange(rank, vectors, lengths, empty):
-        sent[rank] = [list(each) for each in vectors]
-        totals.append(sum(each.numel() for to, some in enumerate(vectors) for each in some if to != rank))
-        between.wait()
-        received = [torch.cat([empty, *sent[other][rank]]) for other in range(count)]
-        between.wait()
-        assert [vector.numel() for vector in received] == list(lengths)
-        return received
-
-    return [lambda *given, rank=rank: exchange(rank, *given) for rank in range(count)], totals
+LAYERS = {"a": (5, 7), "b": (3, 2, 2), "c": (4, 4), "d": (1, 3)}
+# By process: the bounds of parts cut through layers, and one process has only padding.
+SHARDED = [
+    [LayerRange("a", 0, 0, 17)],
+    [LayerRange("a", 0, 17, 17)],
+    [LayerRange("a", 0, 34, 1), LayerRange("b", 0, 0, 12), LayerRange("c", 0, 0, 4)],
+    [LayerRange("c", 0, 4, 12), LayerRange("d", 0, 0, 3)],
+    [],
+]
+WHOLE = [[LayerRange(name, 0, 0, prod(shape)) for name, shape in LAYERS.items()]] * 3
 
 
-@pytest.mark.parametrize("is_sharded", [True, False])
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_layers_are_put_together_on_one_process_each(count, is_sharded):
-    """Of a flat buffer in equal parts, whose bounds cut through layers; one process has only padding."""
-    shapes = {"a": (5, 7), "b": (3, 2, 2), "c": (4, 4), "d": (1, 3)}
-    layers = {name: torch.arange(prod(shape)) + 100 * number for number, (name, shape) in enumerate(shapes.items())}
-    total = sum(map(prod, shapes.values()))
-    part = -(-total // max(1, count - 1)) if is_sharded else total
-    ranges = []
-    for rank in range(count):
-        first = rank * part if is_sharded else 0
-        begin = 0
-        held = {}
-        for name, shape in shapes.items():
-            start = max(begin, first)
-            stop = min(begin + prod(shape), first + part)
-            if start < stop:
-                held[name] = LayerRange(name, 0, start - begin, stop - start)
-            begin += prod(shape)
-        ranges.append(held)
-    exchanges, totals = exchanging(count)
-    results = {}
+def exchange(posted: dict, rank: int, vectors: list, lengths: list[int], empty: torch.Tensor) -> list[torch.Tensor]:
+    """Post what a process sends, and return what others have posted for it, or zeros where they have not yet."""
+    posted[rank] = vectors
+    return [
+        torch.cat([empty, *posted[other][rank]]) if other in posted else empty.new_zeros(length)
+        for other, length in enumerate(lengths)
+    ]
 
-    def work(rank):
-        whole_layers = WholeLayers(shapes, LayerProcesses(rank, ranges, None, exchanges[rank]))
-        mine = {name: layers[name][each.start : each.start + each.length] for name, each in ranges[rank].items()}
-        empty = torch.empty(0, dtype=torch.int64)
-        gathered = whole_layers.gather(mine, empty)
-        back = whole_layers.scatter({name: 2 * layer for name, layer in gathered.items()}, empty)
-        results[rank] = gathered, {name: torch.equal(part, 2 * mine[name]) for name, part in back.items()}
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    owned = [name for rank in range(count) for name in results[rank][0]]
-    assert sorted(owned) == sorted(shapes)
-    for rank in range(count):
-        gathered, back = results[rank]
-        assert all(torch.equal(layer, layers[name].view(shapes[name])) for name, layer in gathered.items())
-        assert back == dict.fromkeys(ranges[rank], True)
-    if not is_sharded:
-        # Only results are sent, to all others.
-        assert sum(totals) == (count - 1) * total
+@pytest.mark.parametrize(
+    ("held", "rounds"), [(SHARDED, 2), (WHOLE, 1), (WHOLE[:1], 1)], ids=["parts", "whole", "alone"]
+)
+def test_layers_are_put_together_on_one_process_each(held, rounds):
+    """In the second round all have posted their parts; who has whole layers needs nothing of others."""
+    layers = {name: torch.arange(prod(shape)) + 100 * number for number, (name, shape) in enumerate(LAYERS.items())}
+    ranges = [{each.name: each for each in some} for some in held]
+    parts = [{each.name: layers[each.name].narrow(0, each.start, each.length) for each in some} for some in held]
+    posted = {}
+    processes = [
+        WholeLayers(LAYERS, LayerProcesses(rank, ranges, None, partial(exchange, posted, rank)))
+        for rank in range(len(held))
+    ]
+    empty = torch.empty(0, dtype=torch.int64)
+    for _ in range(rounds):
+        gathered = [process.gather(mine, empty) for process, mine in zip(processes, parts, strict=True)]
+    owned = [layer for some in gathered for layer in some.items()]
+    assert sorted(name for name, _ in owned) == sorted(LAYERS)
+    assert all(torch.equal(layer, layers[name].view(LAYERS[name])) for name, layer in owned)
+    posted.clear()
+    for _ in range(2):
+        scattered = [process.scatter(mine, empty) for process, mine in zip(processes, gathered, strict=True)]
+    for found, mine in zip(scattered, parts, strict=True):
+        assert found.keys() == mine.keys()
+        assert all(torch.equal(found[name], part) for name, part in mine.items())
 
 
 def groups_of(model: nn.Module, optimizer: str) -> dict[str, dict]:
@@ -230,17 +209,25 @@ class Model(nn.Module):
         self.conv = nn.Conv2d(3, 5, 2)
         self.norm = nn.LayerNorm(6)
         self.class_token = nn.Parameter(torch.zeros(1, 1, 6))
+        # No module of its own, as in timm.
+        self.pos_embed = nn.Parameter(torch.zeros(1, 5, 6))
         self.head = nn.Sequential(nn.Linear(4, 6), nn.LogSoftmax(dim=1))
 
 
 def test_parameters_are_stepped_by_their_roles():
-    groups = groups_of(Model(), '{"name": "muon", "split": {"c_attn.weight": 3}}')
-    matrices = {name for name, group in groups.items() if group["layerwise"]}
-    assert matrices == {"c_attn.weight", "linear.weight", "conv.weight"}
-    assert {name for name, group in groups.items() if group.get("inputs_first")} == {"c_attn.weight"}
-    assert {name: group["matrices"] for name, group in groups.items() if group["layerwise"]}["c_attn.weight"] == 3
-    groups = groups_of(Model(), '{"name": "muon", "adamw_names": ["conv.*"]}')
+    model = Model()
+    groups = groups_of(model, '{"name": "muon", "split": {"c_attn.weight": 3}}')
+    matrices = {name: (each["inputs_first"], each["matrices"]) for name, each in groups.items() if each["layerwise"]}
+    assert matrices == {"c_attn.weight": (True, 3), "linear.weight": (False, 1), "conv.weight": (False, 1)}
+    model.lm_head = nn.Linear(6, 10)
+    assert not groups_of(model, '{"name": "muon"}')["lm_head.weight"]["layerwise"]
+
+
+@pytest.mark.parametrize("option", ["adamw_names", "no_decay_names"])
+def test_adamw_steps_what_is_named(option):
+    groups = groups_of(Model(), f'{{"name": "muon", "{option}": ["conv.*"]}}')
     assert not groups["conv.weight"]["layerwise"]
+    assert groups["linear.weight"]["layerwise"]
 
 
 @pytest.mark.parametrize(
@@ -258,29 +245,16 @@ def test_names_that_have_no_effect_are_refused(optimizer, message):
         groups_of(Model(), optimizer)
 
 
-def test_what_is_not_a_matrix_of_a_layer_is_stepped_by_adamw():
-    """Without weight decay by its name, and positions that are no module of their own, as in timm."""
-    model = Model()
-    model.pos_embed = nn.Parameter(torch.zeros(1, 5, 6))
-    model.lm_head = nn.Linear(6, 10)
-    groups = groups_of(model, '{"name": "muon", "no_decay_names": ["linear.*"]}')
-    assert not groups["linear.weight"]["layerwise"]
-    assert not groups["pos_embed"]["layerwise"]
-    assert not groups["lm_head.weight"]["layerwise"]
-    assert groups["conv.weight"]["layerwise"]
-
-
-def test_stacked_matrices_are_refused_unless_named():
-    model = Model()
-    model.experts = nn.Parameter(torch.zeros(4, 5, 6))
-    with pytest.raises(ConfigError, match=r"which matrices a parameter of shape \(4, 5, 6\) holds"):
-        groups_of(model, '{"name": "muon"}')
-    assert not groups_of(model, '{"name": "muon", "adamw_names": ["experts"]}')["experts"]["layerwise"]
-
-
-def test_transposed_convolutions_are_refused_unless_named():
-    model = nn.Sequential(nn.Linear(6, 4), nn.ConvTranspose2d(4, 12, 2, bias=False))
-    with pytest.raises(ConfigError, match=r"shape \(4, 12, 2, 2\) holds: it belongs to no convolution, or to a transp"):
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.ParameterDict({"weight": torch.zeros(4, 5, 6)}), r"which matrices a parameter of shape \(4, 5, 6\) holds"),
+        (nn.ConvTranspose2d(4, 12, 2, bias=False), "holds: it belongs to no convolution, or to a transp"),
+    ],
+)
+def test_matrices_that_cannot_be_told_are_refused_unless_named(module, message):
+    model = nn.Sequential(nn.Linear(6, 4), module)
+    with pytest.raises(ConfigError, match=message):
         groups_of(model, '{"name": "muon"}')
     assert not groups_of(model, '{"name": "muon", "adamw_names": ["1.*"]}')["1.weight"]["layerwise"]
 

@@ -14,6 +14,7 @@ from largebatch.estimate.memory import model_states
 from largebatch.estimate.model_shape import Strategy, ZeroSettings
 from largebatch.optim import build_optimizer
 from largebatch.optim.build import optimizer_over
+from largebatch.optim.layerwise import local_part
 from largebatch.plan import resolve
 from largebatch.task_folders import import_from
 from largebatch.tools.plan.accelerate_configs import find_accelerate_configs
@@ -21,6 +22,7 @@ from largebatch.tools.schema import recipe_schema
 from largebatch.tools.verify.verification import Combination
 from own_optimizers import write_own_task
 from paths import PYDOC
+from planting import plant
 from stepping import prepared, take
 from tasks import TINY
 from verifying import rows_of
@@ -53,8 +55,8 @@ def test_the_schema_of_its_folder_has_it_and_no_other(own):
 
 def test_two_tasks_declare_an_optimizer_of_the_same_name(own, tmp_path):
     copy = write_own_task(tmp_path / "copy")
-    config = copy.with_name("config.py")
-    config.write_text(config.read_text().replace("beta: BelowOne = 0.9", "beta: BelowOne = 0.8"))
+    beta = '["softsign"]\n    beta: BelowOne = 0.'
+    plant(copy.with_name("config.py"), f"{beta}9", f"{beta}8")
     first, second = (resolve(load_config(recipe, SOFTSIGN), 2) for recipe in (own, copy))
     assert [plan.optimizer_options["beta"] for plan in (first, second)] == [0.9, 0.8]
     for plan, recipe in ((first, own), (second, copy)):
@@ -66,15 +68,13 @@ def test_two_tasks_declare_an_optimizer_of_the_same_name(own, tmp_path):
 
 
 def test_a_task_may_not_take_the_name_of_a_shipped_one(own):
-    config = own.with_name("config.py")
-    config.write_text(config.read_text().replace('Literal["softsign"]', 'Literal["adamw"]'))
+    plant(own.with_name("config.py"), 'Literal["softsign"]', 'Literal["adamw"]')
     with pytest.raises(ConfigError, match=r"own/config\.py:\d+: .*'adamw' for discriminator 'name' mapped to multiple"):
         load_config(own)
 
 
 def test_a_task_may_have_a_single_optimizer(own):
-    config = own.with_name("config.py")
-    config.write_text(config.read_text().replace("(*SHIPPED, SOFTSIGN, ROW_SCALED)", "(SOFTSIGN,)"))
+    plant(own.with_name("config.py"), "(*SHIPPED, SOFTSIGN, ROW_SCALED)", "(SOFTSIGN,)")
     assert load_config(own, SOFTSIGN).optimizer.name == "softsign"
     with pytest.raises(ConfigError, match=r'optimizer\.name: given "adamw"; must be "softsign"'):
         load_config(own)
@@ -117,13 +117,10 @@ def test_the_plan_says_which_strategies_cannot_train_it(own, capsys):
 
 def numbers_of_states(own, words, run_dir):
     """The model's shape, and the bytes of the states that this process has after a step."""
-    from torch.distributed.tensor import DTensor
-
     run, shape, model, train_set = prepared(own, run_dir, *words)
     take(next(run.steps(train_set)), run, model)
     states = [value for state in run.backend._torch_optimizer.state.values() for value in state.values()]
-    tensors = [value for value in states if isinstance(value, torch.Tensor) and value.dim()]
-    return shape, sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)
+    return shape, sum(local_part(each).nbytes for each in states if isinstance(each, torch.Tensor) and each.dim())
 
 
 @pytest.mark.slow
