@@ -1,6 +1,7 @@
 """The best evaluation's checkpoint: which one it is, and that it is there whatever happens."""
 
 import pytest
+from test_every_step_of_a_save import DIED, NEW, OLD, forked, interruption
 
 from jobs import train, train_in_job
 from largebatch.config import load_config
@@ -12,6 +13,7 @@ from largebatch.storage.run_folder import RunFolder
 from paths import PYDOC
 from problems import problem_of
 from resuming import TINY_GPT
+from saving import FakeRun, usable
 
 
 def found(best: Best, values: list[float]) -> list[int]:
@@ -71,6 +73,31 @@ def test_averages_that_there_are_not():
     load_config(PYDOC, ['--checkpoint.keep_best={"metric": "schema/loss"}'])
     problem = problem_of('--checkpoint.keep_best={"metric": "ema/loss"}')
     assert problem.endswith("averaged weights need optimizer.ema_half_life; write it, or another one")
+
+
+@pytest.mark.slow
+def test_a_death_at_any_step_of_a_save_leaves_the_best(tmp_path):
+    """The best is older than the one checkpoint that is kept besides, and none after it is better."""
+    best = BestEvaluation("loss", "min", 2, 1.0)
+
+    def begun(path):
+        run = FakeRun(path, keep_last=1)
+        for step in (2, OLD):
+            run.save(step, best)
+        return run
+
+    run = begun(tmp_path / "whole")
+    with interruption(run.checkpoints) as calls:
+        run.save(NEW, best)
+    for number in range(len(calls)):
+        run = begun(tmp_path / str(number))
+
+        def save(run=run, number=number):
+            with interruption(run.checkpoints, number):
+                run.save(NEW, best)
+
+        assert forked(save) == DIED
+        assert 2 in usable(run.checkpoints), number
 
 
 WORDS = (*TINY_GPT, "--train.stop_after_steps=12", '--evaluation.every={"steps": 2}', "--checkpoint.keep_last=1")
