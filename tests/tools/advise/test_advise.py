@@ -4,10 +4,10 @@ import json
 import math
 import re
 import shlex
+from functools import partial
 
 import pytest
 
-from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.plan import resolve
 from largebatch.tools.advise.advice import steps_and_samples
@@ -19,19 +19,10 @@ GIVEN = ("--critical-batch", "1024")
 
 
 @pytest.fixture
-def advise(capsys, monkeypatch):
+def advise(run_command, monkeypatch):
     """Give the exit code, the output and the errors."""
     monkeypatch.chdir(ROOT)
-
-    def advise(*words):
-        try:
-            code = main(["advise", *map(str, words)])
-        except SystemExit as left:
-            code = left.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return advise
+    return partial(run_command, "advise")
 
 
 def prose(output):

@@ -7,7 +7,6 @@ from dataclasses import asdict
 import pytest
 
 from ending_files import end_run
-from largebatch.__main__ import main
 from largebatch.errors import UserError
 from largebatch.tools.sweep.points import BATCH, RATE, Sweep, grid
 from largebatch.tools.sweep.results import Results
@@ -39,13 +38,11 @@ def write_sweep(folder, losses=LOSSES, **about):
         rate, batch = (point.settings.get(name, of) for name, of in zip((RATE, BATCH), first, strict=True))
         value = losses[rate, batch][point.seed]
         run = folder / point.name
-        plan = write_run(run, tuple(point.overrides), kind="training" if value is None else "finished")
-        evaluations = []
-        for step, loss in ((50, 2.5), (100, 1.25), (200, value)):
-            samples = plan.batch_at(step).samples_before
-            evaluations.append(
-                {"step": step, "samples": samples, "epoch": 0.0, "loss": loss, "accuracy": 1 - (loss or 0)}
-            )
+        write_run(run, tuple(point.overrides), kind="training" if value is None else "finished")
+        evaluations = [
+            {"step": step, "samples": batch * step, "loss": loss, "accuracy": 1 - (loss or 0)}
+            for step, loss in ((50, 2.5), (100, 1.25), (200, value))
+        ]
         write_lines(run / "evaluations.jsonl", evaluations)
     (folder / "sweep.json").write_text(json.dumps(asdict(sweep)))
     return folder
@@ -166,11 +163,10 @@ def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
 
 
 def test_of_an_accuracy_higher_is_better(tmp_path):
-    """The accuracies are one minus the losses, so the findings are the same."""
-    accuracy = cells_of(tmp_path / "a", metric="accuracy", higher_is_better=True)
-    loss = cells_of(tmp_path / "b")
-    assert accuracy["base_lr=0.1 global_batch_size=64"][0] == "-0.1 ± 0.1 (3)"
-    assert [row[1:] for row in accuracy.values()] == [row[1:] for row in loss.values()]
+    """The accuracies are one minus the losses."""
+    losses = {(0.1, 64): [0.3, 0.1], (0.2, 64): [0.4, 0.4]}
+    accuracies = cells_of(tmp_path, losses, metric="accuracy", higher_is_better=True)
+    assert [*accuracies.values()][1:] == [["0.8 ± 0.14 (2)", f"best{END}"], ["0.6 ± 0 (2)"]]
 
 
 def test_samples_and_time_to_a_target(tmp_path):
@@ -186,33 +182,33 @@ def test_samples_and_time_to_a_target(tmp_path):
     assert [row[1] for row in reached.values()][1:] == ["12,800 ± 0 (2)", "–"]
 
 
-def test_points_that_are_not_finished(tmp_path, capsys):
-    folder = write_sweep(tmp_path)
-    end_run(folder / "base_lr=0.1_global_batch_size=64_seed=1", None)
-    (folder / "base_lr=0.2_global_batch_size=64_seed=0/plan.json").unlink()
+def test_points_that_are_not_finished(tmp_path, refusal_of):
+    folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1], (0.2, 64): [1.6, 1.4, 1.5]})
+    end_run(folder / "base_lr=0.1_seed=1", None)
+    (folder / "base_lr=0.2_seed=0/plan.json").unlink()
     table = Results.read(folder).table()
-    assert "; 22 of 24 points have ended" in table
-    assert [row[0] for row in cells(table).values()][1:6:4] == ["1.05 ± 0.071 (2)", "1.45 ± 0.071 (2)"]
+    assert "; 4 of 6 points have ended" in table
+    assert [row[0] for row in cells(table).values()][1:] == ["1.05 ± 0.071 (2)", "1.45 ± 0.071 (2)"]
     for plan in folder.glob("*/plan.json"):
         plan.unlink()
-    assert main(["report", str(folder)]) == 2
-    assert "no point of the sweep has begun yet" in capsys.readouterr().err
+    assert "no point of the sweep has begun yet" in refusal_of("report", folder)
 
 
-def test_the_report_has_the_table(tmp_path, capsys):
+def test_the_report_has_the_table(tmp_path, output_of, refusal_of):
     folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1], (0.2, 64): [1.5, 1.5, 1.5]})
-    assert main(["report", str(folder), "--target", "1.3"]) == 0
-    assert f" 1.1 ± 0.1 (3)  best{END} " in capsys.readouterr().out
-    text = (folder / "report.html").read_text()
-    assert f" 1.1 ± 0.1 (3)  best{END} " in text
-    assert main(["report", str(folder / "base_lr=0.1_seed=0"), "--target", "1"]) == 2
-    assert "--target needs the folder of a sweep" in capsys.readouterr().err
+    row = f" 1.1 ± 0.1 (3)  best{END} "
+    assert row in output_of("report", folder, "--target=1.3")
+    assert row in (folder / "report.html").read_text()
+    error = refusal_of("report", folder / "base_lr=0.1_seed=0", "--target=1")
+    assert "--target needs the folder of a sweep" in error
 
 
 def test_a_metric_that_no_evaluation_has_is_named(tmp_path):
     with pytest.raises(UserError, match=r"--metric acuracy: runs are evaluated by loss, accuracy"):
         Results.read(write_sweep(tmp_path / "a", metric="acuracy"))
-    # One run without evaluations does not hide the others.
-    folder = write_sweep(tmp_path / "b", {(0.1, 64): [1.0, 1.2], (0.2, 64): [1.5, 1.5]})
+
+
+def test_one_run_without_evaluations_does_not_hide_the_others(tmp_path):
+    folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2], (0.2, 64): [1.5, 1.5]})
     (folder / "base_lr=0.1_seed=1/evaluations.jsonl").unlink()
     assert cells(Results.read(folder).table())["base_lr=0.1"] == ["1 (1)", "best so far"]
