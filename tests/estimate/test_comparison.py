@@ -124,7 +124,7 @@ def test_rows_by_hand():
     ],
 )
 def test_when_fsdp_reduces(memory, asked, policy):
-    config = load_config(PYDOC, [*BATCH, f"--compute.reduce_gradients={asked}"])
+    config = load_config(PYDOC, [*BATCH, "--compute.reduce_gradients", asked])
     gpu_memory = memory and round(memory * GIB)
     assert when_reduced(MODEL, Strategy("fsdp"), resolve(config, 4), gpu_memory) == policy
     if gpu_memory is None:
@@ -151,7 +151,7 @@ def test_hsdp_is_counted_in_groups():
 
 def test_a_batch_that_grows_is_counted_at_its_largest():
     sizes = [{"from": {"steps": 0}, "size": 32}, {"from": {"steps": 10}, "size": 64}]
-    grows = load_config(PYDOC, ["--batch.micro_batch_size=1", f"--batch.global_batch_size={json.dumps(sizes)}"])
+    grows = load_config(PYDOC, ["--batch.micro_batch_size=1", "--batch.global_batch_size", json.dumps(sizes)])
     text = " ".join(table(comparison([4], config=grows), grows).split())
     assert "accumulation 16" in text
     assert "If the batch size changes, all numbers are of the largest." in text

@@ -52,7 +52,7 @@ def test_branches_of_a_run(tmp_path, monkeypatch, capsys):
     words += (f'--checkpoint.then=["touch", "{commanded}"]',)
     jobs.run_job(partial(jobs.train, MAPS, *words, run_dir=run_dir), strategy="single")
     commanded.unlink()
-    command = ["critical-batch", str(run_dir), f"--at={STEP}", "--batches=8", "--window=500", f"--recipe={MAPS}"]
+    command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches=8", "--window=500", "--recipe", str(MAPS)]
     command += ["--folder", str(folder)]
 
     def interrupted(*_, **__):
@@ -163,7 +163,7 @@ def test_code_beside_a_recipe_that_only_a_run_names_is_not_run(link, tmp_path, m
     error = refusal_of("critical-batch", "run", "--at=3")
     assert (f"its recipe, {recipe}, is not in {tmp_path}/recipes; " in error) != link
     assert (tmp_path / "ran").exists() == link
-    refusal_of("critical-batch", "run", "--at=3", f"--recipe={recipe}")
+    refusal_of("critical-batch", "run", "--at=3", "--recipe", recipe)
     assert (tmp_path / "ran").exists()
 
 
@@ -199,14 +199,14 @@ def save_checkpoint(run_dir, **values):
 def test_damaged_checkpoints_and_impossible_numbers(damage, words, message, tmp_path, refusal_of):
     save_checkpoint(tmp_path, **damage)
     folder = tmp_path / "branches"
-    words = [f"--at={STEP}", "--folder", folder, f"--recipe={MAPS}", *words]
+    words = ["--at", STEP, "--folder", folder, "--recipe", MAPS, *words]
     assert message in refusal_of("critical-batch", tmp_path, *words)
     assert not folder.exists()
 
 
 def test_a_checkpoint_that_is_not_complete(tmp_path, refusal_of):
     (save_checkpoint(tmp_path) / "complete.json").unlink()
-    error = refusal_of("critical-batch", tmp_path, f"--at={STEP}", f"--recipe={MAPS}")
+    error = refusal_of("critical-batch", tmp_path, "--at", STEP, "--recipe", MAPS)
     assert "--at 128: there is no complete.json in it" in error
 
 
@@ -216,5 +216,5 @@ def test_a_plan_without_an_end_is_not_copied(tmp_path, refusal_of):
     save_checkpoint(run)
     (run / "config.json").write_text("{}")
     (run / "plan.json").symlink_to("/dev/zero")
-    error = refusal_of("critical-batch", run, f"--at={STEP}", f"--recipe={MAPS}", "--window=512")
+    error = refusal_of("critical-batch", run, "--at", STEP, "--recipe", MAPS, "--window=512")
     assert "its run must have a plan.json" in error

@@ -30,7 +30,7 @@ LOSSES = {
 
 def write_sweep(folder, losses=LOSSES, **about):
     rates, batches = (",".join(map(str, dict.fromkeys(values))) for values in zip(*losses, strict=True))
-    words = [f"--learning_rate.base_lr={rates}", f"--batch.global_batch_size={batches}", *SETTINGS]
+    words = ["--learning_rate.base_lr", rates, "--batch.global_batch_size", batches, *SETTINGS]
     seeds = len(next(iter(losses.values())))
     sweep = Sweep(str(DIGITS), {}, grid(words, seeds), **about)
     for point in sweep.points:
