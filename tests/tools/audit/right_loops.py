@@ -4,14 +4,13 @@ Every public function is one, as `audit` of a user's file is.
 """
 
 import contextlib
-import copy
 import math
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset, default_collate
@@ -32,30 +31,21 @@ def _network(*layers):
     return nn.Sequential(nn.Linear(6, 8), *(layers or [nn.Tanh()]), nn.Linear(8, _CLASSES))
 
 
-def _groups(model):
-    """Weight decay for matrices alone."""
-    matrices = [each for each in model.parameters() if each.ndim > 1]
-    others = [each for each in model.parameters() if each.ndim < 2]
-    return [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-
-
-def _steps(model, optimizer, batches, accumulation, loss_of=cross_entropy, before=lambda: None, after=lambda: None):
-    """Train, with a call before and after each step."""
+def _steps(model, optimizer, batches, accumulation, loss_of=cross_entropy, before_step=lambda: None):
     for number, (inputs, targets) in enumerate(batches, start=1):
         (loss_of(model(inputs), targets) / accumulation).backward()
         if number % accumulation == 0:
-            before()
+            before_step()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
-            after()
     return model
 
 
 def mean_over_tokens(indices, size, accumulation):
     """Also of a last batch that is smaller, since it is divided by the targets that the step has."""
     model = DDP(_network())
-    optimizer = torch.optim.AdamW(_groups(model))
+    optimizer = torch.optim.AdamW(model.parameters())
     batches = [(inputs, targets.masked_fill(targets == _IGNORED, -100)) for inputs, targets in _loader(indices, size)]
     for start in range(0, len(batches), accumulation):
         step = batches[start : start + accumulation]
@@ -71,6 +61,8 @@ def mean_over_tokens(indices, size, accumulation):
 
 
 def averaged_by_hand(indices, size, accumulation):
+    """It also prints a lot."""
+    print("a line of a long output\n" * 50_000)
     model = _network()
 
     def average():
@@ -79,7 +71,7 @@ def averaged_by_hand(indices, size, accumulation):
             each.grad /= dist.get_world_size()
 
     optimizer = torch.optim.RMSprop(model.parameters())
-    return _steps(model, optimizer, _loader(indices, size), accumulation, before=average)
+    return _steps(model, optimizer, _loader(indices, size), accumulation, before_step=average)
 
 
 def drop_last(indices, size, accumulation):
@@ -125,58 +117,6 @@ def dropout_with_own_seeds(indices, size, accumulation):
     model = DDP(_network(nn.GELU(), nn.Dropout(0.1)))
     torch.manual_seed(100 + dist.get_rank())
     return _steps(model, torch.optim.AdamW(model.parameters()), _loader(indices, size), accumulation)
-
-
-def frozen_batch_norm(indices, size, accumulation):
-    model = _network(nn.BatchNorm1d(8), nn.ReLU())
-    model[1].eval()
-    model = DDP(model)
-    return _steps(model, torch.optim.AdamW(model.parameters()), _loader(indices, size), accumulation)
-
-
-def teacher(indices, size, accumulation):
-    """Self-distillation: the targets come from an average of the weights."""
-    print("a line of a long output\n" * 50_000)
-    model = DDP(_network())
-    average = copy.deepcopy(model.module).requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
-
-    def follow():
-        for old, new in zip(average.parameters(), model.module.parameters(), strict=True):
-            old.lerp_(new.detach(), 0.1)
-
-    batches = [(inputs, average(inputs).argmax(dim=1)) for inputs, _ in _loader(indices, size)]
-    return _steps(model, optimizer, batches, accumulation, after=follow)
-
-
-def scaled_loss(indices, size, accumulation):
-    model = DDP(_network())
-    optimizer = torch.optim.AdamW(model.parameters())
-    scaler = torch.amp.GradScaler("cpu")
-    for number, (inputs, targets) in enumerate(_loader(indices, size), start=1):
-        scaler.scale(cross_entropy(model(inputs), targets) / accumulation).backward()
-        if number % accumulation == 0:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-    return model
-
-
-def two_models(indices, size, accumulation):
-    """As in adversarial training: each has its own optimizer, and they step one after another."""
-    models = nn.ModuleList([DDP(_network()), DDP(_network(nn.ReLU()))])
-    optimizers = [torch.optim.Adam(each.parameters()) for each in models]
-    for number, (inputs, targets) in enumerate(_loader(indices, size), start=1):
-        first = models[0](inputs)
-        (cross_entropy(first, targets) / accumulation).backward()
-        (mse_loss(models[1](inputs), first.detach()) / accumulation).backward()
-        if number % accumulation == 0:
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-    return models
 
 
 def optimizer_with_sharded_states(indices, size, accumulation):
