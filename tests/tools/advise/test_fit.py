@@ -151,29 +151,28 @@ def test_what_is_taken_for_known(read):
 
 def test_a_sweep(tmp_path, capsys):
     """Each run is at 1.25 after step 100; the last evaluation decides the best rate, at which no seed may diverge."""
-    losses = {
-        (0.1, 64): [1.0, 1.2, 1.1],
-        (0.2, 64): [1.3, 1.2, 1.4],
-        (0.1, 128): [1.2, 1.2, 1.2],
-        (0.2, 128): [1.0, 1.1, 0.9],
-        (0.1, 256): [1.0, None, 1.1],
-        (0.2, 256): [1.2, 1.3, 1.0],
-    }
-    points = read_sweep(write_sweep(tmp_path, losses), 1.25)
+    table = """
+0.1   64  1.0 1.2 1.1
+0.2   64  1.3 1.2 1.4
+0.1  128  1.2 1.2 1.2
+0.2  128  1.0 1.1 0.9
+0.1  256  1.0  -  1.1
+0.2  256  1.2 1.3 1.0
+"""
+    points = read_sweep(write_sweep(tmp_path, table), 1.25)
     # Evaluations are five epochs apart.
     assert points.T.tolist() == [[batch, 100 * batch, 0, 3, 5 * (1437 // batch * batch)] for batch in (64, 128, 256)]
     with pytest.raises(UserError, match="all runs at 0 of its batch sizes reached 1; it takes two"):
         read_sweep(tmp_path, 1.0)
     (tmp_path / "one").mkdir()
     with pytest.raises(UserError, match="of 0 listed batch sizes, all runs of a rate have finished; it takes two"):
-        read_sweep(write_sweep(tmp_path / "one", {(0.1, 64): [1.0], (0.2, 64): [1.3]}), 1.25)
+        read_sweep(write_sweep(tmp_path / "one", "\n0.1  64  1.0\n0.2  64  1.3\n"), 1.25)
     assert "batch 64 is left out: 2 of its runs have not reached 1\n" in capsys.readouterr().out
 
 
 def test_a_sweep_that_varies_more(tmp_path):
     """Two points of the same batch size are no measurement of it."""
-    losses = {(0.1, 64): [1.0, 1.2], (0.1, 128): [1.2, 1.2]}
-    write_sweep(tmp_path, losses)
+    write_sweep(tmp_path, "\n0.1   64  1.0 1.2\n0.1  128  1.2 1.2\n")
     sweep = json.loads((tmp_path / "sweep.json").read_text())
     for number, point in enumerate(sweep["points"]):
         point["settings"] |= {"batch.global_batch_size": 64, "seed of data": number // 2}
