@@ -197,10 +197,10 @@ def test_a_report_is_written_over_and_nothing_else(tmp_path, refusal_of):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "nowhere has no plan.json; give the folder of a run"),
-        (["circle"], "circle has no plan.json"),
-        (["run", "--out", "file/x.html"], "File exists: 'file'"),
-        (["run", "--axis", "tokens"], "--axis tokens: no run has logged it; choose another"),
+        ("nowhere", "nowhere has no plan.json; give the folder of a run"),
+        ("circle", "circle has no plan.json"),
+        ("run --out file/x.html", "File exists: 'file'"),
+        ("run --axis tokens", "--axis tokens: no run has logged it; choose another"),
     ],
 )
 def test_what_cannot_be_reported(words, message, tmp_path, monkeypatch, refusal_of):
@@ -208,7 +208,7 @@ def test_what_cannot_be_reported(words, message, tmp_path, monkeypatch, refusal_
     (tmp_path / "file").write_text("")
     (tmp_path / "circle").symlink_to("circle")
     write_run(tmp_path / "run", steps=range(1, 3))
-    error = refusal_of("report", *words)
+    error = refusal_of("report", *words.split())
     assert error.startswith("error: ")
     assert message in error
 

@@ -32,34 +32,34 @@ def test_a_wrong_optimizer_is_not_submitted(monkeypatch, refused):
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        (["--nodes=3"], "no-plan"),
-        (["--nodes=2", "--strategy=zero9"], "strategy"),
-        (["--nodes=2", "--seed=-1"], "recipe"),
-        (["--nodes=2", "--batch.global_batch_size", "40", "--batch.micro_batch_size", "4"], "no-plan"),
+        ("--nodes=3", "no-plan"),
+        ("--nodes=2 --strategy=zero9", "strategy"),
+        ("--nodes=2 --seed=-1", "recipe"),
+        ("--nodes=2 --batch.global_batch_size 40 --batch.micro_batch_size 4", "no-plan"),
     ],
 )
 def test_what_speaks_against_it_is_not_submitted(words, rule, refused):
-    assert refused("gpt_pydoc", *words, code=1).endswith(f"[{rule}]\nnot submitted\n")
+    assert refused("gpt_pydoc", *words.split(), code=1).endswith(f"[{rule}]\nnot submitted\n")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["none.json"], "none.json: no such file"),
-        (["elsewhere/mine.json"], "there is no slurm/mine.sbatch that runs elsewhere/mine.json; copy another"),
-        (["elsewhere/gpt_pydoc.json"], f"there is no {SMOKE} that runs elsewhere/gpt_pydoc.json; copy another"),
-        (["gpt_pydoc", "word"], "word: neither a field of the recipe nor an option of sbatch"),
-        (["gpt_pydoc", "--time", "5"], "5: neither a field of the recipe nor an option of sbatch"),
-        (["gpt_pydoc", "--optimzer.eps=1"], "--optimzer.eps=1: neither a field of the recipe nor an option of sbatch"),
-        (["gpt_pydoc", "--export=NONE"], "--export=NONE: all of the environment is passed on"),
-        (["gpt_pydoc", "--nodes=x"], "--nodes=x: the job's nodes or processes per node cannot be read"),
-        (["gpt_pydoc", "--gpus=8"], "--nodes=2 --gpus=8: the job's nodes or processes per node cannot be read"),
+        ("none.json", "none.json: no such file"),
+        ("elsewhere/mine.json", "there is no slurm/mine.sbatch that runs elsewhere/mine.json; copy another"),
+        ("elsewhere/gpt_pydoc.json", f"there is no {SMOKE} that runs elsewhere/gpt_pydoc.json; copy another"),
+        ("gpt_pydoc word", "word: neither a field of the recipe nor an option of sbatch"),
+        ("gpt_pydoc --time 5", "5: neither a field of the recipe nor an option of sbatch"),
+        ("gpt_pydoc --optimzer.eps=1", "--optimzer.eps=1: neither a field of the recipe nor an option of sbatch"),
+        ("gpt_pydoc --export=NONE", "--export=NONE: all of the environment is passed on"),
+        ("gpt_pydoc --nodes=x", "--nodes=x: the job's nodes or processes per node cannot be read"),
+        ("gpt_pydoc --gpus=8", "--nodes=2 --gpus=8: the job's nodes or processes per node cannot be read"),
     ],
 )
 def test_refused(words, message, refused):
     shutil.copytree(Path(RECIPE).parent, "elsewhere")
     shutil.copy(RECIPE, "elsewhere/mine.json")
-    assert refused("--nodes=2", *words).startswith(f"error: {message}")
+    assert refused("--nodes=2", *words.split()).startswith(f"error: {message}")
 
 
 def test_an_environment_that_is_not_there(monkeypatch, refused, run_command, output_of):

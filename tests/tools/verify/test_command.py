@@ -63,17 +63,17 @@ def test_a_small_batch_of_tiny_data_is_not_held_against_the_warmup_of_the_recipe
     ("words", "message"),
     [
         (
-            ["--world-sizes=1,3"],
+            "--world-sizes=1,3",
             "global_batch_size 32 is not a multiple of micro_batch_size x world_size = 8 x 3 = 24",
         ),
-        (["--strategies=,"], "the list is empty"),
-        (['--debug_model={"hidden_sise": 8}'], "model.hidden_sise: unknown key, did you mean hidden_size?"),
-        (["--world-sizes=0"], "'0' is not a positive whole number"),
-        (["--strategies=ddp,zero4"], "zero4.yaml; known: ddp, fsdp, hsdp, zero1, zero2, zero3"),
-        (["--batch.micro_batch_size=5"], "32 is not a multiple of batch.micro_batch_size 5; nearest: 30, 35"),
+        ("--strategies=,", "the list is empty"),
+        ('--debug_model={"hidden_sise":8}', "model.hidden_sise: unknown key, did you mean hidden_size?"),
+        ("--world-sizes=0", "'0' is not a positive whole number"),
+        ("--strategies=ddp,zero4", "zero4.yaml; known: ddp, fsdp, hsdp, zero1, zero2, zero3"),
+        ("--batch.micro_batch_size=5", "32 is not a multiple of batch.micro_batch_size 5; nearest: 30, 35"),
     ],
 )
 def test_the_command_refuses_before_anything_starts(words, message, run_command):
-    code, output, error = run_command("verify", PYDOC, *words)
+    code, output, error = run_command("verify", PYDOC, *words.split())
     assert (code, output) == (2, "")
     assert message in error
