@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jobs import run_job
+from manifests import save_with_manifest
 from paths import DIGITS
 from resuming import TINY_GPT, assert_same_weights, run_interrupted
 from saving import FakeRun, mark
@@ -104,21 +105,14 @@ def test_export_writes_over_nothing(run_dir, tmp_path, refusal_of):
     assert not list(tmp_path.glob(".*"))
 
 
-def damaged(folder, **values):
-    """A run with one checkpoint whose manifest has these values, and whose checksums fit."""
-    path = FakeRun(folder).save(3)
-    file = path / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-    mark(path)
-
-
 def test_terminals_are_not_given_orders(tmp_path, output_of):
-    damaged(tmp_path, strategy="\x1b[2Jddp")
+    save_with_manifest(tmp_path, 3, strategy="\x1b[2Jddp")
     assert "1 x \\x1b[2Jddp" in output_of("checkpoints", tmp_path)
 
 
 def test_a_manifest_of_endless_shapes_is_refused_in_time(tmp_path, run_command):
-    damaged(tmp_path, parameters={"x": {"shape": [2**62] * 200_000, "scalars": {}}}, vectors={"weight/x": []})
+    parameters = {"x": {"shape": [2**62] * 200_000, "scalars": {}}}
+    save_with_manifest(tmp_path, 3, parameters=parameters, vectors={"weight/x": []})
     begun = time.process_time()
     code, output, _ = run_command("checkpoints", tmp_path)
     assert time.process_time() - begun < 5

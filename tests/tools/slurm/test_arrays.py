@@ -8,9 +8,9 @@ import pytest
 
 import tasks
 from ending_files import end_run
+from manifests import save_with_manifest
 from played import write_commands
 from run_folders import started, write_lines, write_run
-from saving import FakeRun, mark
 from submitting import RECIPE, SMOKE, called, snapshot
 
 pytestmark = pytest.mark.usefixtures("sbatch")
@@ -82,11 +82,7 @@ def test_branches_of_a_jobs_run_are_one_array(output_of, refusal_of):
     run = Path("runs/pydoc")
     write_run(run, history=[started(0, recipe=str(run / "jobs/snapshot" / RECIPE))], config=Path(RECIPE))
     output_of("snapshot", "--to", run / "jobs/snapshot")
-    checkpoint = FakeRun(run).save(100)
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest["config"] = json.loads((run / "config.json").read_text())
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    mark(checkpoint)
+    checkpoint = save_with_manifest(run, 100, config=json.loads((run / "config.json").read_text()))
     words = ["critical-batch", f"{run}/", "--at=100", "--batches=1,2", "--slurm", "--nodes=1", "--time=20"]
     printed = output_of(*words)
     folder = Path("runs/pydoc.critical_batch_at_100").absolute()

@@ -18,10 +18,10 @@ from largebatch.tools.local_jobs import jobs as server
 from largebatch.tools.sweep.critical_batch import branch_sections
 from largebatch.tools.sweep.points import Sweep
 from largebatch.tools.sweep.verdicts import largest_within
+from manifests import save_with_manifest
 from paths import MAPS
 from resuming import TINY_MAPS, Interruption, assert_same_weights, run_interrupted
 from run_folders import started, write_lines
-from saving import FakeRun, mark
 
 STEP = 128  # the branches begin after this step, and train on so many samples
 WINDOW = 512
@@ -174,12 +174,8 @@ def test_what_is_no_run(refusal_of):
 
 def save_checkpoint(run_dir, **values):
     """Save one of a run with `WORDS`, in whose manifest these values stand."""
-    checkpoint = FakeRun(run_dir).save(STEP)
-    file = checkpoint / "manifest.json"
     config = as_json(load_config(MAPS, WORDS))
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"config": config} | values))
-    mark(checkpoint)
-    return checkpoint
+    return save_with_manifest(run_dir, STEP, **({"config": config} | values))
 
 
 @pytest.mark.parametrize(
