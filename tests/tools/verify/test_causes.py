@@ -27,22 +27,28 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     strategies = ("ddp", "fsdp", "zero1")
     combinations = [Combination(name, size, micro) for name in strategies for size in (1, 2) for micro in (4, 8)]
 
+    def half_the_size(each):
+        return each.micro_batch_size == 4
+
+    def two_processes(each):
+        return each.world_size == 2
+
     def cause(differs, problem="", beyond=ALL_OF_IT, more=(), is_scaled=False):
         differing = {"verdict": "differs", "problem": problem, "beyond": frozenset(beyond), "is_scaled": is_scaled}
         rows = [Row(each, **differing) if differs(each) else Row(each, "agrees") for each in combinations]
         return cause_of(*rows, *more)
 
     # A factor is told from what noise or other samples of a micro-batch make.
-    scaled = cause(lambda each: each.micro_batch_size == 4, is_scaled=True)
+    scaled = cause(half_the_size, is_scaled=True)
     assert "by one factor in the first loss and its gradient: the loss is a mean over the micro-batch" in scaled
     assert "other samples" not in scaled
-    assert "change each other" in cause(lambda each: each.micro_batch_size == 4)
-    assert "such as their number" in cause(lambda each: each.world_size == 2, is_scaled=True)
+    assert "change each other" in cause(half_the_size)
+    assert "such as their number" in cause(two_processes, is_scaled=True)
     # On one process, ZeRO steps all parameters as one, and FSDP whole ones.
     assert "of such a piece" in cause(
         lambda each: (each.strategy, each.world_size) in {("zero1", 1), ("zero1", 2), ("fsdp", 2)}, beyond=WEIGHTS
     )
-    assert "depends on the process" in cause(lambda each: each.world_size == 2)
+    assert "depends on the process" in cause(two_processes)
     # A running average of micro-batches, as a generator of one's own, also differs on one process.
     kept = cause(lambda each: (each.world_size, each.micro_batch_size) != (1, 8))
     assert kept.startswith("whatever divides the batch in another way differs")
@@ -51,16 +57,16 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
         "where a process has another number of micro-batches in a step, the first loss differs"
     )
     gradients = ALL_OF_IT - {"loss", "first_loss"}
-    assert "hide from the loss, or a hook" in cause(lambda each: each.micro_batch_size == 4, beyond=gradients)
+    assert "hide from the loss, or a hook" in cause(half_the_size, beyond=gradients)
     assert "a hook changes that of each" in cause(lambda each: each != Combination("ddp", 1, 8), beyond=gradients)
     later = {"loss", "grad_norm", "parameters"}
-    assert "the first samples do not show" in cause(lambda each: each.micro_batch_size == 4, beyond=later)
+    assert "the first samples do not show" in cause(half_the_size, beyond=later)
     for none in (lambda _: True, lambda _: False, lambda each: each.strategy == "ddp"):
         assert cause(none) is None
-    assert cause(lambda each: each.world_size == 2, verification.UNSEEDED, beyond=()) is None
+    assert cause(two_processes, verification.UNSEEDED, beyond=()) is None
     # What has failed has a sentence of its own.
     failed = Row(Combination("ddp", 4, 8), "failed")
-    assert "share a micro-batch" in cause(lambda each: each.micro_batch_size == 4, more=[failed])
+    assert "share a micro-batch" in cause(half_the_size, more=[failed])
     # What cannot be told apart is all named.
     combinations = [Combination("zero1", 2, 4)]
     assert all(part in cause(lambda _: True) for part in ("share a micro-batch", "the process"))
