@@ -28,62 +28,58 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
 @pytest.mark.parametrize(
     ("recipe", "words", "expected"),
     [
-        (GPT2, ['--train.duration={"steps": 500}'], []),
+        (GPT2, '--train.duration={"steps":500}', []),
         (
             GPT2,
-            ['--train.duration={"steps": 499}'],
+            '--train.duration={"steps":499}',
             ["499 steps are few to train from random weights; a smaller batch takes more of them"],
         ),
         # Of pretrained weights.
-        (CHATS, ['--train.duration={"steps": 219}'], []),
-        (GPT2, ['--learning_rate.warmup.duration={"steps": 20}'], []),
+        (CHATS, '--train.duration={"steps":219}', []),
+        (GPT2, '--learning_rate.warmup.duration={"steps":20}', []),
         (
             GPT2,
-            ['--learning_rate.warmup.duration={"steps": 19}'],
+            '--learning_rate.warmup.duration={"steps":19}',
             [
                 "19 steps of warmup are few for averages over gradients to settle; "
                 "lengthen learning_rate.warmup.duration"
             ],
         ),
-        (GPT2, ["--learning_rate.warmup=null"], []),
-        (GPT2, ["--evaluation.every=null"], [NO_EVALUATION]),
+        (GPT2, "--learning_rate.warmup=null", []),
+        (GPT2, "--evaluation.every=null", [NO_EVALUATION]),
         # The recipe has an epoch of 4,687 steps.
-        (GPT2, ['--evaluation.every={"steps": 4686}'], []),
-        (GPT2, ['--evaluation.every={"steps": 4687}'], [NO_EVALUATION]),
-        (GPT2, ['--checkpoint.every={"epochs": 2}'], [NO_CHECKPOINT]),
-        (GPT2, ["--train.stop_after_steps=250"], [NO_EVALUATION, NO_CHECKPOINT]),
-        (GPT2, ['--train.duration={"epochs": 4}'], []),
+        (GPT2, '--evaluation.every={"steps":4686}', []),
+        (GPT2, '--evaluation.every={"steps":4687}', [NO_EVALUATION]),
+        (GPT2, '--checkpoint.every={"epochs":2}', [NO_CHECKPOINT]),
+        (GPT2, "--train.stop_after_steps=250", [NO_EVALUATION, NO_CHECKPOINT]),
+        (GPT2, '--train.duration={"epochs":4}', []),
         (
             GPT2,
-            ['--train.duration={"epochs": 5}'],
+            '--train.duration={"epochs":5}',
             ["text is read 5 times; more than 4 passes add little (arXiv 2305.16264)"],
         ),
         # 8 x (1 - 0.9) from 1.
         (
             GPT2,
-            (
-                "--optimizer.beta_scaling=sde",
-                "--learning_rate.scaling=sqrt",
-                "--learning_rate.reference_batch_size=256",
-            ),
+            "--optimizer.beta_scaling=sde --learning_rate.scaling=sqrt --learning_rate.reference_batch_size=256",
             ["optimizer.beta_scaling: with a beta of 0.2, Adam hardly averages; it is for small k"],
         ),
-        (GPT2, ["--optimizer.beta_scaling=half_life", "--learning_rate.reference_batch_size=256"], []),
+        (GPT2, "--optimizer.beta_scaling=half_life --learning_rate.reference_batch_size=256", []),
         # 3,276,800 = 100 x 32,768.
-        (CLIP_B32, ["--data.num_train_samples=3276800"], []),
+        (CLIP_B32, "--data.num_train_samples=3276800", []),
         (
             CLIP_B32,
-            ["--data.num_train_samples=3276799"],
+            "--data.num_train_samples=3276799",
             ["an epoch has 99 steps, each with 1 % of the data; a smaller batch takes more of them"],
         ),
         # Images are augmented, and other tokens are masked, in each pass.
-        (RESNET, [], []),
-        (BERT, [], []),
-        (GPT2, ["--checkpoint.every=null", "--evaluation.every=null", "--demonstration=true"], []),
+        (RESNET, "", []),
+        (BERT, "", []),
+        (GPT2, "--checkpoint.every=null --evaluation.every=null --demonstration=true", []),
     ],
 )
 def test_notes(recipe, words, expected):
-    assert notes(recipe, *words) == expected
+    assert notes(recipe, *words.split()) == expected
 
 
 def test_each_source_of_a_mixture_is_counted():
