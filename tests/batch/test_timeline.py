@@ -8,10 +8,8 @@ from largebatch.batch import Length, Timeline
 from reference import global_batches
 
 RAMPS = [
-    {0: 10},
     {0: 7},
     {0: 100},
-    {0: 99},
     {0: 4, 5: 30, 6: 50, 40: 8},
     {0: 3, 34: 60, 35: 61},
     {0: 50, 1: 1, 51: 100},

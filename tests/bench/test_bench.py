@@ -118,30 +118,37 @@ def test_verdicts_on_damaged_inputs(work, verdict, tmp_path):
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
+def part_in(file, gpu=None, **settings):
+    """A part that is recorded in a file, and has 100 s."""
+    return Part(Record("gpu", "T", "A", {}, take_facts((), gpu)), file, 100, **settings)
+
+
+def raising(error):
+    def measure(_):
+        raise error
+
+    return measure
+
+
 def test_a_row_that_fails_is_recorded_and_the_others_are_measured(tmp_path):
     now = [0.0]
-
-    def fail(_):
-        raise RuntimeError("out of memory\nand more")
-
-    def fail_in_a_job(_):
-        raise JobFailed([(0, "Traceback\nValueError: in the job", "error: what to write instead\n")])
-
-    def refuse(_):
-        raise NotMeasured("deepspeed is not installed")
 
     def measure(deadline):
         assert deadline.seconds_left == 100 + GRACE
         now[0] = 100.0
         return [Figure("works", "s", [2.0])]
 
-    part = Part(Record("gpu", "T", "A", {}, take_facts(())), tmp_path / "part.json", 100, clock=lambda: now[0])
-    rows = {"fails": fail, "job": fail_in_a_job, "zero1": refuse, "works": measure, "late": measure}
-    part.measure(Row(name, each) for name, each in rows.items())
+    rows = {
+        "fails": raising(RuntimeError("out of memory\nand more")),
+        "job": raising(JobFailed([(0, "Traceback\nValueError: in the job", "error: what to write instead\n")])),
+        "zero1": raising(NotMeasured("deepspeed is not installed")),
+        "works": measure,
+        "late": measure,
+    }
+    part_in(tmp_path / "part.json", clock=lambda: now[0]).measure(Row(name, each) for name, each in rows.items())
     record = read_record(tmp_path / "part.json")
-    assert [(each.what, each.samples) for each in record.figures] == [
-        (name, [2.0] if name == "works" else []) for name in rows
-    ]
+    assert [each.what for each in record.figures] == [*rows]
+    assert [each.samples for each in record.figures] == [[], [], [], [2.0], []]
     assert record.remarks == [
         "fails: not measured: failed: RuntimeError: out of memory.",
         "job: not measured: failed: what to write instead.",
@@ -172,23 +179,21 @@ def test_every_setting_that_is_tried_on_gpus_has_a_plan():
 def test_rows_that_are_missing(tmp_path, monkeypatch):
     """One that failed is, and one of another GPU."""
     monkeypatch.setattr("gpu.rows.RESULTS", tmp_path)
-    rows = [Row("measured", lambda _: [Figure("number", "s", [1.0])]), Row("failed", lambda _: 1 // 0)]
-    for gpu in ("H100", "H200"):
-        part = Part(Record("gpu", "T", "A", {}, take_facts((), gpu)), tmp_path / f"gpu/{gpu}/memory-a.json", 100)
-        part.measure(rows if gpu == "H200" else [Row("other", rows[0].measure)])
+    rows = [Row("measured", lambda _: [Figure("number", "s", [1.0])]), Row("failed", raising(RuntimeError()))]
+    part_in(tmp_path / "gpu/H100/memory-a.json", "H100").measure([Row("other", rows[0].measure)])
+    part_in(tmp_path / "gpu/H200/memory-a.json", "H200").measure(rows)
     known = measured_before("memory", "H200")
     assert known == {"measured"}
     assert measured_before("throughput", "H200") == set()
-    part = Part(Record("gpu", "T", "A", {}, take_facts(())), tmp_path / "again.json", 100, known=known)
-    part.measure(rows)
+    part_in(tmp_path / "again.json", known=known).measure(rows)
     assert [figure.what for figure in read_record(tmp_path / "again.json").figures] == ["failed"]
 
 
 @pytest.mark.slow
 def test_a_row_is_rehearsed_on_the_cpu(tmp_path):
     name = correctness.exact_name("gpt_pydoc")
-    part = Part(Record("gpu", "T", "A", {}, take_facts(())), tmp_path / "part.json", 100, [name])
-    part.measure(correctness.Runs(Launcher(1, ("ddp",)), is_small=True).rows())
+    rows = correctness.Runs(Launcher(1, ("ddp",)), is_small=True).rows()
+    part_in(tmp_path / "part.json", only=[name]).measure(rows)
     (figure,) = read_record(tmp_path / "part.json").figures
     assert (figure.what, figure.samples) == (name, [0])
 

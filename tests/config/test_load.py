@@ -111,7 +111,6 @@ HEAD = "from largebatch.config import RecipeConfig\n\nclass Config(RecipeConfig)
             ": has no class Config(RecipeConfig) of its own; write one in this file, as docs/tasks.md describes",
         ),
         (f"{HEAD}    pass\n", ": data is Data; write a subclass of largebatch.config.data.Data"),
-        ("from largebatch.config import RecipeConfig as Config\n", ": has no class Config(RecipeConfig) of its own"),
         ("raise SystemExit(0)\n", ":1: SystemExit: 0"),
         (f"{HEAD}    x: y\n", ":4: NameError: name 'y' is not defined"),
         (f"{HEAD}    data: 'Nothing'\n", ": PydanticUndefinedAnnotation: name 'Nothing' is not defined"),

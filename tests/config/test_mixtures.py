@@ -95,7 +95,6 @@ def test_other_tasks_have_them():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"words": ['--evaluation.every={"epochs": 1}']}, "evaluation.every: is given in epochs, but a"),
         ({"num_train_samples": 5}, "num_train_samples: 5, but the sources add up to 700; write 700"),
         ({"sources": [FIRST]}, "data.sources: given"),
         ({"second": {"name": "web"}}, "duplicate name in web, web"),

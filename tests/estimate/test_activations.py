@@ -72,7 +72,7 @@ def kept_by_a_forward_pass(recipe, *words):
 @pytest.mark.usefixtures("on_the_cpu")
 def test_shapes_keep_what_numbers_keep(recipe, tolerance, precision):
     """But for a kernel's scratch."""
-    words = (f"--precision={precision}", "--batch.micro_batch_size=4")
+    words = ("--precision", precision, "--batch.micro_batch_size=4")
     real = kept_by_a_forward_pass(recipe, *words)
     fake = counted(recipe, *words)
     assert fake == pytest.approx(real, rel=tolerance, abs=0)
@@ -118,7 +118,7 @@ def live_after_a_forward_pass(recipe, words):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.usefixtures("on_the_cpu")
 def test_a_layer_that_is_computed_again_keeps_what_the_allocator_says(what, precision):
-    words = (f"--precision={precision}", "--batch.micro_batch_size=4", f"--compute.activation_checkpointing={what}")
+    words = ("--precision", precision, "--batch.micro_batch_size=4", "--compute.activation_checkpointing", what)
     layers = [(*words, f"--model.num_layers={number}") for number in (2, 6)]
     fewer, more = (live_after_a_forward_pass(LLAMA, each) for each in layers)
     planned = counted(LLAMA, *layers[1]) - counted(LLAMA, *layers[0])
@@ -130,8 +130,8 @@ def test_masks_of_documents_are_kept_in_each_layer_unless_a_kernel_needs_none():
     data = {"source": "datasets", "path": "json", "data_files": {"train": "a", "eval": "b"}, "tokenizer": "bytes"}
     data |= {"block_size": 64, "num_train_samples": 64, "num_eval_samples": 1, "attention": "document"}
     short = ("--batch.global_batch_size=4", "--batch.micro_batch_size=4", "--precision=bf16")
-    words = (*short, "--learning_rate.warmup=null", "--model.num_layers=3", f"--data={json.dumps(data)}")
-    masked, apart = (counted(PYDOC, *words, f"--compute.attention={each}") for each in ("sdpa", "flex_attention"))
+    words = (*short, "--learning_rate.warmup=null", "--model.num_layers=3", "--data", json.dumps(data))
+    masked, apart = (counted(PYDOC, *words, "--compute.attention", each) for each in ("sdpa", "flex_attention"))
     whole = counted(PYDOC, *words, "--data.attention=block")
     assert apart == whole
     # The positions, which the embedding keeps, are the rest.

@@ -1,6 +1,5 @@
 """Recipes on several numbers of processes side by side, against numbers worked out by hand."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -33,8 +32,8 @@ BATCH = ["--batch.micro_batch_size=1", "--batch.global_batch_size=32"]
 RECIPE = load_config(PYDOC, BATCH)
 
 
-def comparison(world_sizes, activations=GIB, gpu_memory=80 * GIB, config=RECIPE):
-    return compare_strategies("recipe", config, Workload(MODEL, activations), STRATEGIES, world_sizes, gpu_memory)
+def comparison(world_sizes, activations=GIB, gpu_memory=80 * GIB, config=RECIPE, strategies=STRATEGIES):
+    return compare_strategies("recipe", config, Workload(MODEL, activations), strategies, world_sizes, gpu_memory)
 
 
 def volume(traffic):
@@ -124,7 +123,7 @@ def test_rows_by_hand():
     ],
 )
 def test_when_fsdp_reduces(memory, asked, policy):
-    config = load_config(PYDOC, [*BATCH, f"--compute.reduce_gradients={asked}"])
+    config = load_config(PYDOC, [*BATCH, "--compute.reduce_gradients", asked])
     gpu_memory = memory and round(memory * GIB)
     assert when_reduced(MODEL, Strategy("fsdp"), resolve(config, 4), gpu_memory) == policy
     if gpu_memory is None:
@@ -138,20 +137,20 @@ def test_when_fsdp_reduces(memory, asked, policy):
 def test_hsdp_is_counted_in_groups():
     """In units of Ψ = 3 GiB, 8 micro-batches of 4 processes: 8 x (1 + 2/3) gathered and 8 reduced in a group of 2,
     where each sends half, and 1/2 all-reduced over 2 replicas. On 1 and 3 processes there are no such groups."""
-    strategy = Strategy("hsdp", shard_size=2)
-    compared = compare_strategies("recipe", RECIPE, Workload(MODEL), [strategy], [4, 32], 80 * GIB)
+    strategies = [Strategy("hsdp", shard_size=2)]
+    compared = comparison([4, 32], None, strategies=strategies)
     four, many = (column["strategies"]["hsdp"] for column in compared["world_sizes"])
     assert four["sent_bytes_per_step"] == 3 * GIB * (8 * 5 / 3 + 8 + 1) / 2
     assert (four["gradients_reduced"], four["shard_group_size"]) == ("each_micro_batch", 2)
     assert many["shard_group_size"] == 2
     odd = load_config(PYDOC, ["--batch.micro_batch_size=1", "--batch.global_batch_size=30"])
-    columns = compare_strategies("recipe", odd, Workload(MODEL), [strategy], [1, 2, 3], 80 * GIB)["world_sizes"]
+    columns = comparison([1, 2, 3], None, config=odd, strategies=strategies)["world_sizes"]
     assert [[*column["strategies"]] for column in columns] == [[], ["hsdp"], []]
 
 
 def test_a_batch_that_grows_is_counted_at_its_largest():
-    sizes = [{"from": {"steps": 0}, "size": 32}, {"from": {"steps": 10}, "size": 64}]
-    grows = load_config(PYDOC, ["--batch.micro_batch_size=1", f"--batch.global_batch_size={json.dumps(sizes)}"])
+    sizes = '[{"from": {"steps": 0}, "size": 32}, {"from": {"steps": 10}, "size": 64}]'
+    grows = load_config(PYDOC, ["--batch.micro_batch_size=1", "--batch.global_batch_size", sizes])
     text = " ".join(table(comparison([4], config=grows), grows).split())
     assert "accumulation 16" in text
     assert "If the batch size changes, all numbers are of the largest." in text

@@ -123,7 +123,8 @@ def job(name, strategy, world_size):
     words = (
         *model,
         f"--batch.micro_batch_size={MICRO_BATCH_SIZE}",
-        f"--batch.global_batch_size={json.dumps(sizes)}",
+        "--batch.global_batch_size",
+        json.dumps(sizes),
         f"--train.stop_after_steps={len(MICRO_BATCHES)}",
         *REDUCTION.get(strategy, ()),
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jobs import run_job
-from largebatch.__main__ import main
+from manifests import save_with_manifest
 from paths import DIGITS
 from resuming import TINY_GPT, assert_same_weights, run_interrupted
 from saving import FakeRun, mark
@@ -26,37 +26,36 @@ def run_dir(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_lists_them(run_dir, capsys):
-    assert main(["checkpoints", str(run_dir), "--verify"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[1:]] == [
-        ["step_00000005", "5"],
-        ["step_00000004", "4"],
-        ["step_00000002", "2"],
-    ]
-    assert all("3 x fsdp, #1" in line and line.endswith("complete") for line in lines[1:])
+def test_lists_them(run_dir, output_of):
+    _, *lines = output_of("checkpoints", run_dir, "--verify").splitlines()
+    assert [line.split()[:2] for line in lines] == [[f"step_0000000{step}", str(step)] for step in (5, 4, 2)]
+    assert all("3 x fsdp, #1" in line and line.endswith("complete") for line in lines)
 
 
 @pytest.mark.slow
-def test_names_what_is_broken(run_dir, capsys):
+def test_names_what_is_broken(run_dir, run_command, output_of):
     file = run_dir / "checkpoints/step_00000005/rank_00001.safetensors"
     content = file.read_bytes()
     try:
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        assert main(["checkpoints", str(run_dir)]) == 0
-        assert main(["checkpoints", str(run_dir), "--verify"]) == 1
-        assert "rank_00001.safetensors has changed since it was written" in capsys.readouterr().out
+        output_of("checkpoints", run_dir)
+        code, output, _ = run_command("checkpoints", run_dir, "--verify")
+        assert code == 1
+        assert "rank_00001.safetensors has changed since it was written" in output
         file.write_bytes(content[:-1])
-        assert main(["checkpoints", str(run_dir)]) == 1
-        assert f"has {len(content) - 1} bytes, but had {len(content)}" in capsys.readouterr().out
+        code, output, _ = run_command("checkpoints", run_dir)
+        assert code == 1
+        assert f"has {len(content) - 1} bytes, but had {len(content)}" in output
     finally:
         file.write_bytes(content)
 
 
-@pytest.mark.parametrize("words", [["checkpoints", "nowhere"], ["checkpoints", "recipes"], ["export", "nowhere", "x"]])
-def test_places_without_checkpoints(words, capsys):
-    assert main(words) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+@pytest.mark.parametrize(
+    "words",
+    [["checkpoints", "nowhere"], ["checkpoints", "recipes"], ["checkpoints", "x" * 5000], ["export", "nowhere", "x"]],
+)
+def test_places_without_checkpoints(words, refusal_of):
+    assert refusal_of(*words).startswith("error: ")
 
 
 def logits(*folders):
@@ -73,20 +72,21 @@ def logits(*folders):
 
 
 @pytest.mark.slow
-def test_export_is_the_final_weights(tmp_path):
+def test_export_is_the_final_weights(tmp_path, output_of):
     run_dir = tmp_path / "run"
     assert run_interrupted(run_dir, (*TINY_DIGITS, LAST), strategy="fsdp", recipe=DIGITS) is None
-    assert main(["export", str(run_dir), str(tmp_path / "out")]) == 0
-    assert_same_weights(tmp_path / "out", run_dir / "model")
-    mine, theirs = (json.loads((path / "config.json").read_text()) for path in (tmp_path / "out", run_dir / "model"))
+    exported = tmp_path / "out"
+    output_of("export", run_dir, exported)
+    assert_same_weights(exported, run_dir / "model")
+    mine, theirs = (json.loads((path / "config.json").read_text()) for path in (exported, run_dir / "model"))
     assert mine == theirs
 
 
 @pytest.mark.slow
-def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path, monkeypatch):
+def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path, monkeypatch, output_of):
     from largebatch.run.checkpoint import export
 
-    assert main(["export", str(run_dir / "checkpoints/step_00000005"), str(tmp_path / "half"), "--dtype=bfloat16"]) == 0
+    output_of("export", run_dir / "checkpoints/step_00000005", tmp_path / "half", "--dtype=bfloat16")
     monkeypatch.setattr(export, "MAX_FILE_BYTES", 4000)
     manifest = export.export(run_dir, tmp_path / "pieces")
     assert manifest.step == 5
@@ -99,51 +99,40 @@ def test_export_in_another_dtype_and_in_several_files(run_dir, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_export_writes_over_nothing(run_dir, tmp_path, capsys):
+def test_export_writes_over_nothing(run_dir, tmp_path, refusal_of):
     (tmp_path / "out").mkdir()
-    assert main(["export", str(run_dir), str(tmp_path / "out")]) == 2
-    assert "already exists; name a new folder" in capsys.readouterr().err
+    assert "already exists; name a new folder" in refusal_of("export", run_dir, tmp_path / "out")
     assert not list(tmp_path.glob(".*"))
 
 
-def damaged(folder, **values):
-    """A run with one checkpoint whose manifest has these values, and whose checksums fit."""
-    path = FakeRun(folder).save(3)
-    file = path / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-    mark(path)
-    return path
+def test_terminals_are_not_given_orders(tmp_path, output_of):
+    save_with_manifest(tmp_path, 3, strategy="\x1b[2Jddp")
+    assert "1 x \\x1b[2Jddp" in output_of("checkpoints", tmp_path)
 
 
-def test_terminals_are_not_given_orders(tmp_path, capsys):
-    damaged(tmp_path / "run", strategy="\x1b[2Jddp")
-    assert main(["checkpoints", str(tmp_path / "run")]) == 0
-    assert "1 x \\x1b[2Jddp" in capsys.readouterr().out
-
-
-def test_a_manifest_of_endless_shapes_is_refused_in_time(tmp_path, capsys):
-    damaged(tmp_path / "run", parameters={"x": {"shape": [2**62] * 200_000, "scalars": {}}}, vectors={"weight/x": []})
+def test_a_manifest_of_endless_shapes_is_refused_in_time(tmp_path, run_command):
+    parameters = {"x": {"shape": [2**62] * 200_000, "scalars": {}}}
+    save_with_manifest(tmp_path, 3, parameters=parameters, vectors={"weight/x": []})
     begun = time.process_time()
-    assert main(["checkpoints", str(tmp_path / "run")]) == 1
+    code, output, _ = run_command("checkpoints", tmp_path)
     assert time.process_time() - begun < 5
-    assert "cannot be used: its manifest.json is not readable: parameters.x.shape" in capsys.readouterr().out
+    assert code == 1
+    assert "cannot be used: its manifest.json is not readable: parameters.x.shape" in output
 
 
 @pytest.mark.parametrize("content", ["5", '"x"', "[]"])
-def test_a_configuration_of_another_kind_is_refused(content, tmp_path, capsys):
+def test_a_configuration_of_another_kind_is_refused(content, tmp_path, refusal_of):
     path = FakeRun(tmp_path / "run").save(3)
     (path / "model_config.json").write_text(content)
     mark(path)
-    assert main(["export", str(path), str(tmp_path / "out")]) == 2
-    assert "model_config.json is not an object" in capsys.readouterr().err
+    assert "model_config.json is not an object" in refusal_of("export", path, tmp_path / "out")
 
 
-def test_files_that_are_no_files(tmp_path, capsys):
+def test_files_that_are_no_files(tmp_path, run_command):
     """A pipe would be waited for, and a link may lead to a file that only the reader can read."""
     path = FakeRun(tmp_path / "run").save(3)
     (path / "complete.json").unlink()
     os.mkfifo(path / "complete.json")
-    assert main(["checkpoints", str(tmp_path / "run")]) == 1
-    assert "complete.json cannot be read" in capsys.readouterr().out
-    assert main(["checkpoints", "x" * 5000]) == 2
-    assert "error: " in capsys.readouterr().err
+    code, output, _ = run_command("checkpoints", tmp_path / "run")
+    assert code == 1
+    assert "complete.json cannot be read" in output

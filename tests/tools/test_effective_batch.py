@@ -1,22 +1,15 @@
 """`largebatch effective-batch`, by hand, by documentation, and against Accelerate itself."""
 
-import shlex
-
 import pytest
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 
-from largebatch.__main__ import build_parser, main
+from largebatch.__main__ import build_parser
 from largebatch.tools.effective_batch import FRAMEWORKS, effective_batch
 
 
-def answer(words, capsys):
-    assert main(["effective-batch", *shlex.split(words)]) == 0
-    return capsys.readouterr().out
-
-
 def script(words):
-    return effective_batch(build_parser("effective-batch").parse_args(["effective-batch", *shlex.split(words)]))
+    return effective_batch(build_parser("effective-batch").parse_args(["effective-batch", *words.split()]))
 
 
 @pytest.mark.parametrize(
@@ -30,10 +23,10 @@ def script(words):
         ("--from parameter-server --batch-size 32 --devices 8 --gradients average", 256, 32, 8),
     ],
 )
-def test_the_effective_batch(words, size, samples, processes, capsys):
-    lines = answer(words, capsys).splitlines()
-    assert lines[0] == f"effective batch: {size}"
-    assert [line.split()[-1] for line in lines[1:3]] == [str(samples), str(processes)]
+def test_the_effective_batch(words, size, samples, processes):
+    batch = script(words)
+    found = (batch.global_batch_size, batch.samples_per_process, batch.processes_per_update)
+    assert found == (size, samples, processes)
 
 
 @pytest.mark.parametrize("framework", sorted({*FRAMEWORKS} - {"dp", "parameter-server"}))
@@ -42,20 +35,21 @@ def test_7_on_8_devices_is_56_and_on_10_nodes_560(framework):
     assert script(f"--from {framework} --batch-size 7 --devices 8 --nodes 10").global_batch_size == 560
 
 
-def test_the_table_and_the_recipes_lines(capsys):
-    words = "--from dp --batch-size 64 --devices 8 --accumulation 2 --lr 0.1"
-    lines = answer(words, capsys)
-    assert "accumulation                 2\n" in lines
-    assert '"batch": {"global_batch_size": 128, "micro_batch_size": 8},' in lines
-    assert '"base_lr": 0.1, "reference_batch_size": 128, "scaling": "none"}' in lines
-    assert '"base_lr": "LR"' in answer(words.replace("--lr 0.1", ""), capsys)
+def test_the_table_and_the_recipes_lines(output_of):
+    words = ["effective-batch", "--from=ddp", "--batch-size=32", "--devices=2", "--accumulation=3"]
+    table, recipe = output_of(*words, "--lr=0.1").split("in the recipe:\n")
+    assert [line.split()[-1] for line in table.splitlines()] == ["192", "32", "2", "3"]
+    assert '"batch": {"global_batch_size": 192, "micro_batch_size": 32},' in recipe
+    assert '"base_lr": 0.1, "reference_batch_size": 192, "scaling": "none"}' in recipe
+    assert '"base_lr": "LR"' in output_of(*words)
 
 
-def test_a_sum_needs_another_learning_rate_of_sgd(capsys):
+def test_a_sum_needs_another_learning_rate_of_sgd(output_of):
     """One step of SGD on the sum over the processes there, and on the mean here, by hand: lr x 3."""
     words = "--from horovod --batch-size 8 --devices 3 --gradients sum"
-    assert "3 times as large as the recipe's" in answer(words, capsys)
-    assert "multiply the learning rate by 3 and divide the weight decay by 3" in answer(words, capsys)
+    output = output_of("effective-batch", *words.split())
+    assert "3 times as large as the recipe's" in output
+    assert "multiply the learning rate by 3 and divide the weight decay by 3" in output
 
 
 @pytest.mark.parametrize(
@@ -65,19 +59,17 @@ def test_a_sum_needs_another_learning_rate_of_sgd(capsys):
         ("--from dp --batch-size 8 --nodes 2", "or use --from ddp"),
     ],
 )
-def test_refused_with_what_to_write(words, message, capsys):
-    assert main(["effective-batch", *shlex.split(words)]) == 2
-    assert message in capsys.readouterr().err
+def test_refused_with_what_to_write(words, message, refusal_of):
+    assert message in refusal_of("effective-batch", *words.split())
 
 
-@pytest.mark.parametrize(("batch_size", "processes"), [(64, 8)])
-def test_split_batches_of_accelerate(batch_size, processes):
+def test_split_batches_of_accelerate():
     """Accelerate's own sampler of each process, which is what `split_batches` sets."""
-    ours = script(f"--from ddp --batch-size {batch_size} --devices {processes} --split-batches")
-    sampler = BatchSampler(range(2 * batch_size), batch_size, drop_last=False)
+    ours = script("--from ddp --batch-size 64 --devices 8 --split-batches")
+    sampler = BatchSampler(range(128), 64, drop_last=False)
     first = [
-        next(iter(BatchSamplerShard(sampler, num_processes=processes, process_index=index, split_batches=True)))
-        for index in range(processes)
+        next(iter(BatchSamplerShard(sampler, num_processes=8, process_index=index, split_batches=True)))
+        for index in range(8)
     ]
-    assert [len(indices) for indices in first] == [ours.samples_per_process] * processes
+    assert [len(indices) for indices in first] == [ours.samples_per_process] * 8
     assert len({index for indices in first for index in indices}) == ours.global_batch_size

@@ -1,12 +1,13 @@
 """`largebatch plan --world-sizes`: what is printed and refused."""
 
 import json
+import shutil
 
 import pytest
 
 import tasks
-from largebatch.__main__ import main
-from paths import DIGITS, ROOT
+from jobs import write_zero_config
+from paths import ACCELERATE_CONFIGS, DIGITS, ROOT
 
 # A recipe of somebody's own, with a model of plain torch that looks at numbers, and prints, while it is built.
 OWN_MODEL = """
@@ -38,27 +39,19 @@ def build_model(config):
 TWO = ("--world-sizes", "2", "--gpu-memory", "80")
 
 
+@pytest.fixture(autouse=True)
+def _at_the_top(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
 def recipe_with_model(folder, text):
     recipe = tasks.copy("image_classification", folder) / DIGITS.name
     recipe.with_name("model.py").write_text(text)
     return recipe
 
 
-@pytest.fixture
-def compare(capsys, monkeypatch):
-    """The words after the recipe; gives exit code, output and errors."""
-    monkeypatch.chdir(ROOT)
-
-    def compare(recipe, *words):
-        code = main(["plan", str(recipe), *words])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return compare
-
-
-def test_json_has_every_number(compare):
-    code, output, errors = compare(DIGITS, "--world-sizes", "2,3", "--gpu-memory", "16", "--json")
+def test_json_has_every_number(run_command):
+    code, output, errors = run_command("plan", DIGITS, "--world-sizes", "2,3", "--gpu-memory", "16", "--json")
     assert (code, errors) == (0, "")
     data = json.loads(output)
     assert data["gpu_memory_bytes"] == 16 * 2**30
@@ -73,23 +66,23 @@ def test_json_has_every_number(compare):
     assert two["strategies"]["ddp"]["sent_bytes_per_step"] == 4 * 78_394
 
 
-def test_a_model_of_ones_own_and_what_it_prints(compare, tmp_path):
+def test_a_model_of_ones_own_and_what_it_prints(run_command, tmp_path):
     recipe = recipe_with_model(tmp_path, OWN_MODEL)
     recipe.with_name("widths.py").write_text("WIDTH = 10\n")
-    code, output, errors = compare(recipe, *TWO, "--json")
-    assert code == 0
+    _, output, errors = run_command("plan", recipe, *TWO, "--json")
     assert errors.startswith("it is imported\nit is built\n")
-    assert json.loads(output)["parameters"] == 2 * (10 * 10 + 10)
-    assert json.loads(output)["estimated_activation_bytes"] is None
+    data = json.loads(output)
+    assert data["parameters"] == 2 * (10 * 10 + 10)
+    assert data["estimated_activation_bytes"] is None
 
 
-def test_activations_of_images_in_fp64(compare):
-    estimates = []
-    for precision in ("fp32", "fp64"):
-        _, output, _ = compare(DIGITS, *TWO, "--json", "--precision", precision)
-        estimates.append(json.loads(output)["estimated_activation_bytes"])
+def test_activations_of_images_in_fp64(output_of):
+    single, double = (
+        json.loads(output_of("plan", DIGITS, *TWO, "--json", "--precision", precision))["estimated_activation_bytes"]
+        for precision in ("fp32", "fp64")
+    )
     # Places of pooling are whole numbers in both.
-    assert 1.8 * estimates[0] < estimates[1] <= 2 * estimates[0]
+    assert 1.8 * single < double <= 2 * single
 
 
 @pytest.mark.parametrize(
@@ -105,48 +98,43 @@ def test_activations_of_images_in_fp64(compare):
         ("import torch\ndef build_model(config): return torch.nn.ReLU()", "ReLU has no trainable parameter; "),
     ],
 )
-def test_a_file_without_a_model_that_can_be_counted(compare, tmp_path, text, message):
+def test_a_file_without_a_model_that_can_be_counted(run_command, tmp_path, text, message):
     recipe = recipe_with_model(tmp_path, text)
-    code, output, errors = compare(recipe, *TWO)
+    code, output, errors = run_command("plan", recipe, *TWO)
     assert (code, output) == (2, "")
     assert message.replace("FILE", str(recipe.with_name("model.py"))) in errors
 
 
-def test_a_task_without_model_py(compare, tmp_path):
+def test_a_task_without_model_py(refusal_of, tmp_path):
     recipe = recipe_with_model(tmp_path, "")
     recipe.with_name("model.py").unlink()
-    assert f"{recipe.with_name('model.py')}: ModuleNotFoundError: No module named " in compare(recipe, *TWO)[2]
+    said = f"{recipe.with_name('model.py')}: ModuleNotFoundError: No module named "
+    assert said in refusal_of("plan", recipe, *TWO)
 
 
-def test_a_folder_without_strategies_is_refused(compare, tmp_path):
+def test_a_folder_without_strategies_is_refused(refusal_of, tmp_path):
     recipe = tasks.copy("image_classification", tmp_path) / DIGITS.name
     (tmp_path / "accelerate_configs").mkdir()
-    code, output, errors = compare(recipe, *TWO)
-    assert (code, output) == (2, "")
-    assert f"there is no {tmp_path}/accelerate_configs/ddp.yaml; known: none" in errors
-
-
-def test_a_batch_that_divides_over_none_is_one_message(compare):
-    code, output, errors = compare(DIGITS, "--world-sizes", "3,5", "--gpu-memory", "80")
-    assert (code, output) == (2, "")
-    assert "--world-sizes 5: batch: global_batch_size 64 is not a multiple" in errors
+    said = f"there is no {tmp_path}/accelerate_configs/ddp.yaml; known: none"
+    assert said in refusal_of("plan", recipe, *TWO)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--world-size", "2", "--gpu-memory", "80"], "require --world-sizes"),
-        (["--world-sizes", "2", "--world-size", "2"], "not allowed with argument"),
-        (["--world-sizes", "2"], "--world-sizes requires --gpu-memory"),
-        (["--world-sizes", "2", "--gpu", "h1000", "--network", "400G/gpu"], "invalid choice: 'h1000' (choose from"),
-        ([], "one of the arguments --world-size --world-sizes is required"),
+        # A batch that divides over none is one message.
+        ("--world-sizes 3,5 --gpu-memory 80", "--world-sizes 5: batch: global_batch_size 64 is not a multiple"),
+        ("--world-size 2 --gpu-memory 80", "require --world-sizes"),
+        ("--world-sizes 2 --world-size 2", "not allowed with argument"),
+        ("--world-sizes 2", "--world-sizes requires --gpu-memory"),
+        ("--world-sizes 2 --gpu h1000 --network 400G/gpu", "invalid choice: 'h1000' (choose from"),
+        ("", "one of the arguments --world-size --world-sizes is required"),
     ],
 )
-def test_options_that_do_not_go_together(compare, capsys, words, message):
-    with pytest.raises(SystemExit) as left:
-        compare(DIGITS, *words)
-    assert left.value.code == 2
-    assert message in capsys.readouterr().err
+def test_refused(run_command, words, message):
+    code, output, errors = run_command("plan", DIGITS, *words.split())
+    assert (code, output) == (2, "")
+    assert message in errors
 
 
 @pytest.mark.parametrize(
@@ -156,15 +144,12 @@ def test_options_that_do_not_go_together(compare, capsys, words, message):
         ({"reduce_bucket_size": "auto"}, 'reduce_bucket_size "auto"'),
     ],
 )
-def test_a_strategy_whose_states_are_not_known_is_left_out(compare, tmp_path, setting, shown):
+def test_a_strategy_whose_states_are_not_known_is_left_out(output_of, tmp_path, setting, shown):
     recipe = tasks.copy("image_classification", tmp_path) / DIGITS.name
     configs = tmp_path / "accelerate_configs"
     configs.mkdir()
-    (configs / "ddp.yaml").write_text((ROOT / "recipes/accelerate_configs/ddp.yaml").read_text())
-    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2} | setting}))
-    zero2 = (ROOT / "recipes/accelerate_configs/zero2.yaml").read_text()
-    (configs / "zero2.yaml").write_text(zero2.replace("ds_configs/zero2.json", str(tmp_path / "ds.json")))
-    code, output, _ = compare(recipe, *TWO)
-    assert code == 0
+    shutil.copy(ACCELERATE_CONFIGS["ddp"], configs)
+    write_zero_config(configs, 2, setting)
+    output = output_of("plan", recipe, *TWO)
     assert f"zero2 is not counted: its DeepSpeed JSON has zero_optimization.{shown}" in output
     assert "  ddp" in output

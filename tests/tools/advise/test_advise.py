@@ -4,34 +4,23 @@ import json
 import math
 import re
 import shlex
+from functools import partial
 
 import pytest
 
-from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.plan import resolve
 from largebatch.tools.advise.advice import steps_and_samples
 from paths import DIGITS, ROOT
-from run_folders import write_run
 
-HEADER = "batch,samples,spread,seeds\n"
 GIVEN = ("--critical-batch", "1024")
 
 
 @pytest.fixture
-def advise(capsys, monkeypatch):
+def advise(run_command, monkeypatch):
     """Give the exit code, the output and the errors."""
     monkeypatch.chdir(ROOT)
-
-    def advise(*words):
-        try:
-            code = main(["advise", *map(str, words)])
-        except SystemExit as left:
-            code = left.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return advise
+    return partial(run_command, "advise")
 
 
 def prose(output):
@@ -45,18 +34,38 @@ def numbers(output, first):
     return [float(word) for word in re.findall(r"[\d.]+(?:e-\d+)?", row.removeprefix(first).replace(",", ""))]
 
 
-def test_steps_and_samples_are_on_the_curve_of_mccandlish(advise, tmp_path):
-    write_run(tmp_path / "run")
+@pytest.fixture
+def measured(advise, tmp_path):
+    """Advise from the folder of a run whose summary has this noise scale."""
+
+    def measured(noise, *words):
+        (tmp_path / "summary.json").write_text(json.dumps({"noise_scale": noise}))
+        return advise("--measured", tmp_path, *words)
+
+    return measured
+
+
+@pytest.fixture
+def fitted(advise, tmp_path):
+    """Advise from points, given as lines of CSV."""
+
+    def fitted(lines, *words):
+        (tmp_path / "points.csv").write_text(f"batch,samples,spread,seeds\n{lines}")
+        return advise("--fit", tmp_path / "points.csv", *words)
+
+    return fitted
+
+
+def test_steps_and_samples_are_on_the_curve_of_mccandlish(measured):
     noise = {"samples": 1024.0, "low": 828.0, "high": 1220.0}
-    (tmp_path / "run/summary.json").write_text(json.dumps({"noise_scale": noise}))
-    code, output, _ = advise("--measured", tmp_path / "run", "--batches", "256,1024,4096")
+    code, output, _ = measured(noise, "--batches", "256,1024,4096")
     assert code == 0
     assert "Critical batch 1,024 samples (95 % confidence: 828 to 1,220), from the noise scale" in prose(output)
     assert "which stands in for it" in prose(output)
     assert "it can underestimate the critical batch by orders of magnitude (Merrill et al. 2025)" in prose(output)
     assert numbers(output, "batch 1,024 (knee)")[0] == 2
-    for batch in ("256", "1,024", "4,096"):
-        steps, _, _, samples, _, _ = numbers(output, f"batch {batch}{' (knee)' if batch == '1,024' else ''}")
+    for batch in ("256", "1,024 (knee)", "4,096"):
+        steps, _, _, samples, _, _ = numbers(output, f"batch {batch}")
         assert (steps - 1) * (samples - 1) == pytest.approx(1, rel=0.02)
     # At the ends of the interval: 1 + 828 / 256 and 1 + 256 / 1220.
     assert numbers(output, "batch 256") == [5.0, 4.23, 5.77, 1.25, 1.21, 1.31]
@@ -83,38 +92,23 @@ def test_an_infinite_critical_batch_costs_no_samples():
     assert steps_and_samples(math.inf, 512, (100, 256)) == (50, 25600)
 
 
-def folder_with(folder, name, content):
-    folder.mkdir()
-    (folder / name).write_text(json.dumps(content))
-    return folder
-
-
 def test_a_batch_that_costs_nothing_is_not_the_models_critical_batch(advise, tmp_path):
     """By the model, a run at the critical batch needs twice the samples."""
-    found = {"samples": 512, "at_step": 100, "tolerance": 0.01, "sizes": []}
-    code, _, errors = advise("--measured", folder_with(tmp_path / "sweep", "critical_batch.json", found))
+    (tmp_path / "critical_batch.json").write_text('{"samples": 512, "at_step": 100, "tolerance": 0.01, "sizes": []}')
+    code, _, errors = advise("--measured", tmp_path)
     assert code == 2
     assert "a batch that costs nothing, which is below the critical batch of this model" in prose(errors)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("summary.json", {"steps": 3}),
-        ("summary.json", {"noise_scale": {"samples": None, "measurements": 0}}),
-        ("summary.json", [1]),
-        *(("summary.json", {"noise_scale": {"samples": samples}}) for samples in (10**400, 5e-324, math.nan)),
-    ],
-)
-def test_what_was_not_decided(advise, tmp_path, name, content):
-    code, output, errors = advise("--measured", folder_with(tmp_path / "run", name, content))
-    assert (code, output) == (2, "")
-    assert "positive number of samples" in errors
+NO_NUMBER = "positive number of samples"
 
 
 @pytest.mark.parametrize(
     ("noise", "message"),
     [
+        ({"samples": None, "measurements": 0}, NO_NUMBER),
+        ([1], NO_NUMBER),
+        *(({"samples": samples}, NO_NUMBER) for samples in (10**400, 5e-324, math.nan)),
         (
             {"not_measured": "the noise cannot be told from zero"},
             ": the noise cannot be told from zero; give the folder",
@@ -122,46 +116,42 @@ def test_what_was_not_decided(advise, tmp_path, name, content):
         ({"samples": 64, "low": 0, "high": None}, "its noise scale may be any number of samples; measure in more"),
     ],
 )
-def test_a_noise_scale_that_says_nothing(noise, message, advise, tmp_path):
-    code, output, errors = advise("--measured", folder_with(tmp_path / "run", "summary.json", {"noise_scale": noise}))
+def test_a_noise_scale_that_says_nothing(noise, message, measured):
+    code, output, errors = measured(noise)
     assert (code, output) == (2, "")
     assert message in prose(errors)
 
 
 @pytest.mark.parametrize("high", ["wide", [1], {}, 10**400, math.nan, -1, 100.0])
-def test_what_is_damaged_is_not_known(high, advise, tmp_path):
-    write_run(tmp_path / "run")
-    noise = {"samples": 128.0, "low": 88.8, "high": high}
-    (tmp_path / "run/summary.json").write_text(json.dumps({"noise_scale": noise}))
-    code, output, _ = advise("--measured", tmp_path / "run")
+def test_what_is_damaged_is_not_known(high, measured):
+    code, output, _ = measured({"samples": 128.0, "low": 88.8, "high": high})
     assert code == 0
     assert "its error is not known" in prose(output)
 
 
-def test_a_form_that_fails_gives_no_advice(advise, tmp_path):
-    (tmp_path / "points.csv").write_text(HEADER + "256,1000,0,5\n512,2000,0,5\n1024,1000,0,5\n")
-    code, output, _ = advise("--fit", tmp_path / "points.csv")
+def test_a_form_that_fails_gives_no_advice(fitted):
+    code, output, _ = fitted("256,1000,0,5\n512,2000,0,5\n1024,1000,0,5\n")
     assert code == 1
     assert "the form fails (p < 0.01)" in prose(output)
     assert "Critical batch" not in output
 
 
 @pytest.mark.parametrize(
-    ("samples", "words"),
-    [((9, 9, 9), r"95 %: [\d,]+ to inf\); add larger"), ((9, 18, 36), r"95 %: 0 to [\d.]+\); add smaller")],
+    ("lines", "words"),
+    [
+        ("256,9,0,5\n512,9,0,5\n1024,9,0,5\n", r"95 %: [\d,]+ to inf\); add larger"),
+        ("256,9,0,5\n512,18,0,5\n1024,36,0,5\n", r"95 %: 0 to [\d.]+\); add smaller"),
+    ],
 )
-def test_a_limit_gives_a_bound_and_no_knee(advise, tmp_path, samples, words):
-    (tmp_path / "points.csv").write_text(HEADER + "".join(f"{256 << n},{each},0,5\n" for n, each in enumerate(samples)))
-    code, output, _ = advise("--fit", tmp_path / "points.csv")
+def test_a_limit_gives_a_bound_and_no_knee(fitted, lines, words):
+    code, output, _ = fitted(lines)
     assert code == 0
     assert re.search(rf"B_crit is not determined \({words} batch sizes", prose(output))
     assert "knee" not in output
 
 
-def test_batches_beyond_the_points_are_marked(advise, tmp_path):
-    (tmp_path / "points.csv").write_text(HEADER + "256,1000,10,5\n512,1500,10,5\n1024,2500,10,5\n")
-    code, output, _ = advise("--fit", tmp_path / "points.csv", "--batches", "128,256,1024,2048")
-    assert code == 0
+def test_batches_beyond_the_points_are_marked(fitted):
+    _, output, _ = fitted("256,1000,10,5\n512,1500,10,5\n1024,2500,10,5\n", "--batches", "128,256,1024,2048")
     rows = [line.split("  ")[1] for line in output.splitlines() if line.startswith("  batch")]
     assert rows == ["batch 128 (extrapolated)", "batch 256 (knee)", "batch 1,024", "batch 2,048 (extrapolated)"]
 

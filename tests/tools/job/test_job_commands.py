@@ -2,11 +2,11 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 
 from ending_files import write_ending
-from largebatch.__main__ import main
 from largebatch.storage.attempts import claim
 from saving import make_checkpoint
 
@@ -18,11 +18,10 @@ def _job(monkeypatch):
 
 
 @pytest.fixture
-def ask(tmp_path, capsys):
+def ask(tmp_path, output_of):
     def ask(command, *words, start=0, max_restarts=3):
-        shared = ["--run-dir", str(tmp_path), "--start", str(start), "--max-restarts", str(max_restarts)]
-        assert main([command, *shared, *words]) == 0
-        (line,) = capsys.readouterr().out.splitlines()
+        shared = ["--run-dir", tmp_path, "--start", start, "--max-restarts", max_restarts]
+        (line,) = output_of(command, *shared, *words).splitlines()
         return line
 
     return ask
@@ -101,36 +100,38 @@ def test_a_stop_file_counts_unless_it_is_older_than_the_start(ask, tmp_path, mon
 
 def test_starts_without_progress_are_counted_over_those_that_have_not_ended(ask, tmp_path):
     """The scheduler restarts a job whose first node is gone; the start before has not come to its end."""
-    assert [ask("job-begins", start=start, max_restarts=2) for start in range(3)] == ["go"] * 3
+    ask = partial(ask, max_restarts=2)
+    assert [ask("job-begins", start=start) for start in range(3)] == ["go"] * 3
     given_up = (
         f"giving up after 3 starts without progress past step 0 (LARGEBATCH_MAX_RESTARTS 2); see {tmp_path}/jobs/5"
     )
-    assert ask("job-ended", "--exit-code=1", start=1, max_restarts=2) == (
+    assert ask("job-ended", "--exit-code=1", start=1) == (
         f"leave 1 error: ended before the run began (exit code 1); {given_up}"
     )
-    assert ask("job-begins", start=3, max_restarts=2) == f"leave 1 error: {given_up}"
+    assert ask("job-begins", start=3) == f"leave 1 error: {given_up}"
     # A newer checkpoint is progress; one that is not complete is none, nor is what others put beside.
     make_checkpoint(tmp_path / "checkpoints/step_00000040")
     marker = (tmp_path / "checkpoints/step_00000040/complete.json").read_bytes()
     (tmp_path / "checkpoints/step_00000040/complete.json").unlink()
     make_checkpoint(tmp_path / "checkpoints/step_00000050.keep")
-    assert ask("job-begins", start=4, max_restarts=2).startswith("leave 1")
+    assert ask("job-begins", start=4).startswith("leave 1")
     (tmp_path / "checkpoints/step_00000040/complete.json").write_bytes(marker)
-    assert ask("job-begins", start=5, max_restarts=2) == "go"
-    assert ask("job-ended", "--exit-code=1", start=5, max_restarts=2).endswith("; resumes from step 40")
+    assert ask("job-begins", start=5) == "go"
+    assert ask("job-ended", "--exit-code=1", start=5).endswith("; resumes from step 40")
 
 
-def test_pipes_that_others_put_there_are_not_waited_for(ask, tmp_path, capsys):
+def test_pipes_that_others_put_there_are_not_waited_for(ask, tmp_path, run_command):
     (tmp_path / "jobs/5/start_0/endings").mkdir(parents=True)
     for name in ("starts", "start_0/endings/rank_0.json"):
         os.mkfifo(tmp_path / "jobs/5" / name)
     assert ask("job-ended", "--exit-code=1").startswith("requeue ended before the run began")
-    assert main(["job-begins", "--run-dir", str(tmp_path), "--start=0", "--max-restarts=3"]) != 0
-    assert "starts" in capsys.readouterr().err
+    code, _, error = run_command("job-begins", "--run-dir", tmp_path, "--start=0", "--max-restarts=3")
+    assert code != 0
+    assert "starts" in error
 
 
 @pytest.mark.parametrize("command", [["job-begins"], ["job-ended", "--exit-code=1"]])
-def test_outside_of_a_job(command, tmp_path, monkeypatch, capsys):
+def test_outside_of_a_job(command, tmp_path, monkeypatch, refusal_of):
     monkeypatch.delenv("LARGEBATCH_JOB_ID")
-    assert main([*command, "--run-dir", str(tmp_path), "--start=0", "--max-restarts=3"]) == 2
-    assert capsys.readouterr().err.startswith("error: LARGEBATCH_JOB_ID is not set")
+    error = refusal_of(*command, "--run-dir", tmp_path, "--start=0", "--max-restarts=3")
+    assert error.startswith("error: LARGEBATCH_JOB_ID is not set")

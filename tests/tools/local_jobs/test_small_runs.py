@@ -13,8 +13,10 @@ def test_every_part_of_a_long_schedule_occurs_in_its_first_steps():
     milestones = '{"name": "step", "at": [{"epochs": 0.6}, {"epochs": 0.8}], "factor": 0.1}'
     sizes = '[{"from": {"steps": 0}, "size": 24}, {"from": {"steps": 100}, "size": 48}]'
     words = [
-        f"--learning_rate.decay={milestones}",
-        f"--batch.global_batch_size={sizes}",
+        "--learning_rate.decay",
+        milestones,
+        "--batch.global_batch_size",
+        sizes,
         "--learning_rate.scaling=none",
     ]
     for steps, length in ((1, 4), (12, 12)):

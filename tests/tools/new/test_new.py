@@ -48,7 +48,7 @@ WRITTEN = {"README.md", "requirements.txt", ".gitignore", "LICENSE.largebatch"}
 
 
 def test_a_recipe(tmp_path):
-    assert main(["new", "job", "--recipe=gpt_pydoc"]) == 0
+    main(["new", "job", "--recipe=gpt_pydoc"])
     made = tree(tmp_path / "job")
     task = ROOT / "recipes/causal_lm"
     names = {path.name for path in task.iterdir() if path.suffix in (".py", ".md")}
@@ -79,11 +79,11 @@ def command_of_the_readme(name):
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe(recipe, monkeypatch, capsys):
-    assert main(["new", "job", f"--recipe={recipe.stem}"]) == 0
+def test_every_recipe(recipe, monkeypatch, output_of):
+    output_of("new", "job", "--recipe", recipe.stem)
     monkeypatch.chdir("job")
-    assert main(command_of_the_readme("lint")) == 0, capsys.readouterr().out
-    assert main(command_of_the_readme("plan")) == 0
+    output_of(*command_of_the_readme("lint"))
+    output_of(*command_of_the_readme("plan"))
     for text in Path().glob("**/*.md"):
         for link in re.findall(r"\]\(([^)#]+)", text.read_text()):
             assert link.startswith("https://") or (text.parent / link).exists(), (text, link)
@@ -100,7 +100,7 @@ SMALL_VOCABULARY = {"sft_qwen_gsm8k": ["--model.config.vocab_size=512"]}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_large_recipe_trains_when_it_is_made_small(name, tmp_path):
-    assert main(["new", "job", f"--recipe={name}"]) == 0
+    main(["new", "job", "--recipe", name])
     (recipe,) = tmp_path.glob(f"job/recipes/*/{name}.json")
     config = load_config(recipe)
     overrides = [*debug_model_overrides(config), *tiny_data_overrides(config), *SMALL_VOCABULARY.get(name, ())]
@@ -109,9 +109,9 @@ def test_a_large_recipe_trains_when_it_is_made_small(name, tmp_path):
     assert [line["step"] for line in read_run(tmp_path / "run").metrics] == [1, 2]
 
 
-def test_the_smallest_task(monkeypatch, capsys):
+def test_the_smallest_task(monkeypatch, output_of):
     """What trains, plans, verifies and submits as it is."""
-    assert main(["new", "job", "--task", "tide_tables"]) == 0
+    output_of("new", "job", "--task", "tide_tables")
     made = tree(Path("job"))
     of_the_task = {f"recipes/tide_tables/{name}" for name in ("README.md", "recipe.schema.json", "tide_tables.json")}
     of_the_task |= {f"recipes/tide_tables/{name}.py" for name in ("config", "data", "model", "train")}
@@ -119,19 +119,17 @@ def test_the_smallest_task(monkeypatch, capsys):
     assert not [name for name, text in made.items() if re.search(rb"@(?!300)", text) and name not in SHARED]
 
     monkeypatch.chdir("job")
-    capsys.readouterr()
-    assert main(["lint"]) == 0
-    assert capsys.readouterr().out == "13 files checked, 0 problems\n"
-    assert main(["schema", "--check", "recipes/tide_tables"]) == 0
+    assert output_of("lint") == "13 files checked, 0 problems\n"
+    output_of("schema", "--check", "recipes/tide_tables")
     monkeypatch.setenv("PATH", write_commands(Path("bin").resolve(), {"sbatch": ""}))
-    assert main(command_of_the_readme("submit")) == 0
     processes = command_of_the_readme("plan")[-1]
-    assert re.search(rf"tide_tables under ddp, .*on {processes} processes\n", capsys.readouterr().out)
+    submitted = output_of(*command_of_the_readme("submit"))
+    assert re.search(rf"tide_tables under ddp, .*on {processes} processes\n", submitted)
 
 
 @pytest.mark.slow
 def test_the_smallest_task_learns(tmp_path):
-    assert main(["new", "job", "--task", "tides"]) == 0
+    main(["new", "job", "--task=tides"])
     recipe = tmp_path / "job/recipes/tides/tides.json"
     run_job(train_copy, recipe, (), tmp_path / "run", strategy="single")
     losses = [line["loss"] for line in read_run(tmp_path / "run").evaluations]
@@ -154,16 +152,11 @@ def test_the_smallest_task_learns(tmp_path):
         ("none/x", "--recipe=gpt_pydoc", "none/x cannot be created (No such file or directory)"),
     ],
 )
-def test_refused(place, what, message, tmp_path, capsys):
+def test_refused(place, what, message, tmp_path, run_command):
     Path("full").mkdir()
     Path("full/a").touch()
     before = sorted(tmp_path.rglob("*"))
-    try:
-        code = main(["new", place, what])
-    except SystemExit as left:
-        code = left.code
-    printed = capsys.readouterr()
-    assert code == 2
-    assert f"error: {message}" in printed.err
-    assert printed.out == ""
+    code, output, error = run_command("new", place, what)
+    assert (code, output) == (2, "")
+    assert f"error: {message}" in error
     assert sorted(tmp_path.rglob("*")) == before

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from largebatch.__main__ import main
 from largebatch.tools.preflight import node_checks
 from largebatch.tools.preflight.node_checks import check_node
 from largebatch.tools.preflight.reports import Severity
@@ -123,9 +122,8 @@ def test_gpus_that_nobody_asked_for(tmp_path):
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-def test_without_what_node_sh_sets(monkeypatch, capsys, tmp_path):
+def test_without_what_node_sh_sets(monkeypatch, refusal_of, tmp_path):
     monkeypatch.setenv("LARGEBATCH_LOGS", str(tmp_path))
-    words = ["--node-rank=0", "--num-nodes=2", "--address=a", "--port=1", "--seconds=1"]
-    words += ["--gpus=0", f"--accelerate-config={DDP}"]
-    assert main(["preflight", str(PYDOC), *words]) == 2
-    assert "LARGEBATCH_TOKEN or LARGEBATCH_LOGS is not set; run launch/node.sh" in capsys.readouterr().err
+    words = ["--node-rank=0", "--num-nodes=2", "--address=a", "--port=1", "--seconds=1", "--gpus=0"]
+    error = refusal_of("preflight", PYDOC, *words, "--accelerate-config", DDP)
+    assert "LARGEBATCH_TOKEN or LARGEBATCH_LOGS is not set; run launch/node.sh" in error

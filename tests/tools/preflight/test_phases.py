@@ -52,40 +52,40 @@ def _quick(monkeypatch):
     monkeypatch.setattr(all_reduce, "MEBIBYTES_ON_CPUS", 1)
 
 
-def codes(ended):
-    return [each.exit_code for each in ended]
+@pytest.fixture
+def meet(tmp_path):
+    """Run a node for each exit code, with which it must end; bad nodes must be noted. What each prints."""
+
+    def meet(*exit_codes, words=(), bad_nodes="", **settings):
+        ended = run_nodes(tmp_path, len(exit_codes), *words, **settings)
+        assert tuple(each.exit_code for each in ended) == exit_codes, ended
+        file = shared(tmp_path) / "bad_nodes"
+        assert (file.read_text() if file.exists() else "") == bad_nodes
+        return [each.out for each in ended]
+
+    return meet
 
 
-def bad_nodes(folder):
-    file = shared(folder) / "bad_nodes"
-    return file.read_text() if file.exists() else None
-
-
-def test_good_nodes(tmp_path):
-    ended = run_nodes(tmp_path, 4)
-    assert codes(ended) == [0, 0, 0, 0], repr(ended)
-    lines = ended[0].out.splitlines()
-    assert lines[0] == "Pre-flight on 4 nodes:"
-    assert lines[1].startswith("  n1: all-reduce of 1 MiB over 4 nodes by gloo, 1 process per node: ")
-    assert len(lines) == 2
-    assert [each.out for each in ended[1:]] == ["", "", ""]
-    assert bad_nodes(tmp_path) is None
+def test_good_nodes(tmp_path, meet):
+    first, *others = meet(0, 0, 0, 0)
+    title, finding = first.splitlines()
+    assert title == "Pre-flight on 4 nodes:"
+    assert finding.startswith("  n1: all-reduce of 1 MiB over 4 nodes by gloo, 1 process per node: ")
+    assert others == ["", "", ""]
     # Whoever can list the folder must not learn the token.
     assert not list(shared(tmp_path).glob(f"*{TOKEN}*"))
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-def test_nodes_meet_over_ipv6(tmp_path):
-    ended = run_nodes(tmp_path, 2, host="[::1]")
-    assert codes(ended) == [0, 0], repr(ended)
+def test_nodes_meet_over_ipv6(meet):
+    meet(0, 0, host="[::1]")
 
 
-def test_one_node(tmp_path):
-    ended = run_nodes(tmp_path, 1)
-    assert codes(ended) == [0], repr(ended)
+def test_one_node(meet):
+    meet(0)
 
 
-def test_a_first_node_that_clears_the_folder_when_it_starts(tmp_path):
+def test_a_first_node_that_clears_the_folder_when_it_starts(tmp_path, meet):
     wait = begins_after(tmp_path, 0, "presence_1")
 
     def before(rank):
@@ -94,32 +94,28 @@ def test_a_first_node_that_clears_the_folder_when_it_starts(tmp_path):
             shutil.rmtree(shared(tmp_path))
             shared(tmp_path).mkdir()
 
-    assert codes(run_nodes(tmp_path, 2, before=before)) == [0, 0]
+    meet(0, 0, before=before)
 
 
-def test_files_of_another_start_are_ignored(tmp_path):
+def test_files_of_another_start_are_ignored(tmp_path, meet):
     """Whoever it was, it found a bad node, and this start's first node is late."""
     shared(tmp_path).mkdir(parents=True)
     for name in ("presence_0", "presence_1", "presence_decision", "checks_decision"):
         (shared(tmp_path) / f"{name}.0123456789abcdef").write_text("3")
-    assert codes(run_nodes(tmp_path, 2, before=late(0, 2))) == [0, 0]
+    meet(0, 0, before=late(0, 2))
 
 
-def test_a_node_that_is_too_late_is_not_bad(tmp_path):
-    ended = run_nodes(tmp_path, 4, before=begins_after(tmp_path, 2, "presence_decision"), seconds=8)
-    assert codes(ended) == [2, 2, 2, 2], repr(ended)
-    assert f"error on n3: late: not present in {shared(tmp_path)} after 8 seconds" in ended[0].out
-    assert "raise LARGEBATCH_PREFLIGHT_SECONDS" in ended[0].out
-    assert bad_nodes(tmp_path) is None
+def test_a_node_that_is_too_late_is_not_bad(tmp_path, meet):
+    first, *_ = meet(2, 2, 2, 2, before=begins_after(tmp_path, 2, "presence_decision"), seconds=8)
+    assert f"error on n3: late: not present in {shared(tmp_path)} after 8 seconds" in first
+    assert "raise LARGEBATCH_PREFLIGHT_SECONDS" in first
 
 
-def test_a_first_node_that_is_too_late(tmp_path):
+def test_a_first_node_that_is_too_late(meet):
     """The others have left without a trace when it comes."""
-    ended = run_nodes(tmp_path, 3, before=late(0, 12), seconds=6)
-    assert codes(ended) == [2, 2, 2], repr(ended)
-    assert "error on n1: late: not present in " in ended[1].out
-    assert "error on n2, n3: late: not present in " in ended[0].out
-    assert bad_nodes(tmp_path) is None
+    first, second, _ = meet(2, 2, 2, before=late(0, 12), seconds=6)
+    assert "error on n1: late: not present in " in second
+    assert "error on n2, n3: late: not present in " in first
 
 
 @pytest.mark.parametrize(
@@ -130,17 +126,17 @@ def test_a_first_node_that_is_too_late(tmp_path):
         ("measure", "all_reduce", {(all_reduce, "SECONDS"): 4.0, (phases, "SECONDS_TO_TELL"): 12.0}),
     ],
 )
-def test_a_node_that_dies(function, phase, limits, tmp_path, monkeypatch):
+def test_a_node_that_dies(function, phase, limits, monkeypatch, meet):
     """It is waited for until a limit, within which the others have to answer however slow the machine is."""
     for (owner, limit), seconds in limits.items():
         monkeypatch.setattr(owner, limit, seconds)
-    ended = run_nodes(tmp_path, 4, before=lambda rank: rank == 1 and monkeypatch.setattr(phases, function, die))
-    assert codes(ended) == [3, 9, 3, 3], repr(ended)
-    assert f"bad node n2: it stopped answering in {phase}" in ended[0].out
-    assert bad_nodes(tmp_path) == "n2\n"
+    first, *_ = meet(
+        3, 9, 3, 3, bad_nodes="n2\n", before=lambda rank: rank == 1 and monkeypatch.setattr(phases, function, die)
+    )
+    assert f"bad node n2: it stopped answering in {phase}" in first
 
 
-def test_the_first_node_dies(tmp_path, monkeypatch):
+def test_the_first_node_dies(tmp_path, monkeypatch, meet):
     monkeypatch.setattr(reports, "SECONDS_IN_ALL", 3.0)
     before = begins_after(tmp_path, 0, "presence_1")
 
@@ -149,16 +145,14 @@ def test_the_first_node_dies(tmp_path, monkeypatch):
         if rank == 0:
             monkeypatch.setattr(phases, "_check", die)
 
-    ended = run_nodes(tmp_path, 3, before=die_early, seconds=10)
-    assert codes(ended) == [9, 3, 3], repr(ended)
-    assert "bad node n1: it stopped answering in checks" in ended[1].out
-    assert bad_nodes(tmp_path) == "n1\n"
+    _, second, _ = meet(9, 3, 3, bad_nodes="n1\n", before=die_early, seconds=10)
+    assert "bad node n1: it stopped answering in checks" in second
 
 
 @pytest.mark.parametrize(
     ("check", "reason"), [(die, "exit code 9"), (lambda *_: multiprocessing.Event().wait(), "no result within 4 s")]
 )
-def test_a_driver_that_crashes_or_hangs(check, reason, tmp_path, monkeypatch):
+def test_a_driver_that_crashes_or_hangs(check, reason, monkeypatch, meet):
     """Its node can still say so."""
 
     def before(rank):
@@ -166,30 +160,24 @@ def test_a_driver_that_crashes_or_hangs(check, reason, tmp_path, monkeypatch):
             monkeypatch.setattr(phases, "check_node", check)
             monkeypatch.setattr(phases, "SECONDS_TO_CHECK", 4.0)
 
-    ended = run_nodes(tmp_path, 3, before=before)
-    assert codes(ended) == [3, 3, 3], repr(ended)
-    assert f"bad node n2: its own checks failed: rank 0: {reason}" in ended[0].out
-    assert bad_nodes(tmp_path) == "n2\n"
+    first, *_ = meet(3, 3, 3, bad_nodes="n2\n", before=before)
+    assert f"bad node n2: its own checks failed: rank 0: {reason}" in first
 
 
-def test_a_port_in_use_is_no_nodes_fault(tmp_path):
+def test_a_port_in_use_is_no_nodes_fault(meet):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        ended = run_nodes(tmp_path, 2, port=port)
-    assert codes(ended) == [2, 2], repr(ended)
-    assert f"error on n1: cannot listen at localhost:{port} (" in ended[0].out
-    assert "Address already in use" in ended[0].out
-    assert "start the job again" in ended[0].out
-    assert bad_nodes(tmp_path) is None
+        first, _ = meet(2, 2, port=port)
+    assert f"error on n1: cannot listen at localhost:{port} (" in first
+    assert "Address already in use" in first
+    assert "start the job again" in first
 
 
 @pytest.mark.parametrize("text", ["x", '{"node": "n7", "versions": 7}', "[" * 100_000])
-def test_a_report_of_another_version(text, tmp_path, monkeypatch):
+def test_a_report_of_another_version(text, monkeypatch, meet):
     other = SimpleNamespace(dumps=lambda _: text)
-    ended = run_nodes(tmp_path, 2, before=lambda rank: rank and monkeypatch.setattr(reports, "json", other))
-    assert codes(ended) == [3, 3], repr(ended)
-    assert "bad node n2: its report in presence cannot be read" in ended[0].out
-    assert "Traceback" not in ended[0].err
+    first, _ = meet(3, 3, bad_nodes="n2\n", before=lambda rank: rank and monkeypatch.setattr(reports, "json", other))
+    assert "bad node n2: its report in presence cannot be read" in first
 
 
 def _no_connection(monkeypatch, is_cut_off):
@@ -201,19 +189,17 @@ def _no_connection(monkeypatch, is_cut_off):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_a_node_that_cannot_reach_the_first(count, tmp_path, monkeypatch):
-    ended = run_nodes(tmp_path, count, before=lambda rank: _no_connection(monkeypatch, rank == 1))
-    assert codes(ended) == [3] * count, repr(ended)
-    assert "bad node n2: cannot connect to the first node at localhost:" in ended[0].out
-    assert "Connection refused" in ended[0].out
-    assert bad_nodes(tmp_path) == "n2\n"
+def test_a_node_that_cannot_reach_the_first(count, monkeypatch, meet):
+    first, *_ = meet(
+        *[3] * count, bad_nodes="n2\n", before=lambda rank: _no_connection(monkeypatch, is_cut_off=rank == 1)
+    )
+    assert "bad node n2: cannot connect to the first node at localhost:" in first
+    assert "Connection refused" in first
 
 
-def test_if_no_node_can_reach_the_first_none_of_them_is_bad(tmp_path, monkeypatch):
-    ended = run_nodes(tmp_path, 3, before=lambda rank: _no_connection(monkeypatch, rank > 0))
-    assert codes(ended) == [2, 2, 2], repr(ended)
-    assert "error on n2, n3: cannot connect to the first node at localhost:" in ended[0].out
-    assert bad_nodes(tmp_path) is None
+def test_if_no_node_can_reach_the_first_none_of_them_is_bad(monkeypatch, meet):
+    first, *_ = meet(2, 2, 2, before=lambda rank: _no_connection(monkeypatch, is_cut_off=rank > 0))
+    assert "error on n2, n3: cannot connect to the first node at localhost:" in first
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
@@ -226,25 +212,21 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         if rank == 1:
             os.environ["LARGEBATCH_LOGS"] = str(file)
 
-    ended = run_nodes(tmp_path, 2, before=before, seconds=5)
-    assert codes(ended) == [2, 2], repr(ended)
-    assert f"error: {file}/preflight/presence_1." in ended[1].err
-    assert "cannot be written" in ended[1].err
+    first, second = run_nodes(tmp_path, 2, before=before, seconds=5)
+    assert (first.exit_code, second.exit_code) == (2, 2)
+    assert f"error: {file}/preflight/presence_1." in second.err
+    assert "cannot be written" in second.err
 
 
-def test_bandwidth_below_the_minimum(tmp_path):
-    ended = run_nodes(tmp_path, 2, "--min-busbw=1e6")
-    assert codes(ended) == [2, 2], repr(ended)
-    assert "GB/s (bus bandwidth, median of 5), less than LARGEBATCH_MIN_BUSBW=1e+06" in ended[0].out
-    assert bad_nodes(tmp_path) is None
+def test_bandwidth_below_the_minimum(meet):
+    first, _ = meet(2, 2, words=["--min-busbw=1e6"])
+    assert "GB/s (bus bandwidth, median of 5), less than LARGEBATCH_MIN_BUSBW=1e+06" in first
 
 
-def test_an_all_reduce_that_fails_on_a_node(tmp_path, monkeypatch):
+def test_an_all_reduce_that_fails_on_a_node(monkeypatch, meet):
     monkeypatch.setattr(all_reduce, "SECONDS", 4.0)
-    ended = run_nodes(tmp_path, 4, before=lambda rank: rank == 1 and monkeypatch.setattr(all_reduce, "_bandwidth", die))
-    assert codes(ended) == [2, 2, 2, 2], repr(ended)
+    first, *_ = meet(2, 2, 2, 2, before=lambda rank: rank == 1 and monkeypatch.setattr(all_reduce, "_bandwidth", die))
     # The others have waited for it.
-    first = ended[0].out.splitlines()[1]
-    assert first.startswith("  error on n2: all-reduce of 1 MiB over 4 nodes by gloo")
-    assert first.endswith("rank 0: exit code 9")
-    assert bad_nodes(tmp_path) is None
+    finding = first.splitlines()[1]
+    assert finding.startswith("  error on n2: all-reduce of 1 MiB over 4 nodes by gloo")
+    assert finding.endswith("rank 0: exit code 9")

@@ -21,9 +21,7 @@ def sbatch(project, monkeypatch):
 
     answers("print(123)")
     monkeypatch.setenv("PATH", str(file.parent), prepend=os.pathsep)
-    monkeypatch.delenv("STRATEGY", raising=False)
-    monkeypatch.delenv("RUN_DIR", raising=False)
-    for name in [name for name in os.environ if name.startswith(("LARGEBATCH_", "SBATCH_"))]:
+    for name in [name for name in os.environ if name.startswith(("LARGEBATCH_", "SBATCH_", "RUN_DIR"))]:
         monkeypatch.delenv(name)
     (project / ".venv/bin").mkdir(parents=True)
     (project / ".venv/bin/activate").touch()

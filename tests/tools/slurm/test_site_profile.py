@@ -4,20 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from submitting import called, layout, submit
+from submitting import called, layout
 
 pytestmark = pytest.mark.usefixtures("sbatch")
 
 
-def test_the_sites_profile(monkeypatch, capsys):
+def test_the_sites_profile(monkeypatch, output_of):
     Path("slurm/site.sh").write_text(
         "export SBATCH_GPUS_PER_NODE=${SBATCH_GPUS_PER_NODE:-4} LARGEBATCH_ENV=site_env\nexport OTHER=1\n"
         "echo welcome; LARGEBATCH_WRAP=(a b)\n[[ -d /none ]] && export LARGEBATCH_CONTAINER=x\n"
     )
     Path("site_env").touch()
     monkeypatch.delenv("OTHER", raising=False)
-    assert submit("gpt_pydoc", "--nodes=1") == 0
-    printed = capsys.readouterr().out
+    printed = output_of("submit", "gpt_pydoc", "--nodes=1")
     assert layout(printed) == "ddp, nodes x GPUs per node = 1 x 4"
     assert "LARGEBATCH_ENV=site_env LARGEBATCH_SNAPSHOT=" in printed
     assert "SBATCH_GPUS_PER_NODE=4 sbatch" in printed
@@ -25,8 +24,7 @@ def test_the_sites_profile(monkeypatch, capsys):
     assert environment["SBATCH_GPUS_PER_NODE"] == "4"
     assert environment.keys().isdisjoint({"OTHER", "LARGEBATCH_WRAP", "LARGEBATCH_CONTAINER"})
     monkeypatch.setenv("SBATCH_GPUS_PER_NODE", "2")
-    assert submit("gpt_pydoc", "--nodes=1") == 0
-    assert "1 x 2" in layout(capsys.readouterr().out)
+    assert "1 x 2" in layout(output_of("submit", "gpt_pydoc", "--nodes=1"))
 
 
 @pytest.mark.parametrize(
@@ -37,10 +35,9 @@ def test_the_sites_profile(monkeypatch, capsys):
         ("source /none/file", "/none/file: No such file"),
     ],
 )
-def test_a_profile_that_fails(text, message, capsys):
+def test_a_profile_that_fails(text, message, refusal_of):
     Path("slurm/site.sh").write_text(text)
-    assert submit("gpt_pydoc", "--nodes=2") == 2
-    error = capsys.readouterr().err
+    error = refusal_of("submit", "gpt_pydoc", "--nodes=2")
     assert error.startswith(f"error: {Path.cwd()}/slurm/site.sh fails: ")
     assert message in error
     assert not Path("called.json").exists()

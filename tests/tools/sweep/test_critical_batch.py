@@ -18,10 +18,10 @@ from largebatch.tools.local_jobs import jobs as server
 from largebatch.tools.sweep.critical_batch import branch_sections
 from largebatch.tools.sweep.points import Sweep
 from largebatch.tools.sweep.verdicts import largest_within
+from manifests import save_with_manifest
 from paths import MAPS
 from resuming import TINY_MAPS, Interruption, assert_same_weights, run_interrupted
 from run_folders import started, write_lines
-from saving import FakeRun, mark
 
 STEP = 128  # the branches begin after this step, and train on so many samples
 WINDOW = 512
@@ -52,14 +52,8 @@ def test_branches_of_a_run(tmp_path, monkeypatch, capsys):
     words += (f'--checkpoint.then=["touch", "{commanded}"]',)
     jobs.run_job(partial(jobs.train, MAPS, *words, run_dir=run_dir), strategy="single")
     commanded.unlink()
-    command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches", "8", "--folder", str(folder)]
-    command += ["--recipe", str(MAPS)]
-    assert main([*command, "--window", "1089"]) == 2
-    assert "--window: only 1,088 samples are left after step 128, not 1,120" in capsys.readouterr().err
-    assert main([*command, "--at", "5"]) == 2
-    assert f"--at 5: {run_dir} has checkpoints of the steps 128, 256; checkpoint.keep" in capsys.readouterr().err
-    assert not folder.exists()
-    command += ["--window", "500"]
+    command = ["critical-batch", str(run_dir), "--at", str(STEP), "--batches=8", "--window=500", "--recipe", str(MAPS)]
+    command += ["--folder", str(folder)]
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -119,36 +113,36 @@ def plus(*differences):
     return {seed: REFERENCE[seed] + difference for seed, difference in enumerate(differences)}
 
 
+# Mean 0.002, spread 0.002, and t with 3 degrees of freedom is 2.353: at most 0.0044.
+WITHIN = plus(0.0, 0.004, 0.004, 0.0)
+# Mean 0.005 and spread 0.0115: 2.353 x 0.0115 / 2 is 0.0136, and with 17 seeds 1.746 x 0.0115 / 4.12 is 0.0049.
+UNDECIDED = plus(0.015, -0.005, 0.015, -0.005)
+BEYOND = plus(0.02, 0.03, 0.02, 0.03)
+DIVERGED = plus(math.inf, 0.0)
+
+
 @pytest.mark.parametrize(
     ("losses", "batch", "words"),
     [
-        # Mean 0.002, spread 0.002, and t with 3 degrees of freedom is 2.353: at most 0.0044.
-        ({8: plus(0.0, 0.004, 0.004, 0.0)}, 8, ["within: it costs 0.002 ± 0.0027 (95 %, one-sided)"]),
-        (
-            {8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(0.02, 0.03, 0.02, 0.03)},
-            8,
-            ["within", "beyond: it costs 0.025"],
-        ),
+        ({8: WITHIN}, 8, ["within: it costs 0.002 ± 0.0027 (95 %, one-sided)"]),
+        ({8: WITHIN, 16: BEYOND}, 8, ["within", "beyond: it costs 0.025"]),
         # A size that passes by chance beyond one that does not is not taken.
-        ({8: plus(0.02, 0.03, 0.02, 0.03), 16: plus(0.0, 0.0, 0.0, 0.0)}, 4, ["beyond", "within"]),
-        # Mean 0.005 and spread 0.0115: 2.353 x 0.0115 / 2 is 0.0136, and with 17 seeds 1.746 x 0.0115 / 4.12 is 0.0049.
-        ({8: plus(0.015, -0.005, 0.015, -0.005)}, None, ["undecided: at least 13 more seeds; it costs 0.005 ± 0.014"]),
+        ({8: BEYOND, 16: WITHIN}, 4, ["beyond", "within"]),
         # One beyond an undecided one is told, too.
-        ({8: plus(0.015, -0.005, 0.015, -0.005), 16: plus(0.02, 0.03, 0.02, 0.03)}, None, ["undecided", "beyond"]),
+        ({8: UNDECIDED, 16: BEYOND}, None, ["undecided: at least 13 more seeds; it costs 0.005 ± 0.014", "beyond"]),
         ({8: {}}, None, ["undecided: at least 2 more seeds"]),
-        ({8: plus(0.0, 0.004, 0.004, 0.0), 16: plus(math.inf, 0.0, 0.0, 0.0)}, 8, ["within", "beyond: a run diverged"]),
-        ({4: plus(math.inf, 0.0), 8: plus(0.0, 0.0)}, None, []),
+        ({8: WITHIN, 16: DIVERGED}, 8, ["within", "beyond: a run diverged"]),
+        ({4: DIVERGED}, None, []),
     ],
 )
 def test_the_largest_batch_within_the_tolerance(losses, batch, words):
     largest, found = largest_within({4: REFERENCE} | losses, tolerance=0.01)
     assert largest == batch
-    assert [*found] == sorted(losses)[-len(words) :] * bool(words)
     assert all(str(each).startswith(word) for each, word in zip(found.values(), words, strict=True))
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_code_beside_a_recipe_that_only_a_run_names_is_not_run(link, tmp_path, monkeypatch, capsys):
+def test_code_beside_a_recipe_that_only_a_run_names_is_not_run(link, tmp_path, monkeypatch, refusal_of):
     """A folder that the user has linked to is theirs."""
     task = tmp_path / "elsewhere/task"
     task.mkdir(parents=True)
@@ -165,60 +159,58 @@ def test_code_beside_a_recipe_that_only_a_run_names_is_not_run(link, tmp_path, m
     manifest = "largebatch.tools.sweep.critical_batch.read_manifest"
     monkeypatch.setattr(manifest, lambda _: SimpleNamespace(config={"task": "x", "batch": {}}))
     recipe = tmp_path / "recipes/task/r.json" if link else task / "r.json"
-    (run / "history.jsonl").write_text(json.dumps({"event": "started", "step": 0, "recipe": str(recipe)}) + "\n")
-    assert main(["critical-batch", "run", "--at=3"]) == 2
-    assert (f"its recipe, {recipe}, is not in {tmp_path}/recipes; " in capsys.readouterr().err) != link
+    write_lines(run / "history.jsonl", [started(0, recipe=str(recipe))])
+    error = refusal_of("critical-batch", "run", "--at=3")
+    assert (f"its recipe, {recipe}, is not in {tmp_path}/recipes; " in error) != link
     assert (tmp_path / "ran").exists() == link
-    assert main(["critical-batch", "run", "--at=3", f"--recipe={recipe}"]) == 2
+    refusal_of("critical-batch", "run", "--at=3", "--recipe", recipe)
     assert (tmp_path / "ran").exists()
 
 
-def test_what_is_no_run(capsys):
-    assert main(["critical-batch", "runs/none", "--at=3"]) == 2
-    assert "runs/none: not a run's folder, or its recipe, none, is not in " in capsys.readouterr().err
+def test_what_is_no_run(refusal_of):
+    error = refusal_of("critical-batch", "runs/none", "--at=3")
+    assert "runs/none: not a run's folder, or its recipe, none, is not in " in error
+
+
+def save_checkpoint(run_dir, **values):
+    """Save one of a run with `WORDS`, in whose manifest these values stand."""
+    config = as_json(load_config(MAPS, WORDS))
+    return save_with_manifest(run_dir, STEP, **({"config": config} | values))
 
 
 @pytest.mark.parametrize(
     ("damage", "words", "message"),
     [
-        ({"plan": 5}, (), "--at 128: its manifest.json is not readable: plan"),
-        ({"config": {}}, (), "--at 128: the config in its manifest.json has no batch"),
+        ({"plan": 5}, [], "--at 128: its manifest.json is not readable: plan"),
+        ({"config": {}}, [], "--at 128: the config in its manifest.json has no batch"),
         # Not of the recipe, which is sound.
-        ({"config": {"batch": 5}}, (), "step_00000128/manifest.json:\n  - batch: "),
-        (None, (), "--at 128: there is no complete.json in it"),
-        ({}, ("--window", "9" * 15), "--window: only 1,088 samples are left"),
-        ({}, ("--batches", ",".join(map(str, range(1, 102)))), "the list has 101 numbers; write at most 100"),
-        ({}, ("--seeds", "100000"), "the sweep would have 400,000 points, at most 1,000"),
+        ({"config": {"batch": 5}}, [], "step_00000128/manifest.json:\n  - batch: "),
+        ({}, ["--at=5"], " has checkpoints of the steps 128; checkpoint.keep"),
+        ({}, ["--window=1089", "--batches=8"], "--window: only 1,088 samples are left after step 128, not 1,120"),
+        ({}, ["--window", "9" * 15], "--window: only 1,088 samples are left"),
+        ({}, ["--batches", ",".join(map(str, range(1, 102)))], "the list has 101 numbers; write at most 100"),
+        ({}, ["--seeds=100000"], "the sweep would have 400,000 points, at most 1,000"),
     ],
 )
-def test_damaged_checkpoints_and_impossible_numbers(damage, words, message, tmp_path, capsys):
-    write_lines(tmp_path / "history.jsonl", [started(0, recipe=str(MAPS))])
-    checkpoint = FakeRun(tmp_path).save(STEP)
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest["config"] = as_json(load_config(MAPS, WORDS))
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest | (damage or {})))
-    mark(checkpoint)
-    if damage is None:
-        (checkpoint / "complete.json").unlink()
-    try:
-        place = ["--folder", str(tmp_path / "branches"), f"--recipe={MAPS}"]
-        code = main(["critical-batch", str(tmp_path), f"--at={STEP}", *place, *words])
-    except SystemExit as left:
-        code = left.code
-    assert code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "branches").exists()
+def test_damaged_checkpoints_and_impossible_numbers(damage, words, message, tmp_path, refusal_of):
+    save_checkpoint(tmp_path, **damage)
+    folder = tmp_path / "branches"
+    words = ["--at", STEP, "--folder", folder, "--recipe", MAPS, *words]
+    assert message in refusal_of("critical-batch", tmp_path, *words)
+    assert not folder.exists()
 
 
-def test_a_plan_without_an_end_is_not_copied(tmp_path, capsys):
+def test_a_checkpoint_that_is_not_complete(tmp_path, refusal_of):
+    (save_checkpoint(tmp_path) / "complete.json").unlink()
+    error = refusal_of("critical-batch", tmp_path, "--at", STEP, "--recipe", MAPS)
+    assert "--at 128: there is no complete.json in it" in error
+
+
+def test_a_plan_without_an_end_is_not_copied(tmp_path, refusal_of):
     """A link to a device, or to another file of the reader's."""
-    run = FakeRun(tmp_path / "run")
-    checkpoint = run.save(STEP)
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"config": as_json(load_config(MAPS, WORDS))}))
-    mark(checkpoint)
-    (tmp_path / "run/config.json").write_text("{}")
-    (tmp_path / "run/plan.json").symlink_to("/dev/zero")
-    words = [f"--at={STEP}", f"--recipe={MAPS}", "--window=512"]
-    assert main(["critical-batch", str(tmp_path / "run"), *words]) == 2
-    assert "its run must have a plan.json" in capsys.readouterr().err
+    run = tmp_path / "run"
+    save_checkpoint(run)
+    (run / "config.json").write_text("{}")
+    (run / "plan.json").symlink_to("/dev/zero")
+    error = refusal_of("critical-batch", run, "--at", STEP, "--recipe", MAPS, "--window=512")
+    assert "its run must have a plan.json" in error

@@ -7,7 +7,6 @@ from dataclasses import asdict
 import pytest
 
 from ending_files import end_run
-from largebatch.__main__ import main
 from largebatch.errors import UserError
 from largebatch.tools.sweep.points import BATCH, RATE, Sweep, grid
 from largebatch.tools.sweep.results import Results
@@ -16,36 +15,37 @@ from run_folders import write_lines, write_run
 
 END = " (at an end of the listed rates: extend the list)"
 SETTINGS = ("--learning_rate.reference_batch_size=64", "--train.duration.epochs=20")
-# Of seeds 0, 1 and 2: the last evaluation's loss by rate and batch size; None for a run that diverged.
-LOSSES = {
-    (0.1, 64): [1.0, 1.2, 1.1],
-    (0.2, 64): [1.6, 1.4, 1.5],
-    (0.1, 128): [1.3, 1.5, 1.4],
-    (0.2, 128): [1.0, 1.1, 0.9],
-    (0.1, 256): [1.2, 1.0, 1.4],
-    (0.2, 256): [1.1, 1.3, 1.0],
-    (0.1, 512): [2.0, None, 2.0],
-    (0.2, 512): [3.0, 3.1, None],
-}
+# The last evaluation's loss of seeds 0, 1 and 2, after the rate and the batch size; "-" for a run that diverged.
+LOSSES = """
+0.1   64  1.0 1.2 1.1
+0.2   64  1.6 1.4 1.5
+0.1  128  1.3 1.5 1.4
+0.2  128  1.0 1.1 0.9
+0.1  256  1.2 1.0 1.4
+0.2  256  1.1 1.3 1.0
+0.1  512  2.0  -  2.0
+0.2  512  3.0 3.1  -
+"""
 
 
-def write_sweep(folder, losses=LOSSES, **about):
+def write_sweep(folder, table, **about):
+    """A sweep whose runs have ended with these losses."""
+    losses = {(float(rate), int(batch)): seeds for rate, batch, *seeds in map(str.split, table.split("\n")[1:-1])}
     rates, batches = (",".join(map(str, dict.fromkeys(values))) for values in zip(*losses, strict=True))
-    words = [f"--learning_rate.base_lr={rates}", f"--batch.global_batch_size={batches}", *SETTINGS]
-    seeds = len(next(iter(losses.values())))
-    sweep = Sweep(str(DIGITS), {}, grid(words, seeds), **about)
+    words = ["--learning_rate.base_lr", rates, "--batch.global_batch_size", batches, *SETTINGS]
+    sweep = Sweep(str(DIGITS), {}, grid(words, len(next(iter(losses.values())))), **about)
+    (first, *_) = losses
     for point in sweep.points:
-        (first, *_) = losses
+        # What has one value is no setting of the points.
         rate, batch = (point.settings.get(name, of) for name, of in zip((RATE, BATCH), first, strict=True))
-        value = losses[rate, batch][point.seed]
+        last = losses[rate, batch][point.seed]
         run = folder / point.name
-        plan = write_run(run, tuple(point.overrides), kind="training" if value is None else "finished")
-        evaluations = []
-        for step, loss in ((50, 2.5), (100, 1.25), (200, value)):
-            samples = plan.batch_at(step).samples_before
-            evaluations.append(
-                {"step": step, "samples": samples, "epoch": 0.0, "loss": loss, "accuracy": 1 - (loss or 0)}
-            )
+        write_run(run, tuple(point.overrides), kind="training" if last == "-" else "finished")
+        evaluated = {50: 2.5, 100: 1.25} | ({} if last == "-" else {200: float(last)})
+        evaluations = [
+            {"step": step, "samples": batch * step, "loss": loss, "accuracy": 1 - loss}
+            for step, loss in evaluated.items()
+        ]
         write_lines(run / "evaluations.jsonl", evaluations)
     (folder / "sweep.json").write_text(json.dumps(asdict(sweep)))
     return folder
@@ -62,7 +62,7 @@ def cells_of(*arguments, **about):
 
 
 def test_loss_against_rate_and_the_rule(tmp_path):
-    table = Results.read(write_sweep(tmp_path)).table()
+    table = Results.read(write_sweep(tmp_path, LOSSES)).table()
     title = "loss of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
     assert table.splitlines()[0] == title + "; 24 of 24 points have ended"
     assert cells(table) == {
@@ -84,60 +84,91 @@ def test_loss_against_rate_and_the_rule(tmp_path):
 
 def test_a_rule_that_holds_and_one_whose_rate_diverges(tmp_path):
     """The prediction is from the first batch size in the list, not from the next one."""
-    losses = {
-        (0.1, 64): [2.0, 2.1],
-        (0.2, 64): [1.0, 1.1],
-        (0.1, 128): [1.5, 1.6],
-        (0.2, 128): [1.0, 1.1],
-        (0.1, 256): [1.5, 1.6],
-        (0.2, 256): [1.2, None],
-    }
-    found = cells_of(tmp_path, losses)
+    found = cells_of(
+        tmp_path,
+        """
+0.1   64  2.0 2.1
+0.2   64  1.0 1.1
+0.1  128  1.5 1.6
+0.2  128  1.0 1.1
+0.1  256  1.5 1.6
+0.2  256  1.2  -
+""",
+    )
     assert found["base_lr=0.2 global_batch_size=64"] == ["1.05 ± 0.071 (2)", f"best{END}"]
     assert found["base_lr=0.2 global_batch_size=128"][1:] == [f"best{END}, as the rule predicts"]
     # The other rate is clearly worse at 64: 1 above, with a standard error of 0.071.
     assert found["base_lr=0.1 global_batch_size=256"][1:] == [f"best{END}; the rule does not hold"]
-    once = cells_of(tmp_path / "once", {setting: values[:1] for setting, values in losses.items()})
-    assert once["base_lr=0.2 global_batch_size=128"] == ["1 (1)", f"best{END}, as the rule predicts, not clearly"]
+
+
+def test_of_one_seed_nothing_is_clear(tmp_path):
+    found = cells_of(
+        tmp_path,
+        """
+0.1   64  2.0
+0.2   64  1.0
+0.1  128  1.5
+0.2  128  1.0
+""",
+    )
+    assert found["base_lr=0.2 global_batch_size=128"] == ["1 (1)", f"best{END}, as the rule predicts, not clearly"]
 
 
 def test_a_rule_is_not_refuted_by_a_first_size_that_is_not_clear(tmp_path):
     """0.2 may be the best at both sizes: at 64, 0.4 is the best of three seeds by less than half of a deviation."""
-    losses = {
-        (0.1, 64): [1.2, 1.25, 1.3],
-        (0.2, 64): [1.02, 1.05, 1.08],
-        (0.4, 64): [1.0, 1.04, 1.07],
-        (0.1, 256): [1.3, 1.32, 1.34],
-        (0.2, 256): [1.09, 1.11, 1.13],
-        (0.4, 256): [1.29, 1.31, 1.33],
-    }
-    assert cells_of(tmp_path, losses)["base_lr=0.2 global_batch_size=256"][1:] == ["best; the rule: cannot be told"]
+    found = cells_of(
+        tmp_path,
+        """
+0.1   64  1.2  1.25 1.3
+0.2   64  1.02 1.05 1.08
+0.4   64  1.0  1.04 1.07
+0.1  256  1.3  1.32 1.34
+0.2  256  1.09 1.11 1.13
+0.4  256  1.29 1.31 1.33
+""",
+    )
+    assert found["base_lr=0.2 global_batch_size=256"][1:] == ["best; the rule: cannot be told"]
 
 
 def test_more_rates_take_more_evidence(tmp_path):
     """0.25 with a standard error of 0.082: p = 0.019, below 5 %, but not below a third of that."""
-    low = [1.0, 1.1, 1.2]
-    high = [1.25, 1.35, 1.45]
-    two = {(0.1, 64): high, (0.2, 64): low, (0.1, 128): low, (0.2, 128): high}
-    four = {(rate, size): two.get((rate, size), [5.0, 5.1, 5.2]) for size in (64, 128) for rate in (0.1, 0.2, 0.4, 0.8)}
-    for losses, words in ((two, "the rule does not hold"), (four, "the rule: cannot be told")):
-        found = cells_of(tmp_path / str(len(losses)), losses)["base_lr=0.1 global_batch_size=128"]
+    two = """
+0.1   64  1.25 1.35 1.45
+0.2   64  1.0  1.1  1.2
+0.1  128  1.0  1.1  1.2
+0.2  128  1.25 1.35 1.45
+"""
+    more = """0.4   64  5.0  5.1  5.2
+0.8   64  5.0  5.1  5.2
+0.4  128  5.0  5.1  5.2
+0.8  128  5.0  5.1  5.2
+"""
+    for table, words in ((two, "the rule does not hold"), (two + more, "the rule: cannot be told")):
+        found = cells_of(tmp_path / words, table)["base_lr=0.1 global_batch_size=128"]
         assert found == ["1.1 ± 0.1 (3)", f"best{END}; {words}"]
 
 
 def test_one_clear_size_is_not_enough(tmp_path):
     """At 128, both rates may be the best; where all diverge first, none is predicted."""
-    losses = {(0.1, 64): [1.0, 1.02], (0.2, 64): [1.5, 1.52], (0.1, 128): [1.0, 1.2], (0.2, 128): [1.1, 1.2]}
-    found = cells_of(tmp_path / "a", losses)["base_lr=0.1 global_batch_size=128"]
-    assert found[1:] == [f"best{END}, as the rule predicts, not clearly"]
-    losses |= {(0.1, 64): [None, 1.0], (0.2, 64): [None, None]}
-    found = cells_of(tmp_path / "b", losses)["base_lr=0.1 global_batch_size=128"]
-    assert found[1:] == [f"best{END}"]
+    second = "\n0.1  128  1.0  1.2\n0.2  128  1.1  1.2\n"
+    for first, words in (
+        ("\n0.1   64  1.0  1.02\n0.2   64  1.5  1.52", ", as the rule predicts, not clearly"),
+        ("\n0.1   64   -   1.0\n0.2   64   -    -", ""),
+    ):
+        found = cells_of(tmp_path / first.strip(), first + second)["base_lr=0.1 global_batch_size=128"]
+        assert found[1:] == [f"best{END}{words}"]
 
 
 def test_a_batch_size_of_which_rates_are_missing_has_no_verdict(tmp_path):
-    losses = {(0.1, 64): [2.0], (0.2, 64): [1.0], (0.4, 64): [2.0], (0.1, 128): [2.0], (0.2, 128): [1.0]}
-    folder = write_sweep(tmp_path, losses | {(0.4, 128): [2.0]})
+    table = """
+0.1   64  2.0
+0.2   64  1.0
+0.4   64  2.0
+0.1  128  2.0
+0.2  128  1.0
+0.4  128  2.0
+"""
+    folder = write_sweep(tmp_path, table)
     end_run(folder / "base_lr=0.4_global_batch_size=128_seed=0", None)
     assert cells(Results.read(folder).table())["base_lr=0.2 global_batch_size=128"] == ["1 (1)", "best so far"]
     # Nor has a size without rates of the first to compare with.
@@ -148,17 +179,21 @@ def test_a_batch_size_of_which_rates_are_missing_has_no_verdict(tmp_path):
 
 
 def test_equal_results_say_nothing_of_the_spread(tmp_path):
-    losses = {(0.1, 64): [1.0, 1.0], (0.2, 64): [1.1, 1.1], (0.1, 128): [1.1, 1.1], (0.2, 128): [1.0, 1.0]}
-    found = cells_of(tmp_path, losses)["base_lr=0.2 global_batch_size=128"]
+    table = """
+0.1   64  1.0 1.0
+0.2   64  1.1 1.1
+0.1  128  1.1 1.1
+0.2  128  1.0 1.0
+"""
+    found = cells_of(tmp_path, table)["base_lr=0.2 global_batch_size=128"]
     assert found == ["1 ± 0 (2)", f"best{END}; the rule: cannot be told"]
 
 
 def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
     """Listed in any order; the highest rate diverges, but was tried."""
-    losses = {(0.2, 64): [1.0, 1.1], (0.8, 64): [None, 3.0], (0.1, 64): [1.2, 1.3]}
-    assert cells_of(tmp_path / "a", losses)["base_lr=0.2"][1:] == ["best"]
-    del losses[0.1, 64]
-    assert cells_of(tmp_path / "b", losses)["base_lr=0.2"][1:] == [f"best{END}"]
+    two = "\n0.2  64  1.0 1.1\n0.8  64   -  3.0\n"
+    assert cells_of(tmp_path / "a", f"{two}0.1  64  1.2 1.3\n")["base_lr=0.2"][1:] == ["best"]
+    assert cells_of(tmp_path / "b", two)["base_lr=0.2"][1:] == [f"best{END}"]
     # Not before there is a result of each rate.
     for seed in (0, 1):
         end_run(tmp_path / f"b/base_lr=0.8_seed={seed}", None)
@@ -166,16 +201,14 @@ def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
 
 
 def test_of_an_accuracy_higher_is_better(tmp_path):
-    """The accuracies are one minus the losses, so the findings are the same."""
-    accuracy = cells_of(tmp_path / "a", metric="accuracy", higher_is_better=True)
-    loss = cells_of(tmp_path / "b")
-    assert accuracy["base_lr=0.1 global_batch_size=64"][0] == "-0.1 ± 0.1 (3)"
-    assert [row[1:] for row in accuracy.values()] == [row[1:] for row in loss.values()]
+    """The accuracies are one minus the losses."""
+    table = "\n0.1  64  0.3 0.1\n0.2  64  0.4 0.4\n"
+    accuracies = cells_of(tmp_path, table, metric="accuracy", higher_is_better=True)
+    assert [*accuracies.values()][1:] == [["0.8 ± 0.14 (2)", f"best{END}"], ["0.6 ± 0 (2)"]]
 
 
 def test_samples_and_time_to_a_target(tmp_path):
-    losses = {(0.1, 64): [1.0, 1.2, 1.1], (0.1, 128): [2.0, 1.2, 2.0]}
-    results = Results.read(write_sweep(tmp_path, losses))
+    results = Results.read(write_sweep(tmp_path, "\n0.1   64  1.0 1.2 1.1\n0.1  128  2.0 1.2 2.0\n"))
     assert cells(results.table(target=1.25)) == {
         "loss": ["finding", "samples to 1.25", "tokens to 1.25", "minutes to 1.25"],
         # Every run is at 1.25 after step 100, of 0.07 s each.
@@ -186,33 +219,33 @@ def test_samples_and_time_to_a_target(tmp_path):
     assert [row[1] for row in reached.values()][1:] == ["12,800 ± 0 (2)", "–"]
 
 
-def test_points_that_are_not_finished(tmp_path, capsys):
-    folder = write_sweep(tmp_path)
-    end_run(folder / "base_lr=0.1_global_batch_size=64_seed=1", None)
-    (folder / "base_lr=0.2_global_batch_size=64_seed=0/plan.json").unlink()
+def test_points_that_are_not_finished(tmp_path, refusal_of):
+    folder = write_sweep(tmp_path, "\n0.1  64  1.0 1.2 1.1\n0.2  64  1.6 1.4 1.5\n")
+    end_run(folder / "base_lr=0.1_seed=1", None)
+    (folder / "base_lr=0.2_seed=0/plan.json").unlink()
     table = Results.read(folder).table()
-    assert "; 22 of 24 points have ended" in table
-    assert [row[0] for row in cells(table).values()][1:6:4] == ["1.05 ± 0.071 (2)", "1.45 ± 0.071 (2)"]
+    assert "; 4 of 6 points have ended" in table
+    assert [row[0] for row in cells(table).values()][1:] == ["1.05 ± 0.071 (2)", "1.45 ± 0.071 (2)"]
     for plan in folder.glob("*/plan.json"):
         plan.unlink()
-    assert main(["report", str(folder)]) == 2
-    assert "no point of the sweep has begun yet" in capsys.readouterr().err
+    assert "no point of the sweep has begun yet" in refusal_of("report", folder)
 
 
-def test_the_report_has_the_table(tmp_path, capsys):
-    folder = write_sweep(tmp_path, {(0.1, 64): [1.0, 1.2, 1.1], (0.2, 64): [1.5, 1.5, 1.5]})
-    assert main(["report", str(folder), "--target", "1.3"]) == 0
-    assert f" 1.1 ± 0.1 (3)  best{END} " in capsys.readouterr().out
-    text = (folder / "report.html").read_text()
-    assert f" 1.1 ± 0.1 (3)  best{END} " in text
-    assert main(["report", str(folder / "base_lr=0.1_seed=0"), "--target", "1"]) == 2
-    assert "--target needs the folder of a sweep" in capsys.readouterr().err
+def test_the_report_has_the_table(tmp_path, output_of, refusal_of):
+    folder = write_sweep(tmp_path, "\n0.1  64  1.0 1.2 1.1\n0.2  64  1.5 1.5 1.5\n")
+    row = f" 1.1 ± 0.1 (3)  best{END} "
+    assert row in output_of("report", folder, "--target=1.3")
+    assert row in (folder / "report.html").read_text()
+    error = refusal_of("report", folder / "base_lr=0.1_seed=0", "--target=1")
+    assert "--target needs the folder of a sweep" in error
 
 
 def test_a_metric_that_no_evaluation_has_is_named(tmp_path):
     with pytest.raises(UserError, match=r"--metric acuracy: runs are evaluated by loss, accuracy"):
-        Results.read(write_sweep(tmp_path / "a", metric="acuracy"))
-    # One run without evaluations does not hide the others.
-    folder = write_sweep(tmp_path / "b", {(0.1, 64): [1.0, 1.2], (0.2, 64): [1.5, 1.5]})
+        Results.read(write_sweep(tmp_path, LOSSES, metric="acuracy"))
+
+
+def test_one_run_without_evaluations_does_not_hide_the_others(tmp_path):
+    folder = write_sweep(tmp_path, "\n0.1  64  1.0 1.2\n0.2  64  1.5 1.5\n")
     (folder / "base_lr=0.1_seed=1/evaluations.jsonl").unlink()
     assert cells(Results.read(folder).table())["base_lr=0.1"] == ["1 (1)", "best so far"]

@@ -4,7 +4,6 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import tasks
 from largebatch.tools.verify import verification
@@ -17,32 +16,39 @@ ALL_OF_IT = {"loss", "grad_norm", "update", "parameters", "evaluation", "first_l
 WEIGHTS = {"update", "parameters", "evaluation"}
 
 
-def verification_of(config, fault=None):
-    return SimpleNamespace(config=config, fault_of_samples=lambda: fault)
+def cause_of(*rows, precision="fp32"):
+    """The likely cause, where whatever differs in bf16 agrees in fp32."""
+    config = SimpleNamespace(precision=precision, batch=SimpleNamespace(micro_batch_size=8))
+    held = SimpleNamespace(config=config, fault_of_samples=lambda: None, agrees_in_fp32=lambda _: True)
+    return likely_cause([Row(Combination("single", 1, 8), "reference"), *rows], held)
 
 
 def test_a_likely_cause_is_what_all_that_differ_have_in_common():
-    config = SimpleNamespace(precision="fp32", batch=SimpleNamespace(micro_batch_size=8))
     strategies = ("ddp", "fsdp", "zero1")
     combinations = [Combination(name, size, micro) for name in strategies for size in (1, 2) for micro in (4, 8)]
+
+    def half_the_size(each):
+        return each.micro_batch_size == 4
+
+    def two_processes(each):
+        return each.world_size == 2
 
     def cause(differs, problem="", beyond=ALL_OF_IT, more=(), is_scaled=False):
         differing = {"verdict": "differs", "problem": problem, "beyond": frozenset(beyond), "is_scaled": is_scaled}
         rows = [Row(each, **differing) if differs(each) else Row(each, "agrees") for each in combinations]
-        reference = Row(Combination("single", 1, 8), "reference")
-        return likely_cause([reference, *rows, *more], verification_of(config))
+        return cause_of(*rows, *more)
 
     # A factor is told from what noise or other samples of a micro-batch make.
-    scaled = cause(lambda each: each.micro_batch_size == 4, is_scaled=True)
+    scaled = cause(half_the_size, is_scaled=True)
     assert "by one factor in the first loss and its gradient: the loss is a mean over the micro-batch" in scaled
     assert "other samples" not in scaled
-    assert "change each other" in cause(lambda each: each.micro_batch_size == 4)
-    assert "such as their number" in cause(lambda each: each.world_size == 2, is_scaled=True)
+    assert "change each other" in cause(half_the_size)
+    assert "such as their number" in cause(two_processes, is_scaled=True)
     # On one process, ZeRO steps all parameters as one, and FSDP whole ones.
     assert "of such a piece" in cause(
         lambda each: (each.strategy, each.world_size) in {("zero1", 1), ("zero1", 2), ("fsdp", 2)}, beyond=WEIGHTS
     )
-    assert "depends on the process" in cause(lambda each: each.world_size == 2)
+    assert "depends on the process" in cause(two_processes)
     # A running average of micro-batches, as a generator of one's own, also differs on one process.
     kept = cause(lambda each: (each.world_size, each.micro_batch_size) != (1, 8))
     assert kept.startswith("whatever divides the batch in another way differs")
@@ -51,16 +57,16 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
         "where a process has another number of micro-batches in a step, the first loss differs"
     )
     gradients = ALL_OF_IT - {"loss", "first_loss"}
-    assert "hide from the loss, or a hook" in cause(lambda each: each.micro_batch_size == 4, beyond=gradients)
+    assert "hide from the loss, or a hook" in cause(half_the_size, beyond=gradients)
     assert "a hook changes that of each" in cause(lambda each: each != Combination("ddp", 1, 8), beyond=gradients)
     later = {"loss", "grad_norm", "parameters"}
-    assert "the first samples do not show" in cause(lambda each: each.micro_batch_size == 4, beyond=later)
+    assert "the first samples do not show" in cause(half_the_size, beyond=later)
     for none in (lambda _: True, lambda _: False, lambda each: each.strategy == "ddp"):
         assert cause(none) is None
-    assert cause(lambda each: each.world_size == 2, verification.UNSEEDED, beyond=()) is None
+    assert cause(two_processes, verification.UNSEEDED, beyond=()) is None
     # What has failed has a sentence of its own.
     failed = Row(Combination("ddp", 4, 8), "failed")
-    assert "share a micro-batch" in cause(lambda each: each.micro_batch_size == 4, more=[failed])
+    assert "share a micro-batch" in cause(half_the_size, more=[failed])
     # What cannot be told apart is all named.
     combinations = [Combination("zero1", 2, 4)]
     assert all(part in cause(lambda _: True) for part in ("share a micro-batch", "the process"))
@@ -79,40 +85,20 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
 )
 def test_what_differs_first_is_told(beyond, symptom, said):
     assert symptom_of(beyond) == symptom
-    config = SimpleNamespace(precision="fp32", batch=SimpleNamespace(micro_batch_size=8))
     rows = [
-        Row(Combination("single", 1, 8), "reference"),
         Row(Combination("ddp", 1, 8), "agrees"),
         Row(Combination("ddp", 2, 8), "differs", beyond=frozenset(beyond)),
         # What follows from the first difference does not hide it.
         Row(Combination("ddp", 3, 8), "differs", beyond=frozenset({*beyond, "evaluation"})),
     ]
-    assert said in likely_cause(rows, verification_of(config))
+    assert said in cause_of(*rows)
 
 
 @pytest.mark.parametrize(("other", "said"), [("agrees", "before it adds the bias"), ("differs", "a sum over samples")])
 def test_what_zero3_rounds_in_bf16_is_no_error_of_the_recipe(other, said):
-    config = SimpleNamespace(precision="bf16", batch=SimpleNamespace(micro_batch_size=8))
-    rows = [
-        Row(Combination("single", 1, 8), "reference"),
-        Row(Combination("ddp", 2, 8), other, beyond=frozenset(ALL_OF_IT)),
-        Row(Combination("zero3", 2, 8), "differs", beyond=frozenset(ALL_OF_IT)),
-    ]
-    finer = SimpleNamespace(**vars(verification_of(config)), agrees_in_fp32=lambda _: True)
-    assert said in likely_cause(rows, finer)
-
-
-def test_deepspeed_rounds_so():
-    """In bf16, as its linear layer computes: 1 + 2^-8 rounds to 1, and only then 2^-8 is added, twice."""
-    from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
-
-    inputs = torch.tensor([[[1.0, 2**-8]]], dtype=torch.bfloat16)
-    weight = torch.ones(1, 2, dtype=torch.bfloat16)
-    bias = torch.tensor([2**-8], dtype=torch.bfloat16)
-    assert LinearFunctionForZeroStage3.forward(inputs, weight, bias).item() == 1
-    # Which bf16 could tell from 1.
-    exact = inputs.double() @ weight.double().T + bias.double()
-    assert exact.bfloat16().item() == 1 + 2**-7
+    ddp = Row(Combination("ddp", 2, 8), other, beyond=frozenset(ALL_OF_IT))
+    zero3 = Row(Combination("zero3", 2, 8), "differs", beyond=frozenset(ALL_OF_IT))
+    assert said in cause_of(ddp, zero3, precision="bf16")
 
 
 @pytest.mark.slow
@@ -157,11 +143,9 @@ torch.optim.AdamW.step = step"""
     assert "no run was stopped and resumed, because no combination of several processes agrees" in output
     assert "0 of 1 combinations agree" in output
     row = next(line for line in output.splitlines() if line.startswith("ddp ")).split()
-    update = float(row[6])
-    parameters = float(row[7])
-    assert update == pytest.approx(0.1, rel=0.1)
+    assert float(row[6]) == pytest.approx(0.1, rel=0.1)
     # The weights agree.
-    assert parameters < 1e-5
+    assert float(row[7]) < 1e-5
 
 
 @pytest.mark.slow
