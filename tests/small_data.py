@@ -13,7 +13,14 @@ from largebatch.config import load_config
 def rows_in(file: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The section of data that trains and evaluates on these rows, which are written to the file."""
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"source": "datasets", "path": "json", "data_files": {"train": str(file), "eval": str(file)}}
+    return of_file(file)
+
+
+def of_file(file: Path | str, path: str = "json", num_samples: int = 1) -> dict[str, Any]:
+    """The section of data that trains and evaluates on so many samples of a file."""
+    files = {"train": str(file), "eval": str(file)}
+    sizes = {"num_train_samples": num_samples, "num_eval_samples": num_samples}
+    return {"source": "datasets", "path": path, "data_files": files} | sizes
 
 
 def load_with(recipe: Path, data: dict[str, Any], *words: str):
