@@ -19,7 +19,7 @@ from pyarrow import parquet
 import tasks
 from largebatch.data import hub, preparation, prepared
 from largebatch.data.preparation import NotPrepared
-from largebatch.errors import ConfigError, DataError
+from largebatch.errors import ConfigError
 from megatron_files import write as write_megatron
 from paths import PYDOC
 from small_data import load_with
@@ -180,21 +180,3 @@ def test_a_source_of_another_kind_has_its_own_fields(changes, told, tmp_path):
     second = {"name": "meg", "weight": 1, **sizes(), **source("megatron", tmp_path), **changes}
     with pytest.raises(ConfigError, match=told):
         config_of(sources=[first, second], **sizes(2))
-
-
-def test_files_that_are_missing_in_a_list_are_named(tmp_path):
-    section = source("parquet", tmp_path)
-    section["data_files"]["train"].append(str(tmp_path / "none.parquet"))
-    with pytest.raises(DataError, match=r"data.data_files.train: no file matches '.*none.parquet'"):
-        opened(**section)
-
-
-def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
-    import datasets
-
-    def without(*_, **__):
-        raise ImportError("To use x, install y")
-
-    monkeypatch.setattr(datasets, "load_dataset_builder", without)
-    with pytest.raises(DataError, match="needs a package: To use x, install y"):
-        opened(**source("parquet", tmp_path))

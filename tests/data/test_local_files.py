@@ -176,7 +176,7 @@ def test_evaluation_does_not_read_what_a_folder_trains_on():
     assert found("data", "data", **split) == ["data/eval/0.jsonl", "data/train/0.jsonl"]
 
 
-@pytest.mark.parametrize("path", ["", "none", "x" * 300])
+@pytest.mark.parametrize("path", ["", "none", "x" * 300, ["held_out.jsonl", "none"]])
 def test_no_file(path):
     with pytest.raises(DataError, match=r"data\.data_files\.train: no file matches '.*write the path of files or of"):
         found(path)
