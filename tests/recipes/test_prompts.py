@@ -44,9 +44,8 @@ def tokenizer(tmp_path):
     """Whole words; texts begin with <bos>."""
     names = ["[UNK]", "[PAD]", "alpha", "beta", "gamma", "<eos>", "<bos>", "<ask>", "<say>"]
     saved = word_tokenizer(names, eos_token="<eos>", bos_token="<bos>", pad_token="[PAD]")
-    saved.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", BOS)]
-    )
+    begin = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    saved.backend_tokenizer.post_processor = begin
 
     def save(chat_template=None):
         saved.chat_template = chat_template
