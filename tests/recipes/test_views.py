@@ -11,7 +11,7 @@ import tasks
 from largebatch.config import load_config
 from paths import SIMCLR
 from pictures import gradient_image, jpeg, write_parquet
-from small_data import assert_drawn_by_seed_epoch_and_sample, load_with
+from small_data import assert_drawn_by_seed_epoch_and_sample, load_with, of_file
 
 Views = tasks.module("contrastive", "config").Views
 distort_colors = tasks.module("contrastive", "data").distort_colors
@@ -36,9 +36,8 @@ def sources(request, tmp_path):
     noise = [Image.fromarray(rng.integers(0, 255, (12, 15, 3), dtype=np.uint8)) for _ in range(4)]
     file = tmp_path / "data.parquet"
     write_parquet(file, [jpeg(np.asarray(each.resize((600, 500)))) for each in noise], [0, 1, 0, 1])
-    data = {"source": "datasets", "path": "parquet", "data_files": dict.fromkeys(["train", "eval"], str(file))}
-    data |= {"num_train_samples": 4, "num_eval_samples": 4, "image_size": 16, "mean": [0.5] * 3, "std": [0.3] * 3}
-    data["num_classes"] = 2
+    data = of_file(file, "parquet", 4)
+    data |= {"image_size": 16, "mean": [0.5] * 3, "std": [0.3] * 3, "num_classes": 2}
     return lambda *words: view_sources(load_with(SIMCLR, data, "--neighbors={}", "--neighbors.count=1", *words))
 
 
