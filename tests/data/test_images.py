@@ -52,6 +52,11 @@ def hub_config(file, *words: str):
     return files_config(file, file, *words)
 
 
+def assert_refused(told, config):
+    with pytest.raises(DataError, match=told):
+        image_sources(config)
+
+
 def open_folder(folder, allowed="everything"):
     """What is trained of images in a local folder, which is prepared."""
     config = load_config(IMAGENET, [f"--data.path={folder}", *SMALL])
@@ -104,8 +109,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_p
     ],
 )
 def test_columns_that_are_not_there(word, told, parquet):
-    with pytest.raises(DataError, match=told):
-        image_sources(hub_config(parquet, word))
+    assert_refused(told, hub_config(parquet, word))
 
 
 def test_a_folder_that_is_not_there():
@@ -144,8 +148,7 @@ PICTURE = png(np.full((8, 8, 3), 9, np.uint8))
 def test_columns_of_other_kinds_are_refused_before_training(columns, told, tmp_path):
     table = pyarrow.table({"image": [PICTURE] * 2, "label": [0, 1]} | columns)
     write_table(table, tmp_path / "data.parquet")
-    with pytest.raises(DataError, match=told):
-        image_sources(hub_config(tmp_path / "data.parquet"))
+    assert_refused(told, hub_config(tmp_path / "data.parquet"))
 
 
 @pytest.mark.parametrize("labels", [[2, 0], [2.0, 0.0], [True, False], pyarrow.array([2, 0], "uint8")])
@@ -205,8 +208,7 @@ def test_an_image_starts_no_program(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
     write_parquet(tmp_path / "eps.parquet", [eps], [0])
-    with pytest.raises(DataError, match="it is not one of JPEG, PNG, "):
-        image_sources(hub_config(tmp_path / "eps.parquet"))
+    assert_refused("it is not one of JPEG, PNG, ", hub_config(tmp_path / "eps.parquet"))
     assert not (tmp_path / "started").exists()
 
 
@@ -233,8 +235,7 @@ def test_folders_in_folders_are_no_classes(tmp_path):
     told = r"the classes of 'train' would be the innermost folders, as .*cat/2023 and .*dog/2024; write folders of the"
     with pytest.raises(DataError, match=told):
         open_folder(tmp_path)
-    with pytest.raises(DataError, match=told):
-        image_sources(files_config(tmp_path / "train/**", tmp_path / "val/**", path="imagefolder"))
+    assert_refused(told, files_config(tmp_path / "train/**", tmp_path / "val/**", path="imagefolder"))
     # Whoever writes the depth knows the classes.
     train, _ = image_sources(files_config(tmp_path / "train/*/*/*", tmp_path / "val/*/*/*", path="imagefolder"))
     assert len(train) == 4
@@ -277,8 +278,10 @@ def test_classes_are_numbered_alike_in_all_files(tmp_path):
         kind = datasets.Features({"image": datasets.Value("binary"), "label": datasets.ClassLabel(names=names)})
         rows = {"image": [b"1", b"2"], "label": [0, 1]}
         datasets.Dataset.from_dict(rows, kind).to_parquet(tmp_path / f"{split}.parquet")
-    with pytest.raises(DataError, match=r"the classes of 'label' are .* in .*; number them alike in all files"):
-        image_sources(files_config(tmp_path / "train.parquet", tmp_path / "val.parquet"))
+    assert_refused(
+        r"the classes of 'label' are .* in .*; number them alike in all files",
+        files_config(tmp_path / "train.parquet", tmp_path / "val.parquet"),
+    )
     # Whoever reads other columns is not concerned.
     check_types(tmp_path.glob("*.parquet"), {"image": Use("text_column")})
 

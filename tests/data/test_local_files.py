@@ -39,6 +39,11 @@ def found(train, evaluation="held_out.jsonl", **more):
     return [str(file.path) for file in found_files(data_of(train, evaluation, **more))["train"]]
 
 
+def assert_refused(told, train, *evaluation):
+    with pytest.raises(DataError, match=told):
+        found(train, *evaluation)
+
+
 def read(train):
     return open_splits(data_of(train), ASKED_FOR)[0]["text"][:]
 
@@ -61,26 +66,22 @@ def test_what_a_glob_finds_is_what_is_read():
 
 def test_a_glob_does_not_pass_over_a_folder():
     written("data/0.jsonl", "data/old/1.jsonl")
-    with pytest.raises(DataError, match=r"data/old, which 'data/\*' matches, is a folder; write a glob of the files"):
-        found("data/*")
+    assert_refused(r"data/old, which 'data/\*' matches, is a folder; write a glob of the files", "data/*")
     assert found("data/*.jsonl") == ["data/0.jsonl"]
     written("data/empty/.gitkeep")
     assert found("data/**") == ["data/0.jsonl", "data/old/1.jsonl"]
     # Spark's folders have names of files.
     written("data/x.jsonl/part-0.json")
-    with pytest.raises(DataError, match=r"data/x\.jsonl, which 'data/\*\*/\*\.jsonl' matches, is a folder"):
-        found("data/**/*.jsonl")
+    assert_refused(r"data/x\.jsonl, which 'data/\*\*/\*\.jsonl' matches, is a folder", "data/**/*.jsonl")
 
 
 def test_what_cannot_be_read_is_refused_by_name():
     written("data/0.jsonl")
     Path("data/1.jsonl").symlink_to("gone.jsonl")
-    with pytest.raises(DataError, match=r"train: data/1\.jsonl cannot be read: No such file or directory; correct"):
-        found("data")
+    assert_refused(r"train: data/1\.jsonl cannot be read: No such file or directory; correct", "data")
     Path("data/1.jsonl").unlink()
     os.mkfifo("data/1.jsonl")
-    with pytest.raises(DataError, match=r"data/1\.jsonl is not a file; write the paths of files"):
-        found("data")
+    assert_refused(r"data/1\.jsonl is not a file; write the paths of files", "data")
 
 
 def test_a_name_that_would_be_read_as_two_paths():
@@ -110,20 +111,17 @@ def test_hidden_files_and_marks_are_no_data():
 )
 def test_a_folder_that_may_not_be_meant_is_refused(names, told):
     written(*names)
-    with pytest.raises(DataError, match=rf"data\.data_files\.train: {told}"):
-        found("data")
+    assert_refused(rf"data\.data_files\.train: {told}", "data")
 
 
 def test_a_folder_is_read_once():
     written("data/a/0.jsonl")
     Path("data/a/up").symlink_to("..")
-    with pytest.raises(DataError, match=r"data and data/a/up are one folder; remove the link"):
-        found("data")
+    assert_refused(r"data and data/a/up are one folder; remove the link", "data")
     Path("data/a/up").unlink()
     Path("latest.jsonl").symlink_to("data/a/0.jsonl")
     for second in ("data/a/0.jsonl", "data/../data", str(Path("data").absolute()), "latest.jsonl"):
-        with pytest.raises(DataError, match=r"data/a/0\.jsonl would be read 2 times"):
-            found(["data", second])
+        assert_refused(r"data/a/0\.jsonl would be read 2 times", ["data", second])
 
 
 def test_a_folder_that_cannot_be_listed(monkeypatch):
@@ -136,18 +134,15 @@ def test_a_folder_that_cannot_be_listed(monkeypatch):
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"data\.data_files\.train: data/a cannot be listed: Permission denied"):
-        found("data")
+    assert_refused(r"data\.data_files\.train: data/a cannot be listed: Permission denied", "data")
 
 
 def test_evaluation_does_not_read_what_a_folder_trains_on():
     written("data/train/0.jsonl", "data/eval/0.jsonl")
     Path("val").symlink_to("data/eval")
     for evaluation in ("data/eval", "data/eval/*.jsonl", str(Path("data/eval").absolute()), "data/../data/eval", "val"):
-        with pytest.raises(DataError, match=r"data_files\.eval: .*data/eval/0\.jsonl is read for training, too"):
-            found("data", evaluation)
-    with pytest.raises(DataError, match=r"data_files\.eval: .*data/train/0\.jsonl is read for training, too"):
-        found("data/train/*.jsonl", "data")
+        assert_refused(r"data_files\.eval: .*data/eval/0\.jsonl is read for training, too", "data", evaluation)
+    assert_refused(r"data_files\.eval: .*data/train/0\.jsonl is read for training, too", "data/train/*.jsonl", "data")
     assert found("data/train", "data/eval") == ["data/train/0.jsonl"]
     # Parts of the same files.
     split = {"train_split": "train[:50%]", "eval_split": "validation[50%:]"}
@@ -156,8 +151,7 @@ def test_evaluation_does_not_read_what_a_folder_trains_on():
 
 @pytest.mark.parametrize("path", ["", "none", "x" * 300, ["held_out.jsonl", "none"]])
 def test_no_file(path):
-    with pytest.raises(DataError, match=r"data\.data_files\.train: no file matches '.*write the path of files or of"):
-        found(path)
+    assert_refused(r"data\.data_files\.train: no file matches '.*write the path of files or of", path)
 
 
 def test_a_folder_of_images_has_classes_and_any_endings(capsys):

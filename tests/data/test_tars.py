@@ -65,6 +65,11 @@ def config_of(folder, *words):
 opened = tasks.sources("image_classification")
 
 
+def assert_refused(shards, told, *words):
+    with pytest.raises(DataError, match=told):
+        opened(config_of(shards, *words))
+
+
 def test_samples_are_those_of_the_members(shards):
     train, evaluation = opened(config_of(shards))
     assert (len(train), len(evaluation)) == (7, 2)
@@ -114,32 +119,31 @@ def test_what_cannot_be_read_is_refused(shards):
         ("w", "png", r"has json, cls, and must have exactly one of jpg, png; write other endings"),
     ):
         write(shards / "train-2.tar", [1], mode, without)
-        with pytest.raises(DataError, match=told):
-            opened(config_of(shards))
+        assert_refused(shards, told)
     # As `tar --append` does it with a member that is there.
     write(shards / "train-2.tar", [1])
     write(shards / "train-2.tar", [1], "a")
-    with pytest.raises(DataError, match=r"train-2\.tar has two files n0/001\.png; remove one of them"):
-        opened(config_of(shards))
+    assert_refused(shards, r"train-2\.tar has two files n0/001\.png; remove one of them")
     with tarfile.open(shards / "train-2.tar", "w") as tar:
         for name in ("latest", "n0/002.png"):
             link = tarfile.TarInfo(name)
             link.type = tarfile.SYMTYPE
             tar.addfile(link)
-    with pytest.raises(DataError, match=r"train-2\.tar has a link, n0/002\.png; write it with the files themselves"):
-        opened(config_of(shards))
+    assert_refused(shards, r"train-2\.tar has a link, n0/002\.png; write it with the files themselves")
     (shards / "train-2.tar").unlink()
     # As `img2dataset` writes classes.
-    with pytest.raises(
-        DataError, match=r"label_column: 'n0/000\.json' in .* has b'\{\}'; write each image's class, as"
-    ):
-        opened(config_of(shards, "--data.label_column=json"))
-    with pytest.raises(DataError, match=r"has cls, json, png, and must have exactly one of png, json; write other"):
-        opened(config_of(shards, "--data.image_column=png;json"))
-    with pytest.raises(DataError, match=r"sample 2 of 'train' has the label 2; .*data\.num_classes 2"):
-        opened(config_of(shards, "--data.num_classes=2"))
-    with pytest.raises(DataError, match="tars have no parts"):
-        opened(config_of(shards, "--data.train_split=train[:50%]"))
+    assert_refused(
+        shards,
+        r"label_column: 'n0/000\.json' in .* has b'\{\}'; write each image's class, as",
+        "--data.label_column=json",
+    )
+    assert_refused(
+        shards,
+        r"has cls, json, png, and must have exactly one of png, json; write other",
+        "--data.image_column=png;json",
+    )
+    assert_refused(shards, r"sample 2 of 'train' has the label 2; .*data\.num_classes 2", "--data.num_classes=2")
+    assert_refused(shards, "tars have no parts", "--data.train_split=train[:50%]")
 
 
 def size_field(number):
@@ -188,8 +192,7 @@ HOSTILE = {
 def test_headers_that_ask_for_anything_are_a_sentence(what, shards):
     file = shards / "train-0.tar"
     file.write_bytes(HOSTILE[what] + file.read_bytes())
-    with pytest.raises(DataError, match=r"train-0\.tar cannot be read: .*; write tars without compression"):
-        opened(config_of(shards))
+    assert_refused(shards, r"train-0\.tar cannot be read: .*; write tars without compression")
 
 
 def test_damage_is_no_end_and_no_label(shards):
@@ -198,8 +201,7 @@ def test_damage_is_no_end_and_no_label(shards):
     whole = file.read_bytes()
 
     def refused(told):
-        with pytest.raises(DataError, match=rf"train-0\.tar cannot be read: {told}.*; write tars without compression"):
-            opened(config_of(shards))
+        assert_refused(shards, rf"train-0\.tar cannot be read: {told}.*; write tars without compression")
         file.write_bytes(whole)
 
     # One bit of the fifth header; `tarfile` ends there.
@@ -221,8 +223,7 @@ def test_damage_is_no_end_and_no_label(shards):
     planted(file, 2, 124, size_field(2**62))
     refused("the header of 'n0/000.png' is damaged, of a sparse file, or of one cut off")
     write_tar(file, {"0.png": square(0), "0.cls": b"1" * 4000})
-    with pytest.raises(DataError, match=r"label_column: '0\.cls' in .* has b'1111111111111111111'; write each image's"):
-        opened(config_of(shards))
+    assert_refused(shards, r"label_column: '0\.cls' in .* has b'1111111111111111111'; write each image's")
 
 
 def test_what_is_no_index(shards):
@@ -234,7 +235,6 @@ def test_what_is_no_index(shards):
         assert whole not in other
         for content in (b"", b"text", whole[:100], *other):
             path.write_bytes(content)
-            with pytest.raises(DataError, match=r"tars_.*\.npy is damaged; remove it, and prepare the data again"):
-                opened(config_of(shards))
+            assert_refused(shards, r"tars_.*\.npy is damaged; remove it, and prepare the data again")
         path.unlink()
     assert len(opened(config_of(shards))[0]) == 7

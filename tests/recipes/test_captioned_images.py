@@ -77,6 +77,11 @@ def opened(config, seed=0, **how):
     return images.open_captioned(config, Preparation(**how), encode, seed)
 
 
+def assert_refused(config, told):
+    with pytest.raises(DataError, match=told):
+        opened(config)
+
+
 def test_pairs_are_the_members_of_tars(shards):
     config = section(shards)
     train, _ = opened(config)
@@ -154,8 +159,7 @@ UNUSABLE = {
 
 def test_a_sample_without_an_image_is_refused_or_left_out(broken):
     tar = broken({"txt": b"x"})
-    with pytest.raises(DataError, match=r"'000000003' in .* has txt, json, and must have exactly one of jpg, png"):
-        opened(section(tar))
+    assert_refused(section(tar), r"'000000003' in .* has txt, json, and must have exactly one of jpg, png")
     train, _ = opened(section(tar, on_invalid="skip"))
     assert train.remark == "1 of 8 pairs cannot be used: skipped"
 
@@ -172,8 +176,7 @@ def test_pairs_that_cannot_be_used_are_refused_or_left_out(what, broken):
         colors = train.fetch(np.arange(7), None)["pixel_values"][:, 0, 8, 8].tolist()
         assert colors == pytest.approx([2 * number for number in (0, 1, 2, 4, 5, 6, 7)], abs=2)
     # What was skipped is not what may be.
-    with pytest.raises(DataError, match=told + '.*; or leave such pairs out: data.on_invalid "skip"'):
-        opened(section(tar, max_pixels=40_000_000))
+    assert_refused(section(tar, max_pixels=40_000_000), told + '.*; or leave such pairs out: data.on_invalid "skip"')
 
 
 def test_captions_that_are_equal_are_counted(shards, tmp_path):
@@ -191,14 +194,17 @@ def test_tars_that_are_damaged(shards, tmp_path):
     file = tmp_path / "009.tar"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"009\.tar cannot be read: .*; write tars without compression, and copy"):
-        opened(section(shards, on_invalid="skip"))
+    assert_refused(
+        section(shards, on_invalid="skip"), r"009\.tar cannot be read: .*; write tars without compression, and copy"
+    )
 
 
 def test_if_none_can_be_used_the_reason_is_told(tmp_path):
     (tmp_path / "data.csv").write_text("image,caption\nnowhere.jpg,a\nnowhere.png,b\n")
-    with pytest.raises(DataError, match=r"the image of sample 0 cannot be decoded: .*No such file.*[/']nowhere\.jpg'"):
-        opened(section(f"{tmp_path}/data.csv", "csv", on_invalid="skip"))
+    assert_refused(
+        section(f"{tmp_path}/data.csv", "csv", on_invalid="skip"),
+        r"the image of sample 0 cannot be decoded: .*No such file.*[/']nowhere\.jpg'",
+    )
 
 
 def test_tables_give_the_same_batches(shards, tmp_path, monkeypatch):
@@ -230,10 +236,11 @@ def parquet_of(folder, **captions):
 
 def test_a_column_of_captions_is_text(tmp_path):
     file = parquet_of(tmp_path, caption=[["a", "b"], ["c"]])
-    with pytest.raises(DataError, match="sample 0 has no 'caption' in UTF-8"):
-        opened(section(file, "parquet"))
-    with pytest.raises(DataError, match=r"data\.caption_column: no column 'text'; the data has image, caption"):
-        opened(section(file, "parquet", caption_column="text"))
+    assert_refused(section(file, "parquet"), "sample 0 has no 'caption' in UTF-8")
+    assert_refused(
+        section(file, "parquet", caption_column="text"),
+        r"data\.caption_column: no column 'text'; the data has image, caption",
+    )
 
 
 @pytest.mark.parametrize("ending", ["json", "txt;json", "meta.json"])
