@@ -73,6 +73,10 @@ def folder_of(data):
     return folders_of(data)[0]
 
 
+def times_of(paths):
+    return {path: path.stat().st_mtime_ns for path in paths}
+
+
 def bytes_of(stream):
     return bytes(stream.read(0, len(stream)).tolist())
 
@@ -114,11 +118,11 @@ def test_documents_without_text_are_counted(section, capsys):
 def test_what_is_prepared_is_neither_opened_nor_made_again(section, monkeypatch):
     data = data_of(section)
     prepare(data)
-    before = {path: path.stat().st_mtime_ns for path in folder_of(data).iterdir()}
+    before = times_of(folder_of(data).iterdir())
     monkeypatch.setattr(prepared, "open_splits", None)
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")
-    assert {path: path.stat().st_mtime_ns for path in folder_of(data).iterdir()} == before
+    assert times_of(folder_of(data).iterdir()) == before
 
 
 def test_other_data_has_another_folder(section):
@@ -152,7 +156,7 @@ def test_shards_of_other_data_are_made_again(section):
     record = json.loads((folder / "00003.json").read_text())
     record["rows"][1] += 1
     (folder / "00003.json").write_text(json.dumps(record))
-    (folder / "00003.tokens").write_bytes(b"x" * record["files"]["tokens"]["size"])
+    (folder / "00003.tokens").write_bytes(b"x")
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")
 
@@ -200,14 +204,14 @@ def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkey
     with pytest.raises(StorageError, match=r"cannot be written: .*No space left.*the same command tries again"):
         prepare(data, how)
     folder = folder_of(data)
-    finished = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+    finished = times_of(folder.glob("*.json"))
     assert finished
     # Of two processes, the one that had room is ended in the middle of a file, which goes later.
     assert how is BY_TWO or not list(folder.glob(".*"))
     full.is_full = False
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")
-    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert times_of(finished) == finished
 
 
 def test_leftovers_of_a_killed_process_go_when_nobody_writes_them(section):
@@ -216,8 +220,8 @@ def test_leftovers_of_a_killed_process_go_when_nobody_writes_them(section):
     folder.mkdir(parents=True)
     old = folder / ".00000.aaaa.tmp"
     new = folder / ".00000.bbbb.tmp"
-    for file in (old, new):
-        file.write_text("x")
+    old.touch()
+    new.touch()
     os.utime(old, (time.time() - 3600,) * 2)
     prepare(data)
     assert (old.exists(), new.exists()) == (False, True)

@@ -321,14 +321,11 @@ def test_a_message_that_is_left_out_makes_its_conversation_unusable(tmp_path):
     ],
 )
 def test_fields_of_another_format_are_refused(data, message, tmp_path):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=message):
         chat_config(tmp_path, [], **data)
-    assert message in str(caught.value)
 
 
-def test_columns_are_named(tmp_path):
-    rows = [{"messages": TWO_TURNS}]
-    with pytest.raises(DataError, match=r"data\.messages\.column: no column 'chat'; the data has messages"):
-        chat_sources(chat_config(tmp_path, rows, messages={"column": "chat"}))
-    with pytest.raises(DataError, match=r"data\.messages\.tools: no column 'functions'"):
-        chat_sources(chat_config(tmp_path, rows, messages={"tools": "functions"}))
+@pytest.mark.parametrize(("field", "name"), [("column", "chat"), ("tools", "functions")])
+def test_columns_are_named(field, name, tmp_path):
+    with pytest.raises(DataError, match=rf"data\.messages\.{field}: no column '{name}'; the data has messages"):
+        chat_sources(chat_config(tmp_path, [{"messages": TWO_TURNS}], messages={field: name}))
