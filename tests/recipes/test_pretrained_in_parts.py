@@ -92,19 +92,14 @@ def weights_of_a_run(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "strategy", "world_size", "more"),
-    [
-        ("gpt2", "ddp", 2, (LORA,)),
-        ("qwen2", "fsdp", 2, (LORA,)),
-        ("mistral", "zero3", 2, ()),
-    ],
+    ("name", "strategy", "more"),
+    [("gpt2", "ddp", (LORA,)), ("qwen2", "fsdp", (LORA,)), ("mistral", "zero3", ())],
 )
-def test_processes_read_what_from_pretrained_reads(name, strategy, world_size, more, tmp_path):
+def test_processes_read_what_from_pretrained_reads(name, strategy, more, tmp_path):
     folder = saved(tmp_path / "model", name, max_shard_size="20KB" if strategy == "zero3" else "5GB")
-    words = words_for(folder, *more)
-    results = run_job(weights_of_a_run, tmp_path / "run", *words, strategy=strategy, world_size=world_size)
-    assert_reads(results[0], folder)
-    assert any("lora_A" in name for name in results[0]) == (LORA in more)
+    found = run_job(weights_of_a_run, tmp_path / "run", *words_for(folder, *more), strategy=strategy)[0]
+    assert_reads(found, folder)
+    assert any("lora_A" in name for name in found) == (LORA in more)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt2", "bloom"])
