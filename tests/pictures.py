@@ -1,6 +1,7 @@
-"""Pictures made in tests."""
+"""Pictures made in tests, and the files that hold them."""
 
 import io
+import tarfile
 from pathlib import Path
 
 import datasets
@@ -27,6 +28,15 @@ def gradient_image(width: int, height: int) -> Image.Image:
     x = np.broadcast_to(np.linspace(0, 255, width), (height, width))
     y = np.broadcast_to(np.linspace(0, 255, height)[:, None], (height, width))
     return Image.fromarray(np.stack([x, y, np.zeros_like(x)], axis=-1).round().astype(np.uint8))
+
+
+def write_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> None:
+    """A tar with these contents by their names."""
+    with tarfile.open(path, mode) as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
 
 
 def write_parquet(file: Path, encoded: list[bytes], labels: list[int]) -> None:

@@ -8,12 +8,26 @@ from typing import Any
 import torch
 
 from largebatch.config import load_config
+from largebatch.config.data import HubText
 
 
 def rows_in(file: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The section of data that trains and evaluates on these rows, which are written to the file."""
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"source": "datasets", "path": "json", "data_files": {"train": str(file), "eval": str(file)}}
+    return of_file(file)
+
+
+def of_file(file: Path | str, path: str = "json", num_samples: int = 1) -> dict[str, Any]:
+    """The section of data that trains and evaluates on so many samples of a file."""
+    files = {"train": str(file), "eval": str(file)}
+    sizes = {"num_train_samples": num_samples, "num_eval_samples": num_samples}
+    return {"source": "datasets", "path": path, "data_files": files} | sizes
+
+
+def hub_text(path: object, **fields: Any) -> HubText:
+    """The section that trains on a sample of some text."""
+    shape = {"tokenizer": "bytes", "block_size": 1, "num_train_samples": 1, "num_eval_samples": 1}
+    return HubText(source="datasets", path=str(path), **(shape | fields))
 
 
 def load_with(recipe: Path, data: dict[str, Any], *words: str):

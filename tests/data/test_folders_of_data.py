@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from largebatch.config.data import HubText
 from largebatch.data.columns import Use
 from largebatch.data.hub import open_splits
 from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError
+from small_data import hub_text
 
 CONFIGS = """---
 configs:
@@ -44,13 +44,8 @@ def write(folder, text, readme=CONFIGS):
         parquet.write_table(pyarrow.table({"a": [text]}), folder / f"{name}.parquet")
 
 
-def named(folder):
-    about = {"tokenizer": "bytes", "block_size": 1, "num_train_samples": 1, "num_eval_samples": 1}
-    return {"source": "datasets", "path": str(folder)} | about
-
-
 def read(folder, **splits):
-    train, _ = open_splits(HubText(**named(folder), **splits), Preparation(), {"a": Use("text_column")})
+    train, _ = open_splits(hub_text(folder, **splits), Preparation(), {"a": Use("text_column")})
     return train["a"][:]
 
 
@@ -87,19 +82,22 @@ def test_a_file_that_is_in_both_splits_by_its_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("train", "evaluation"),
-    [("train+test[:50%]", "test[50%:]"), ("train[:50%]", "train[50%:]+test"), ("train", "train")],
+    ("train", "evaluation", "rows"),
+    [
+        ("train+test[:50%]", "test[50%:]", ["train", "train 2", "test"]),
+        ("train[:50%]", "train[50%:]+test", ["train"]),
+        ("train", "train", ["train", "train 2"]),
+    ],
 )
-def test_parts_of_one_split_have_its_files(train, evaluation, tmp_path):
+def test_parts_of_one_split_have_its_files(train, evaluation, rows, tmp_path):
     write_lines(tmp_path, "train", "test")
-    assert read(tmp_path, train_split=train, eval_split=evaluation)[0] == "train"
+    assert read(tmp_path, train_split=train, eval_split=evaluation) == rows
 
 
 def test_a_split_whose_name_begins_as_another(tmp_path):
     write_lines(tmp_path, "full", "small")
-    names = {"train": "full", "train_small": "small"}
-    files = [f"  - split: {split}\n    path: {name}.jsonl\n" for split, name in names.items()]
-    (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files:\n{''.join(files)}---\n")
+    config = CONFIGS.replace("train*", "full.jsonl").replace("validation*", "small.jsonl")
+    (tmp_path / "README.md").write_text(config.replace("validation", "train_small"))
     assert read(tmp_path, train_split="train", eval_split="train_small") == ["full", "full 2"]
 
 
@@ -108,8 +106,7 @@ def test_what_a_readme_says_of_how_files_are_read(tmp_path):
     for place in ("train/cat/1.png", "train/dog/2.png", "validation/cat/3.png"):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (2, 2)).save(tmp_path / place)
-    section = HubText(**named(tmp_path))
-    assert open_splits(section, Preparation())[0].column_names == ["image", "label"]
-    config = "configs:\n- config_name: default\n  data_dir: .\n  drop_labels: true\n"
-    (tmp_path / "README.md").write_text(f"---\n{config}---\n")
-    assert open_splits(section, Preparation())[0].column_names == ["image"]
+    assert open_splits(hub_text(tmp_path), Preparation())[0].column_names == ["image", "label"]
+    config = "---\nconfigs:\n- config_name: default\n  data_dir: .\n  drop_labels: true\n---\n"
+    (tmp_path / "README.md").write_text(config)
+    assert open_splits(hub_text(tmp_path), Preparation())[0].column_names == ["image"]

@@ -3,9 +3,9 @@
 import base64
 import errno
 import json
-import os
 from functools import partial
 from itertools import product
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -40,11 +40,27 @@ def parquet(tmp_path):
     return file
 
 
-def hub_config(file, *overrides: str):
-    files = f'{{"train": "{file}", "eval": "{file}"}}'
-    sizes = ("--data.num_train_samples=12", "--data.num_eval_samples=12", "--data.num_classes=3")
-    words = ("--data.path=parquet", f"--data.data_files={files}", "--data.image_size=16", *sizes)
-    return load_config(IMAGENET, [*words, "--batch.global_batch_size=4", "--batch.micro_batch_size=4", *overrides])
+SMALL = ("--data.image_size=16", "--data.num_classes=3", "--batch.global_batch_size=4", "--batch.micro_batch_size=4")
+
+
+def files_config(train, evaluation, *words: str, path: str = "parquet"):
+    files = json.dumps({"train": str(train), "eval": str(evaluation)})
+    return load_config(IMAGENET, [f"--data.path={path}", f"--data.data_files={files}", *SMALL, *words])
+
+
+def hub_config(file, *words: str):
+    return files_config(file, file, *words)
+
+
+def assert_refused(told, config):
+    with pytest.raises(DataError, match=told):
+        image_sources(config)
+
+
+def open_folder(folder, allowed="everything"):
+    """What is trained of images in a local folder, which is prepared."""
+    config = load_config(IMAGENET, [f"--data.path={folder}", *SMALL])
+    return image_sources(config, Preparation(allowed=allowed))
 
 
 def test_digits_are_all_there_once_enlarged():
@@ -69,42 +85,36 @@ def test_hub_images_come_in_the_order_asked_for(parquet):
         assert batch["pixel_values"].float().mean(dim=(1, 2, 3)).tolist() == pytest.approx([140, 0, 60], abs=2)
 
 
-def test_parts_of_files_by_their_splits(parquet):
-    words = ["--data.train_split=train[4:]", "--data.eval_split=validation[:3]"]
-    train, evaluation = image_sources(hub_config(parquet, *words))
-    assert (len(train), len(evaluation)) == (8, 3)
-    assert train.fetch(np.array([0]), None)["labels"].tolist() == [4 % 3]
-
-
 @pytest.mark.parametrize("augmentation", ["inception_crop", "padded_crop"])
 def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_path):
-    picture = np.asarray(gradient_image(64, 48))
     file = tmp_path / "data.parquet"
-    write_parquet(file, [jpeg(picture)] * 12, [0] * 12)
-    words = f"--data.train_augmentation={augmentation}"
-    train, evaluation = image_sources(hub_config(file, words))
-    other_seed, _ = image_sources(hub_config(file, words, "--seed=1"))
+    write_parquet(file, [jpeg(np.asarray(gradient_image(64, 48)))] * 4, [0] * 4)
+    config = hub_config(file, f"--data.train_augmentation={augmentation}")
+    train, evaluation = image_sources(config)
+    other_seed, _ = image_sources(config.model_copy(update={"seed": 1}))
 
     def pixels(source, indices, epoch):
-        return model_input(source.fetch(np.array(indices), epoch), hub_config(file).data)
+        return model_input(source.fetch(np.array(indices), epoch), config.data)
 
     assert_drawn_by_seed_epoch_and_sample(partial(pixels, train), partial(pixels, other_seed))
     assert torch.equal(pixels(evaluation, [0], None), pixels(evaluation, [1], None))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("word", "told"),
     [
-        (["--data.data_files=null", "--data.path=./nowhere"], "data.path: there is no folder './nowhere'"),
-        (["--data.image_column=picture"], "data.image_column: no column 'picture'; the data has image, label"),
-        (["--data.label_column=y"], "data.label_column: no column 'y'"),
-        (["--data.label_column=image"], "data.label_column: the column 'image' has struct"),
+        ("--data.image_column=picture", "data.image_column: no column 'picture'; the data has image, label"),
+        ("--data.label_column=y", "data.label_column: no column 'y'"),
+        ("--data.label_column=image", "data.label_column: the column 'image' has struct"),
     ],
 )
-def test_data_that_cannot_be_opened(parquet, overrides, words):
-    with pytest.raises(UserError) as caught:
-        image_sources(hub_config(parquet, *overrides))
-    assert words in str(caught.value)
+def test_columns_that_are_not_there(word, told, parquet):
+    assert_refused(told, hub_config(parquet, word))
+
+
+def test_a_folder_that_is_not_there():
+    with pytest.raises(UserError, match=r"data\.path: there is no folder './nowhere'"):
+        open_folder("./nowhere")
 
 
 PICTURE = png(np.full((8, 8, 3), 9, np.uint8))
@@ -138,8 +148,7 @@ PICTURE = png(np.full((8, 8, 3), 9, np.uint8))
 def test_columns_of_other_kinds_are_refused_before_training(columns, told, tmp_path):
     table = pyarrow.table({"image": [PICTURE] * 2, "label": [0, 1]} | columns)
     write_table(table, tmp_path / "data.parquet")
-    with pytest.raises(DataError, match=told):
-        image_sources(hub_config(tmp_path / "data.parquet"))
+    assert_refused(told, hub_config(tmp_path / "data.parquet"))
 
 
 @pytest.mark.parametrize("labels", [[2, 0], [2.0, 0.0], [True, False], pyarrow.array([2, 0], "uint8")])
@@ -192,42 +201,37 @@ def test_classes_in_a_table_of_paths(kind, heading, rows, tmp_path):
     ],
 )
 def test_what_is_no_class_in_a_table_of_paths(kind, heading, rows, told, tmp_path):
-    with pytest.raises(DataError, match=told):
-        image_sources(table_of_paths(tmp_path, kind, heading, rows))
+    assert_refused(told, table_of_paths(tmp_path, kind, heading, rows))
 
 
 def test_classes_have_one_type_in_all_parquet_files(tmp_path):
     """`datasets` would cast them to the type of the first file: 2 to true."""
     for name, labels in (("a", [True, False]), ("b", [2, 0])):
         write_table(pyarrow.table({"image": [PICTURE] * 2, "label": labels}), tmp_path / f"{name}.parquet")
-    with pytest.raises(
-        DataError, match=r"data.label_column: 'label' is of type integer in .*, and bool in .*a\.parquet"
-    ):
-        image_sources(hub_config(tmp_path / "*.parquet"))
+    told = r"data.label_column: 'label' is of type integer in .*, and bool in .*a\.parquet"
+    assert_refused(told, hub_config(tmp_path / "*.parquet"))
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"),
-    [("EIO", StorageError), ("ENOSPC", StorageError), ("EACCES", UserError), ("ECONNRESET", DataError)],
+    ("error", "kind", "told"),
+    [
+        (OSError(errno.EIO, "x"), StorageError, "x"),
+        (OSError(errno.ENOSPC, "x"), StorageError, "x"),
+        (OSError(errno.EACCES, "x"), UserError, "x"),
+        (OSError(errno.ECONNRESET, "x"), DataError, "x"),
+        (ImportError("To use x, install y"), DataError, "needs a package: To use x, install y"),
+    ],
 )
-def test_a_data_set_that_cannot_be_opened_now(code, kind, parquet, monkeypatch):
-    number = getattr(errno, code)
-
-    def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("datasets.load_dataset_builder", fail)
-    with pytest.raises(UserError, match=os.strerror(number)) as caught:
+def test_a_data_set_that_cannot_be_opened_now(error, kind, told, parquet, monkeypatch):
+    monkeypatch.setattr("datasets.load_dataset_builder", Mock(side_effect=error))
+    with pytest.raises(UserError, match=told) as caught:
         image_sources(hub_config(parquet))
     assert type(caught.value) is kind
 
 
 def test_an_image_that_cannot_be_read_now_is_not_called_broken(parquet, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
     train, _ = image_sources(hub_config(parquet))
-    monkeypatch.setattr(Image, "open", fail)
+    monkeypatch.setattr(Image, "open", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
     with pytest.raises(OSError, match="Stale file handle") as caught:
         train.fetch(np.array([0]), 0)
     assert kind_of(caught.value) == "files"
@@ -236,12 +240,11 @@ def test_an_image_that_cannot_be_read_now_is_not_called_broken(parquet, monkeypa
 def test_broken_images(tmp_path):
     noise = png(np.random.default_rng(0).integers(256, size=(200, 200, 3), dtype=np.uint8))
     # Behind the first part of its pixels, where Pillow raises a SyntaxError.
-    second_part = noise.rindex(b"IDAT")
-    broken = [noise, b"not an image", noise[:second_part], noise[:second_part] + bytes(4) + noise[second_part + 4 :]]
+    start, _, rest = noise.rpartition(b"IDAT")
     file = tmp_path / "broken.parquet"
-    write_parquet(file, broken, [0] * len(broken))
+    write_parquet(file, [noise, b"not an image", start, start + bytes(4) + rest], [0] * 4)
     train, _ = image_sources(hub_config(file))
-    for index in range(1, len(broken)):
+    for index in (1, 2, 3):
         with pytest.raises(DataError, match=f"the image of sample {index} cannot be decoded"):
             train.fetch(np.array([index]), 0)
 
@@ -255,83 +258,66 @@ def test_an_image_starts_no_program(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
     write_parquet(tmp_path / "eps.parquet", [eps], [0])
-    with pytest.raises(DataError, match="it is not one of JPEG, PNG, "):
-        image_sources(hub_config(tmp_path / "eps.parquet"))
+    assert_refused("it is not one of JPEG, PNG, ", hub_config(tmp_path / "eps.parquet"))
     assert not (tmp_path / "started").exists()
+
+
+def write_pictures(folder, *names, held_out="val"):
+    for split, name in product(("train", held_out), names):
+        file = folder / split / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (30, 30)).save(file)
 
 
 @pytest.mark.parametrize("held_out", ["val", "validation"])
 def test_a_local_folder_of_images(held_out, tmp_path):
     """`imagefolder` layout, the usual form of a local ImageNet; images stay where they are."""
-    for split in ("train", held_out):
-        for label, name in enumerate(("cat", "dog")):
-            folder = tmp_path / split / name
-            folder.mkdir(parents=True)
-            Image.new("RGB", (30, 30), (50 * label, 0, 0)).save(folder / "one.png")
-    words = ["--data.data_files=null", f"--data.path={tmp_path}"]
-    train, evaluation = image_sources(hub_config("unused", *words))
+    write_pictures(tmp_path, "cat/one.png", "dog/one.png", held_out=held_out)
+    train, evaluation = open_folder(tmp_path, allowed="small")
     assert (len(train), len(evaluation)) == (2, 2)
     assert evaluation.fetch(np.array([0, 1]), None)["labels"].tolist() == [0, 1]
     assert evaluation.dataset[0]["image"] == {"bytes": None, "path": str(tmp_path / held_out / "cat/one.png")}
 
 
-def picture_at(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (30, 30)).save(path, format="PNG")
-
-
 def test_folders_in_folders_are_no_classes(tmp_path):
     """`datasets` would take the innermost ones for classes: cats and dogs of a year for one."""
-    words = ["--data.data_files=null", f"--data.path={tmp_path}"]
-    for split, name, year in product(("train", "val"), ("cat", "dog"), ("2023", "2024")):
-        picture_at(tmp_path / split / name / year / "one.png")
+    write_pictures(tmp_path, "cat/2023/1.png", "cat/2024/1.png", "dog/2023/1.png", "dog/2024/1.png")
     told = r"the classes of 'train' would be the innermost folders, as .*cat/2023 and .*dog/2024; write folders of the"
     with pytest.raises(DataError, match=told):
-        image_sources(hub_config("unused", *words))
-    files = json.dumps({"train": f"{tmp_path}/train/**", "eval": f"{tmp_path}/val/**"})
-    with pytest.raises(DataError, match=told):
-        image_sources(hub_config("unused", f"--data.data_files={files}", "--data.path=imagefolder"))
+        open_folder(tmp_path)
+    assert_refused(told, files_config(tmp_path / "train/**", tmp_path / "val/**", path="imagefolder"))
     # Whoever writes the depth knows the classes.
-    files = json.dumps({"train": f"{tmp_path}/train/*/*/*", "eval": f"{tmp_path}/val/*/*/*"})
-    train, _ = image_sources(hub_config("unused", f"--data.data_files={files}", "--data.path=imagefolder"))
+    train, _ = image_sources(files_config(tmp_path / "train/*/*/*", tmp_path / "val/*/*/*", path="imagefolder"))
     assert len(train) == 4
-    picture_at(tmp_path / "train/cat/two.png")
-    with pytest.raises(
-        DataError, match=r"'train' have no class: they are in one folder or at .* depths, .*; write folders of the form"
-    ):
-        image_sources(hub_config("unused", *words))
+    write_pictures(tmp_path, "cat/two.png")
+    with pytest.raises(DataError, match=r"'train' have no class: they are in one folder or at .*; write folders of"):
+        open_folder(tmp_path)
 
 
 def test_labels_of_a_table_may_lie_in_any_folders(tmp_path, capsys):
-    for split, name in product(("train", "val"), ("ab/cd", "ef/gh")):
-        picture_at(tmp_path / split / name / "0.png")
+    write_pictures(tmp_path, "ab/cd/0.png", "ef/gh/0.png")
     for split in ("train", "val"):
         (tmp_path / split / "metadata.csv").write_text("file_name,label\nab/cd/0.png,1\nef/gh/0.png,0\n")
-    words = ["--data.data_files=null", f"--data.path={tmp_path}"]
-    train, _ = image_sources(hub_config("unused", *words), Preparation(allowed="everything"))
+    train, _ = open_folder(tmp_path)
     assert train.fetch(np.array([0, 1]), None)["labels"].tolist() == [1, 0]
     assert capsys.readouterr().out == ""
 
 
 def test_preparing_names_classes_and_files_that_are_no_images(tmp_path, capsys):
-    for number, (split, name) in enumerate(product(("train", "val"), ("10", "2"))):
-        picture_at(tmp_path / split / name / "one.png")
-        (tmp_path / split / name / f"{number}.HEIC").write_bytes(b"ftypheic")
-    words = ["--data.data_files=null", f"--data.path={tmp_path}"]
-    image_sources(hub_config("unused", *words), Preparation(allowed="everything"))
-    assert capsys.readouterr().out == "4 files that nothing reads: .heic\n2 classes of data.num_classes 3: 0 10, 1 2\n"
+    write_pictures(tmp_path, "10/one.png", "2/one.png")
+    (tmp_path / "train/10/0.HEIC").write_bytes(b"ftypheic")
+    open_folder(tmp_path)
+    assert capsys.readouterr().out == "1 file that nothing reads: .heic\n2 classes of data.num_classes 3: 0 10, 1 2\n"
 
 
 def test_images_that_are_not_read_are_named(tmp_path, capsys):
     """Those that a table does not list, and folders that are links."""
-    for split, name in product(("train", "val"), "abc"):
-        picture_at(tmp_path / split / f"{name}.png")
+    write_pictures(tmp_path, "a.png", "b.png", "c.png")
     for split in ("train", "val"):
         (tmp_path / split / "metadata.csv").write_text("file_name,label\na.png,1\nb.png,0\n")
-    picture_at(tmp_path / "elsewhere/d.png")
+    (tmp_path / "elsewhere").mkdir()
     (tmp_path / "train/more").symlink_to(tmp_path / "elsewhere")
-    words = ["--data.data_files=null", f"--data.path={tmp_path}"]
-    image_sources(hub_config("unused", *words), Preparation(allowed="everything"))
+    open_folder(tmp_path)
     said = capsys.readouterr().out
     assert "2 images that nothing reads: the metadata does not list all\n" in said
     assert f"a link to a folder that nothing reads: {tmp_path}/train/more; name its files in data.data_files\n" in said
@@ -342,9 +328,10 @@ def test_classes_are_numbered_alike_in_all_files(tmp_path):
         kind = datasets.Features({"image": datasets.Value("binary"), "label": datasets.ClassLabel(names=names)})
         rows = {"image": [b"1", b"2"], "label": [0, 1]}
         datasets.Dataset.from_dict(rows, kind).to_parquet(tmp_path / f"{split}.parquet")
-    files = json.dumps({"train": f"{tmp_path}/train.parquet", "eval": f"{tmp_path}/val.parquet"})
-    with pytest.raises(DataError, match=r"the classes of 'label' are .* in .*; number them alike in all files"):
-        image_sources(hub_config("unused", f"--data.data_files={files}"))
+    assert_refused(
+        r"the classes of 'label' are .* in .*; number them alike in all files",
+        files_config(tmp_path / "train.parquet", tmp_path / "val.parquet"),
+    )
     # Whoever reads other columns is not concerned.
     check_types(tmp_path.glob("*.parquet"), {"image": Use("text_column")})
 
@@ -358,10 +345,10 @@ def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):
     batch = train.fetch(np.arange(12), 3)
     assert 0 < batch["mirrored"].sum() < 12
     mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in (config.data.mean, config.data.std))
-    by_hand = [
-        (pixels[:, :, ::-1] if mirrored else pixels).astype(np.float32)
-        for pixels, mirrored in zip(batch["pixel_values"].numpy(), batch["mirrored"].tolist(), strict=True)
-    ]
-    expected = (np.stack(by_hand) - mean * np.float32(255)) / (std * np.float32(255))
+    pixels = batch["pixel_values"].numpy().astype(np.float32)
+    for image, mirrored in zip(pixels, batch["mirrored"], strict=True):
+        if mirrored:
+            image[:] = image[:, :, ::-1].copy()
+    expected = (pixels - mean * np.float32(255)) / (std * np.float32(255))
     assert np.array_equal(model_input(batch, config.data).numpy(), expected)
     assert "mirrored" not in evaluation.fetch(np.arange(12), None)

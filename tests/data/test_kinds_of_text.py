@@ -19,10 +19,10 @@ from pyarrow import parquet
 import tasks
 from largebatch.data import hub, preparation, prepared
 from largebatch.data.preparation import NotPrepared
-from largebatch.errors import ConfigError, DataError
+from largebatch.errors import ConfigError
 from megatron_files import write as write_megatron
 from paths import PYDOC
-from small_data import load_with
+from small_data import load_with, of_file
 
 BLOCK = 8
 DOCUMENTS = {
@@ -58,7 +58,6 @@ WRITERS = {
     "parquet": lambda path, documents: parquet.write_table(pyarrow.table({"text": documents}), path),
     "jsonl": lambda path, documents: path.write_bytes(json_lines(documents)),
     "jsonl.zst": lambda path, documents: path.write_bytes(zstandard.compress(json_lines(documents))),
-    "jsonl.gz": lambda path, documents: path.write_bytes(gzip.compress(json_lines(documents))),
     "csv": write_csv,
     "txt": lambda path, documents: path.write_text("\n".join(documents), encoding="utf-8"),
     "folder": write_folder,
@@ -66,7 +65,7 @@ WRITERS = {
         path, "H", [[*text.encode(), 0] for text in documents], list(range(len(documents) + 1))
     ),
 }
-BUILDERS = {"jsonl": "json", "jsonl.zst": "json", "jsonl.gz": "json", "txt": "text"}
+BUILDERS = {"jsonl": "json", "jsonl.zst": "json", "txt": "text"}
 
 
 def source(kind: str, folder: Path) -> dict[str, object]:
@@ -128,20 +127,19 @@ COMPRESSORS = {
 def test_what_compressed_files_hold_is_what_a_job_may_prepare(kind, tmp_path, monkeypatch):
     """A byte may hold a thousand; the files are not read to their ends."""
     row = json_lines(["x" * 2**18])
-    files = [str(tmp_path / f"{name}.jsonl.{kind}") for name in ("train", "eval")]
-    for file, count in zip(files, (64, 1), strict=True):
-        Path(file).write_bytes(COMPRESSORS[kind](row * count))
-    assert Path(files[0]).stat().st_size < 2**18
-    section = {"path": "json", "data_files": {"train": files[0], "eval": files[1]}, **sizes()}
+    large = tmp_path / f"large.jsonl.{kind}"
+    small = tmp_path / f"small.jsonl.{kind}"
+    large.write_bytes(COMPRESSORS[kind](row * 64))
+    small.write_bytes(COMPRESSORS[kind](row))
+    assert large.stat().st_size < 2**18
     monkeypatch.setattr(hub, "MAX_BYTES_IN_A_JOB", 2**21)
     monkeypatch.setattr(preparation, "MAX_BYTES_IN_A_JOB", 2**21)
     with monkeypatch.context() as unprepared:
         unprepared.setattr(datasets.DatasetBuilder, "download_and_prepare", None)
-        with pytest.raises(NotPrepared, match=r"data\.prepare: (2|3|16)\.\d MiB would have to be prepared"):
-            opened(**section)
-    section["data_files"] = {"train": files[1], "eval": files[1]}
+        with pytest.raises(NotPrepared, match=r"data\.prepare: (2|3|32)\.\d MiB would have to be prepared"):
+            opened(**of_file(large, "json") | sizes())
     if kind != "zip":
-        assert len(opened(**section)[0]) == sizes()["num_train_samples"]
+        assert len(opened(**of_file(small, "json") | sizes())[0]) == sizes()["num_train_samples"]
 
 
 def mixed(folder: Path, *kinds: str) -> dict[str, object]:
@@ -153,13 +151,13 @@ def mixed(folder: Path, *kinds: str) -> dict[str, object]:
 
 
 def test_all_formats_in_one_mixture(tmp_path):
-    kinds = [*WRITERS]
-    train, evaluation = opened(**mixed(tmp_path, *kinds))
+    num_kinds = len(WRITERS)
+    train, evaluation = opened(**mixed(tmp_path, *WRITERS))
     # An evaluation index counts through the sources; a training index is a draw and a source.
     found = evaluation.fetch(np.arange(len(evaluation)), None)["input_ids"].tolist()
-    assert found == blocks_of("eval") * len(kinds)
-    for number in range(len(kinds)):
-        draws = np.arange(len(blocks_of("train"))) * len(kinds) + number
+    assert found == blocks_of("eval") * num_kinds
+    for number in range(num_kinds):
+        draws = np.arange(len(blocks_of("train"))) * num_kinds + number
         found = train.fetch(draws, 0)["input_ids"].tolist()
         assert sorted(found) == sorted(blocks_of("train"))
         assert found != blocks_of("train")
@@ -180,21 +178,3 @@ def test_a_source_of_another_kind_has_its_own_fields(changes, told, tmp_path):
     second = {"name": "meg", "weight": 1, **sizes(), **source("megatron", tmp_path), **changes}
     with pytest.raises(ConfigError, match=told):
         config_of(sources=[first, second], **sizes(2))
-
-
-def test_files_that_are_missing_in_a_list_are_named(tmp_path):
-    section = source("parquet", tmp_path)
-    section["data_files"]["train"].append(str(tmp_path / "none.parquet"))
-    with pytest.raises(DataError, match=r"data.data_files.train: no file matches '.*none.parquet'"):
-        opened(**section)
-
-
-def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
-    import datasets
-
-    def without(*_, **__):
-        raise ImportError("To use x, install y")
-
-    monkeypatch.setattr(datasets, "load_dataset_builder", without)
-    with pytest.raises(DataError, match="needs a package: To use x, install y"):
-        opened(**source("parquet", tmp_path))

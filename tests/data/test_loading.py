@@ -43,23 +43,16 @@ class Squares:
 REQUESTS = [(np.array([3, 1]), 0), (np.array([5]), 1), (np.array([2, 2, 0]), None)]
 
 
+def loaded(source, requests=REQUESTS, num_workers=0):
+    return list(load(source, requests, num_workers, torch.device("cpu")))
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_in_order(num_workers):
-    batches, weights = zip(*load(Squares(), REQUESTS, num_workers, torch.device("cpu")), strict=True)
+    batches, weights = zip(*loaded(Squares(), num_workers=num_workers), strict=True)
     assert [batch["square"].tolist() for batch in batches] == [[9, 1], [25], [4, 4, 0]]
     assert [batch["epoch"].tolist() for batch in batches] == [[0, 0], [1], [-1, -1, -1]]
     assert weights == (10, 25, 8)
-
-
-class Weighted(Squares):
-    """Samples with the given weights."""
-
-    def __init__(self, weights):
-        super().__init__(len(weights))
-        self.weights = weights
-
-    def weight(self, batch):
-        return self.weights[batch["square"].double().sqrt().round().long()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -70,10 +63,11 @@ def test_weights_that_are_fractions_are_summed_exactly(dtype):
     weights[7] = 2.0**-20
     weights[0] = 0.0
     exact = sum(map(Fraction, weights.tolist()))
+    source = Squares()
+    source.weight = lambda batch: weights.to(dtype)[batch["square"].double().sqrt().round().long()]
     for size in (1, 5, 12):
         requests = [(part, 0) for part in np.split(np.arange(12), range(size, 12, size))]
-        loaded = load(Weighted(weights.to(dtype)), requests, 0, torch.device("cpu"))
-        assert sum(Fraction(weight) for _, weight in loaded) == exact
+        assert sum(Fraction(weight) for _, weight in loaded(source, requests)) == exact
 
 
 @pytest.mark.parametrize(
@@ -90,12 +84,12 @@ def test_weights_that_cannot_be_summed_exactly(weight, words):
     source = Squares()
     source.weight = lambda _: weight
     with pytest.raises(DataError, match=re.escape(f"Squares.weight(batch) {words}")):
-        list(load(source, REQUESTS, 0, torch.device("cpu")))
+        loaded(source)
 
 
 def test_a_micro_batch_is_fetched_at_once():
     source = Squares()
-    list(load(source, REQUESTS, 0, torch.device("cpu")))
+    loaded(source)
     assert source.asked == [([3, 1], 0), ([5], 1), ([2, 2, 0], None)]
 
 
@@ -104,35 +98,33 @@ def test_arrays_are_refused():
     source.fetch = lambda indices, _: {"square": indices**2}
     words = r"^Squares.fetch returned 'square' as ndarray; return tensors: torch.from_numpy\(array\)$"
     with pytest.raises(DataError, match=words):
-        list(load(source, REQUESTS, 0, torch.device("cpu")))
+        loaded(source)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_errors_arrive_as_they_are(num_workers):
     with pytest.raises(DataError, match=r"^sample 13 is missing$"):
-        list(load(Squares(), [(np.array([13]), 0)], num_workers, torch.device("cpu")))
+        loaded(Squares(), [(np.array([13]), 0)], num_workers)
 
 
 def test_loading_leaves_the_random_state_alone():
     """Dropout is seeded before each forward pass; a loader that drew numbers in between would change it."""
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    list(load(Squares(), REQUESTS, 0, torch.device("cpu")))
+    loaded(Squares())
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("which", ["train", "eval"])
 def test_sizes_must_be_the_recipes(which):
     data = DigitsData(source="digits")
-    sizes = {"train": data.num_train_samples, "eval": data.num_eval_samples}
-    check_sizes([*map(Squares, sizes.values()), Squares(3)], data)
-    expected = sizes[which]
-    message = (
-        f"data.num_{which}_samples: the recipe says {expected}, but the data has {expected + 1} samples; write "
-        f"{expected + 1}, "
-    )
-    with pytest.raises(DataError, match=re.escape(message)):
-        check_sizes([*map(Squares, (sizes | {which: expected + 1}).values())], data)
+    sources = {"train": Squares(1437), "eval": Squares(360)}
+    check_sizes([*sources.values(), Squares(3)], data)
+    expected = sources[which].size
+    sources[which] = Squares(7)
+    message = f"^data.num_{which}_samples: the recipe says {expected}, but the data has 7 samples; write 7, "
+    with pytest.raises(DataError, match=message):
+        check_sizes([*sources.values()], data)
 
 
 def test_a_signal_while_a_loader_process_starts_is_left_to_the_training(monkeypatch):
@@ -144,9 +136,12 @@ def test_a_signal_while_a_loader_process_starts_is_left_to_the_training(monkeypa
 
     # torch calls this in a new loader process before it calls anything of ours.
     monkeypatch.setattr(torch.multiprocessing, "_set_thread_name", be_signaled)
-    batches = list(load(Squares(), REQUESTS, 1, torch.device("cpu")))
-    assert [weight for _, weight in batches] == [10, 25, 8]
+    assert [weight for _, weight in loaded(Squares(), num_workers=1)] == [10, 25, 8]
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def run_here(*words):
+    return subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=300)
 
 
 def test_a_process_ends_though_it_is_still_loading():
@@ -157,25 +152,19 @@ def test_a_process_ends_though_it_is_still_loading():
         loading = load(Squares(), REQUESTS * 100, 2, torch.device("cpu"))
         print(next(loading).weight)
     """
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600
-    )
+    result = run_here(sys.executable, "-c", code)
     assert (result.returncode, result.stdout) == (0, "10\n"), result.stderr
 
 
 @pytest.mark.root
 def test_too_little_shared_memory_is_an_error_and_no_wait():
     code = """if True:
-        import numpy, torch
-        from test_loading import DataError, Squares, load
-        try:
-            list(load(Squares(), [(numpy.full(100_000, 2), 0)], 1, torch.device("cpu")))
-        except DataError as error:
-            print(error)
+        import numpy
+        from test_loading import Squares, loaded
+        loaded(Squares(), [(numpy.full(100_000, 2), 0)], 1)
     """
     small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
-    words = ["unshare", "--mount", "sh", "-c", small, "sh", sys.executable, "-c", code]
-    result = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert "no shared memory for a batch of 1,600,000 bytes" in result.stdout
-    assert "enlarge /dev/shm (docker run --shm-size" in result.stdout
+    result = run_here("unshare", "--mount", "sh", "-c", small, "sh", sys.executable, "-c", code)
+    assert "errors.DataError: " in result.stderr
+    assert "no shared memory for a batch of 1,600,000 bytes" in result.stderr
+    assert "enlarge /dev/shm (docker run --shm-size" in result.stderr

@@ -5,17 +5,14 @@ import os
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
-from PIL import Image
 
 from largebatch.data.columns import Use
 from largebatch.data.hub import open_splits
 from largebatch.data.local_files import found_files
 from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError
-from paths import CIFAR, PYDOC
-from small_data import load_with
+from small_data import hub_text
 
 ASKED_FOR = Preparation(allowed="everything")
 
@@ -33,43 +30,31 @@ def written(*names):
         name.write_text(json.dumps({"text": str(name)}) + "\n")
 
 
-def section_of(train, evaluation, path="json"):
-    files = {"train": train, "eval": evaluation}
-    return {"source": "datasets", "path": path, "data_files": files, "num_train_samples": 2, "num_eval_samples": 1}
-
-
-def data_of(train, evaluation="held_out.jsonl", **more):
+def data_of(train, evaluation="held_out.jsonl", path="json", **more):
     written("held_out.jsonl")
-    return load_with(PYDOC, section_of(train, evaluation) | {"tokenizer": "bytes", "block_size": 1} | more).data
+    return hub_text(path, data_files={"train": train, "eval": evaluation}, **more)
 
 
 def found(train, evaluation="held_out.jsonl", **more):
     return [str(file.path) for file in found_files(data_of(train, evaluation, **more))["train"]]
 
 
+def assert_refused(told, train, *evaluation):
+    with pytest.raises(DataError, match=told):
+        found(train, *evaluation)
+
+
 def read(train):
     return open_splits(data_of(train), ASKED_FOR)[0]["text"][:]
-
-
-def walked(folder):
-    """All files, by another walk."""
-    return sorted(f"{parent}/{name}" for parent, _, names in os.walk(folder, followlinks=True) for name in names)
 
 
 def test_a_folder_stands_for_all_of_its_files():
     """Those of linked folders, of names that only mean something to others, and with characters of globs."""
     written("more/1.jsonl", "data/b.jsonl", "data/a/x[1].jsonl", "data/_DSC1.jsonl", "data/year=2024/part-0.jsonl")
     Path("data/linked").symlink_to("../more")
-    expected = walked("data")
-    assert len(expected) == 5
-    assert found("data") == found("data/") == expected
-    assert read("data") == [
-        "data/_DSC1.jsonl",
-        "data/a/x[1].jsonl",
-        "data/b.jsonl",
-        "more/1.jsonl",
-        "data/year=2024/part-0.jsonl",
-    ]
+    expected = ["_DSC1.jsonl", "a/x[1].jsonl", "b.jsonl", "linked/1.jsonl", "year=2024/part-0.jsonl"]
+    assert found("data") == found("data/") == [f"data/{name}" for name in expected]
+    assert read("data")[3] == "more/1.jsonl"
 
 
 def test_what_a_glob_finds_is_what_is_read():
@@ -81,26 +66,22 @@ def test_what_a_glob_finds_is_what_is_read():
 
 def test_a_glob_does_not_pass_over_a_folder():
     written("data/0.jsonl", "data/old/1.jsonl")
-    with pytest.raises(DataError, match=r"data/old, which 'data/\*' matches, is a folder; write a glob of the files"):
-        found("data/*")
+    assert_refused(r"data/old, which 'data/\*' matches, is a folder; write a glob of the files", "data/*")
     assert found("data/*.jsonl") == ["data/0.jsonl"]
     written("data/empty/.gitkeep")
     assert found("data/**") == ["data/0.jsonl", "data/old/1.jsonl"]
     # Spark's folders have names of files.
     written("data/x.jsonl/part-0.json")
-    with pytest.raises(DataError, match=r"data/x\.jsonl, which 'data/\*\*/\*\.jsonl' matches, is a folder"):
-        found("data/**/*.jsonl")
+    assert_refused(r"data/x\.jsonl, which 'data/\*\*/\*\.jsonl' matches, is a folder", "data/**/*.jsonl")
 
 
 def test_what_cannot_be_read_is_refused_by_name():
     written("data/0.jsonl")
     Path("data/1.jsonl").symlink_to("gone.jsonl")
-    with pytest.raises(DataError, match=r"train: data/1\.jsonl cannot be read: No such file or directory; correct"):
-        found("data")
+    assert_refused(r"train: data/1\.jsonl cannot be read: No such file or directory; correct", "data")
     Path("data/1.jsonl").unlink()
     os.mkfifo("data/1.jsonl")
-    with pytest.raises(DataError, match=r"data/1\.jsonl is not a file; write the paths of files"):
-        found("data")
+    assert_refused(r"data/1\.jsonl is not a file; write the paths of files", "data")
 
 
 def test_a_name_that_would_be_read_as_two_paths():
@@ -130,22 +111,17 @@ def test_hidden_files_and_marks_are_no_data():
 )
 def test_a_folder_that_may_not_be_meant_is_refused(names, told):
     written(*names)
-    with pytest.raises(DataError, match=rf"data\.data_files\.train: {told}"):
-        found("data")
+    assert_refused(rf"data\.data_files\.train: {told}", "data")
 
 
 def test_a_folder_is_read_once():
     written("data/a/0.jsonl")
     Path("data/a/up").symlink_to("..")
-    with pytest.raises(DataError, match=r"data and data/a/up are one folder; remove the link"):
-        found("data")
+    assert_refused(r"data and data/a/up are one folder; remove the link", "data")
     Path("data/a/up").unlink()
-    for second in ("data/a/0.jsonl", "data/../data", str(Path("data").absolute())):
-        with pytest.raises(DataError, match=r"data/a/0\.jsonl would be read 2 times"):
-            found(["data", second])
-    Path("data/latest.jsonl").symlink_to("a/0.jsonl")
-    with pytest.raises(DataError, match=r"data/a/0\.jsonl would be read 2 times"):
-        found("data")
+    Path("latest.jsonl").symlink_to("data/a/0.jsonl")
+    for second in ("data/a/0.jsonl", "data/../data", str(Path("data").absolute()), "latest.jsonl"):
+        assert_refused(r"data/a/0\.jsonl would be read 2 times", ["data", second])
 
 
 def test_a_folder_that_cannot_be_listed(monkeypatch):
@@ -158,49 +134,37 @@ def test_a_folder_that_cannot_be_listed(monkeypatch):
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"data\.data_files\.train: data/a cannot be listed: Permission denied"):
-        found("data")
+    assert_refused(r"data\.data_files\.train: data/a cannot be listed: Permission denied", "data")
 
 
 def test_evaluation_does_not_read_what_a_folder_trains_on():
     written("data/train/0.jsonl", "data/eval/0.jsonl")
     Path("val").symlink_to("data/eval")
     for evaluation in ("data/eval", "data/eval/*.jsonl", str(Path("data/eval").absolute()), "data/../data/eval", "val"):
-        with pytest.raises(DataError, match=r"data_files\.eval: .*data/eval/0\.jsonl is read for training, too"):
-            found("data", evaluation)
-    with pytest.raises(DataError, match=r"data_files\.eval: .*data/train/0\.jsonl is read for training, too"):
-        found("data/train/*.jsonl", "data")
+        assert_refused(r"data_files\.eval: .*data/eval/0\.jsonl is read for training, too", "data", evaluation)
+    assert_refused(r"data_files\.eval: .*data/train/0\.jsonl is read for training, too", "data/train/*.jsonl", "data")
     assert found("data/train", "data/eval") == ["data/train/0.jsonl"]
     # Parts of the same files.
     split = {"train_split": "train[:50%]", "eval_split": "validation[50%:]"}
     assert found("data", "data", **split) == ["data/eval/0.jsonl", "data/train/0.jsonl"]
 
 
-@pytest.mark.parametrize("path", ["", "none", "x" * 300])
+@pytest.mark.parametrize("path", ["", "none", "x" * 300, ["held_out.jsonl", "none"]])
 def test_no_file(path):
-    with pytest.raises(DataError, match=r"data\.data_files\.train: no file matches '.*write the path of files or of"):
-        found(path)
+    assert_refused(r"data\.data_files\.train: no file matches '.*write the path of files or of", path)
 
 
 def test_a_folder_of_images_has_classes_and_any_endings(capsys):
-    for name in ("images/cat/0.png", "images/dog/1.JPG", "val/cat/2.png"):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((32, 32, 3), 9, np.uint8)).save(
-            name, format=Path(name).suffix[1:].replace("JPG", "JPEG")
-        )
-    Path("images/dog/about.txt").write_text("a dog")
-    pixels = {"image_column": "image", "num_classes": 2, "image_size": 32, "train_augmentation": "padded_crop"}
-    pixels |= {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
-    section = load_with(CIFAR, section_of("images", "val", "imagefolder") | pixels).data
-    train, _ = open_splits(section, ASKED_FOR)
+    written("images/dog/about.txt", "images/cat/0.png", "images/dog/1.JPG", "val/cat/2.png")
+    train, _ = open_splits(data_of("images", "val", "imagefolder"), ASKED_FOR)
     assert train["label"] == [0, 1]
     assert "1 file that nothing reads: .txt" in capsys.readouterr().out
 
 
 def test_files_of_a_folder_that_datasets_passes_over_are_named(tmp_path, capsys):
     written("train.jsonl", "validation.jsonl", "more.jsonl", "train2.csv")
-    section = data_of("x", path=str(tmp_path), data_files=None)
-    train, _ = open_splits(section, ASKED_FOR, {"text": Use("text_column")})
+    written("held_out.jsonl")
+    train, _ = open_splits(hub_text(tmp_path), ASKED_FOR, {"text": Use("text_column")})
     assert len(train) == 1
     said = capsys.readouterr().out
     assert "1 file that nothing reads: .csv\n" in said

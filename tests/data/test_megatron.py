@@ -14,22 +14,23 @@ from paths import BERT, PYDOC
 from small_data import load_with
 
 
+def opened(prefix, vocab_size=256):
+    return open_megatron([str(prefix)], "data.train", vocab_size)
+
+
 @pytest.mark.parametrize("kind", ["B", "h", "H", "i", "q"])
 def test_tokens(tmp_path, kind):
-    stream = open_megatron([write(tmp_path / "corpus", kind)], "data.train", 256)
+    stream = opened(write(tmp_path / "corpus", kind))
     assert stream.read(0, len(stream)).tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255, 0]
 
 
 def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path):
-    stream = open_megatron([write(tmp_path / "corpus")], "data.train", 255)
+    stream = opened(write(tmp_path / "corpus"), 255)
     assert stream.read(0, 10)[-1] == 14
-    with pytest.raises(
-        DataError, match=r"the data has token 255, but data\.tokenizer has only 255; write the tokenizer"
-    ):
+    with pytest.raises(DataError, match=r"the data has token 255, but data\.tokenizer has only 255; write the"):
         stream.read(0, 11)
-    negative = open_megatron([write(tmp_path / "negative", "b", [[1, -3]], [0, 1])], "data.train", 255)
     with pytest.raises(DataError, match="token -3"):
-        negative.read(0, 2)
+        opened(write(tmp_path / "negative", "b", [[1, -3]], [0, 1])).read(0, 2)
 
 
 def patched(place, kind, value):
@@ -72,7 +73,7 @@ def test_files_that_cannot_be_used(tmp_path, name):
     write(prefix)
     damage(prefix.with_suffix(".idx"), prefix.with_suffix(".bin"))
     with pytest.raises(DataError, match=words):
-        open_megatron([str(prefix)], "data.train", 256)
+        opened(prefix)
 
 
 def sources_of(prefix, recipe=PYDOC, **changes):
@@ -92,27 +93,31 @@ def test_a_recipe_reads_them(recipe, first, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sequences", "documents", "has_end"),
+    ("sequences", "documents"),
     [
-        ([[5, 6, 7, 8, 0], [9, 10, 11, 0]], [0, 1, 2], True),
-        ([[5, 6, 7, 8, 3], [9, 10, 11, 0]], [0, 1, 2], False),
-        # Of two sequences, each of which ends otherwise; one alone; and one without tokens.
-        ([[5, 6, 7], [8, 0], [9, 10, 11, 3]], [0, 2, 3], True),
-        ([[5, 6, 0], [7, 8], [9, 10, 11, 0]], [0, 2, 3], False),
-        ([[5, 6, 7, 8, 0, 9, 10, 11, 3]], [0, 1], False),
-        ([[], [5, 6, 7, 8, 0], [9, 10, 11, 0]], [0, 1, 2, 3], True),
+        ([[5, 6, 7, 8, 0], [9, 10, 11, 0]], [0, 1, 2]),
+        # Of two sequences, the first of which ends otherwise.
+        ([[5, 6, 7], [8, 0], [9, 10, 11, 3]], [0, 2, 3]),
+        ([[], [5, 6, 7, 8, 0], [9, 10, 11, 0]], [0, 1, 2, 3]),
     ],
 )
-def test_documents_are_kept_apart_only_if_they_have_ends(sequences, documents, has_end, tmp_path):
+def test_documents_that_have_ends_are_kept_apart(sequences, documents, tmp_path):
     prefix = write(tmp_path / "corpus", sequences=sequences, documents=documents)
-    if has_end:
-        train, _ = sources_of(prefix, attention="document", block_size=4)
-        assert train.fetch(np.array([1]), 0)["position_ids"].tolist() == [[0, 0, 1, 2]]
-    else:
-        good = write(tmp_path / "good", sequences=[[5, 0]], documents=[0, 1])
-        with pytest.raises(
-            DataError, match=r"data\.attention: the first document of .*corpus does not end with token 0"
-        ):
-            sources_of([good, prefix], attention="document", block_size=4)
-        with pytest.raises(DataError, match=r"data\.attention: the first document of .* does not end with token 0"):
-            sources_of(prefix, attention="document", block_size=4)
+    train, _ = sources_of(prefix, attention="document", block_size=4)
+    assert train.fetch(np.array([1]), 0)["position_ids"].tolist() == [[0, 0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "documents"),
+    [
+        ([[5, 6, 7, 8, 3], [9, 10, 11, 0]], [0, 1, 2]),
+        # Of two sequences, the first of which has an end; and one alone.
+        ([[5, 6, 0], [7, 8], [9, 10, 11, 0]], [0, 2, 3]),
+        ([[5, 6, 7, 8, 0, 9, 10, 11, 3]], [0, 1]),
+    ],
+)
+def test_documents_without_ends_are_not_kept_apart(sequences, documents, tmp_path):
+    good = write(tmp_path / "good", sequences=[[5, 0]], documents=[0, 1])
+    prefix = write(tmp_path / "corpus", sequences=sequences, documents=documents)
+    with pytest.raises(DataError, match=r"data\.attention: the first document of .*corpus does not end with token 0"):
+        sources_of([good, prefix], attention="document", block_size=4)

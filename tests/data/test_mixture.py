@@ -3,44 +3,41 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from largebatch.batch import Length, Timeline
 from largebatch.batch.mixture import Mixture
 from largebatch.batch.timeline import NO_EPOCHS
 from largebatch.data.mixture import MixedSamples
 from largebatch.data.order import TrainingOrder
-from largebatch.data.text import IGNORE_INDEX
+from largebatch.data.text import IGNORE_INDEX, count_targets
 
 SIZES = (50, 7, 23)
 MIXTURE = Mixture(("a", "b", "c"), SIZES, (6, 1, 3))
 BATCHES = [(Length("steps", 0), 24), (Length("steps", 15), 48)]
 
 
-def order_on(world_size, micro_batch_size):
+def samples_of(step, world_size=1, micro_batch_size=8):
     timeline = Timeline.build(NO_EPOCHS, BATCHES)
-    return TrainingOrder(timeline, micro_batch_size, world_size, 3, MIXTURE), timeline
-
-
-def samples_of(step, world_size, micro_batch_size):
-    order, timeline = order_on(world_size, micro_batch_size)
+    order = TrainingOrder(timeline, micro_batch_size, world_size, 3, MIXTURE)
     micro_steps = timeline.at(step).size // (world_size * micro_batch_size)
     slots = [(step, number) for number in range(micro_steps)]
-    found = [[work.indices for work in order.micro_batches(slots, rank)] for rank in range(world_size)]
+    of_ranks = [order.micro_batches(slots, rank) for rank in range(world_size)]
     # Slot by slot, as in one process.
-    return np.concatenate([found[rank][number] for number in range(micro_steps) for rank in range(world_size)])
+    return np.concatenate([work.indices for slot in zip(*of_ranks, strict=True) for work in slot])
 
 
 @pytest.mark.parametrize(("world_size", "micro_batch_size"), [(3, 8), (4, 2), (1, 24)])
 def test_a_step_has_the_same_samples_in_the_same_order_everywhere(world_size, micro_batch_size):
     for step in (0, 9, 10, 14, 15, 16, 40):
-        assert samples_of(step, world_size, micro_batch_size).tolist() == samples_of(step, 1, 8).tolist()
+        assert samples_of(step, world_size, micro_batch_size).tolist() == samples_of(step).tolist()
 
 
 def test_each_batch_has_its_shares_and_each_source_its_draws_in_turn():
     drawn = [0, 0, 0]
     samples = 0
     for step in range(40):
-        indices = samples_of(step, 1, 8)
+        indices = samples_of(step)
         samples += len(indices)
         for number in range(3):
             mine = np.sort(indices[indices % 3 == number] // 3)
@@ -48,7 +45,7 @@ def test_each_batch_has_its_shares_and_each_source_its_draws_in_turn():
             drawn[number] += len(mine)
         assert tuple(drawn) == MIXTURE.counts_after(samples)
     # The sources are not one after the other in a batch.
-    assert (np.diff(samples_of(0, 1, 8) % 3) != 0).sum() > 5
+    assert (np.diff(samples_of(0) % 3) != 0).sum() > 5
 
 
 class Numbers:
@@ -63,15 +60,13 @@ class Numbers:
         return self.size
 
     def fetch(self, indices, epoch):
-        self.asked += [(int(index), epoch) for index in indices]
-        longest = max(int(index) % 5 + 1 for index in indices)
-        labels = torch.full((len(indices), longest), IGNORE_INDEX)
-        for row, index in enumerate(indices):
-            labels[row, : int(index) % 5 + 1] = int(index)
-        return {"labels": labels, "which": torch.full((len(indices),), self.which)}
+        self.asked += [(index, epoch) for index in indices.tolist()]
+        labels = [torch.full((index % 5 + 1,), index) for index in indices.tolist()]
+        padded = pad_sequence(labels, batch_first=True, padding_value=IGNORE_INDEX)
+        return {"labels": padded, "which": torch.full((len(indices),), self.which)}
 
     def weight(self, batch):
-        return int((batch["labels"] != IGNORE_INDEX).sum())
+        return count_targets(batch)
 
 
 def mixed():
@@ -84,12 +79,9 @@ def test_a_batch_keeps_the_order_of_its_indices_and_pads_as_its_sources_do():
     indices = np.array([5, 3, 4, 0, 299, 7])
     batch = samples.fetch(indices, 0)
     assert batch["which"].tolist() == (indices % 3).tolist()
-    for row, index in enumerate(indices):
-        alone = samples.fetch(np.array([index]), 0)["labels"][0]
-        found = batch["labels"][row]
-        assert found[: len(alone)].tolist() == alone.tolist()
-        assert (found[len(alone) :] == IGNORE_INDEX).all()
-    assert samples.weight(batch) == sum(samples.weight(samples.fetch(np.array([each]), 0)) for each in indices)
+    alone = [samples.fetch(np.array([index]), 0)["labels"][0] for index in indices]
+    assert torch.equal(batch["labels"], pad_sequence(alone, batch_first=True, padding_value=IGNORE_INDEX))
+    assert samples.weight(batch) == sum(map(len, alone))
 
 
 def test_evaluation_counts_through_the_sources():

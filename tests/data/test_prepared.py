@@ -7,7 +7,6 @@ import re
 import time
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +24,7 @@ from largebatch.data.tokenizer import ByteTokenizer, PretrainedTokenizer
 from largebatch.errors import DataError, StorageError
 from largebatch.storage import files
 from paths import PYDOC
-from processes import children_of, is_running
-from small_data import load_with, rows_in
+from small_data import load_with, of_file, rows_in
 
 ASKED_FOR = Preparation("largebatch prepare x", allowed="everything", num_workers=1)
 BY_TWO = replace(ASKED_FOR, num_workers=2)
@@ -46,37 +44,37 @@ def documents_of(split):
     return [*texts[:50], None, "Ünï ✓", *texts[50:]]
 
 
-def row_of(text):
-    return {"text": text, "number": 1, "other": "x"}
+def write_documents(file, texts):
+    return rows_in(file, [{"text": text, "other": "x"} for text in texts])
 
 
 @pytest.fixture
 def section(tmp_path):
     files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "eval")}
     for split, file in files.items():
-        rows_in(Path(file), [row_of(text) for text in documents_of(split)])
-    return {
-        "source": "datasets",
-        "path": "json",
-        "data_files": files,
-        "tokenizer": "bytes",
-        "block_size": 8,
-        "num_train_samples": 20,
-        "num_eval_samples": 3,
-    }
+        section = write_documents(Path(file), documents_of(split))
+    return section | {"data_files": files}
 
 
 def data_of(section, **changes):
-    return load_with(PYDOC, section | changes).data
+    return load_with(PYDOC, {"tokenizer": "bytes", "block_size": 8} | section | changes).data
 
 
 def prepare(data, how=ASKED_FOR, tokenizer=None):
     return open_prepared(data, tokenizer or ByteTokenizer(), how)
 
 
-def folder_of(data, split="train"):
-    train, evaluation = prepared_splits(data, ByteTokenizer(), Preparation())
-    return {data.train_split: train, data.eval_split: evaluation}[split].folder
+def folders_of(data, tokenizer=None):
+    """Those of the tokens for training and for evaluation."""
+    return [split.folder for split in prepared_splits(data, tokenizer or ByteTokenizer(), Preparation())]
+
+
+def folder_of(data):
+    return folders_of(data)[0]
+
+
+def times_of(paths):
+    return {path: path.stat().st_mtime_ns for path in paths}
 
 
 def bytes_of(stream):
@@ -120,29 +118,29 @@ def test_documents_without_text_are_counted(section, capsys):
 def test_what_is_prepared_is_neither_opened_nor_made_again(section, monkeypatch):
     data = data_of(section)
     prepare(data)
-    before = {path: path.stat().st_mtime_ns for path in folder_of(data).iterdir()}
+    before = times_of(folder_of(data).iterdir())
     monkeypatch.setattr(prepared, "open_splits", None)
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")
-    assert {path: path.stat().st_mtime_ns for path in folder_of(data).iterdir()} == before
+    assert times_of(folder_of(data).iterdir()) == before
 
 
 def test_other_data_has_another_folder(section):
     data = data_of(section)
     others = [data_of(section, text_column="other"), data_of(section, train_split="train[:50%]")]
-    folders = {folder_of(each, each.train_split) for each in (data, *others)}
+    folders = {folder_of(each) for each in (data, *others)}
 
     class Other(ByteTokenizer):
         fingerprint = "other"
 
-    folders.add(prepared_splits(data, Other(), Preparation())[0].folder)
-    evaluation = folder_of(data, "validation")
+    folders.add(folders_of(data, Other())[0])
+    _, evaluation = folders_of(data)
     with Path(section["data_files"]["train"]).open("a") as file:
-        file.write(json.dumps(row_of("more")))
+        file.write('{"text": "more"}')
     folders.add(folder_of(data))
     assert len(folders) == 5
     # Each split belongs to its own files.
-    assert folder_of(data, "validation") == evaluation
+    assert folders_of(data)[1] == evaluation
     # Neither samples nor processes are part of what is prepared.
     assert folder_of(data_of(section, block_size=4, num_train_samples=5, num_workers=2)) in folders
     train, _ = prepare(data)
@@ -158,7 +156,7 @@ def test_shards_of_other_data_are_made_again(section):
     record = json.loads((folder / "00003.json").read_text())
     record["rows"][1] += 1
     (folder / "00003.json").write_text(json.dumps(record))
-    (folder / "00003.tokens").write_bytes(b"x" * record["files"]["tokens"]["size"])
+    (folder / "00003.tokens").write_bytes(b"x")
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")
 
@@ -166,12 +164,10 @@ def test_shards_of_other_data_are_made_again(section):
 def test_what_was_prepared_with_ends_of_documents_is_read(section):
     data = data_of(section)
     prepare(data)
-    for split in ("train", "validation"):
-        file = folder_of(data, split) / "manifest.json"
-        manifest = json.loads(file.read_text())
-        for shard in manifest["shards"]:
-            shard["files"]["ends"] = {"size": 8, "checksum": "0"}
-        file.write_text(json.dumps(manifest))
+    file = folder_of(data) / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["shards"][0]["files"]["ends"] = {"size": 8, "checksum": "0"}
+    file.write_text(json.dumps(manifest))
     stream, _ = prepare(data, Preparation(verify_checksums=True))
     assert bytes_of(stream) == plain("train")
 
@@ -208,14 +204,14 @@ def test_a_full_disk_is_told_and_work_goes_on_after_room_is_made(section, monkey
     with pytest.raises(StorageError, match=r"cannot be written: .*No space left.*the same command tries again"):
         prepare(data, how)
     folder = folder_of(data)
-    finished = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+    finished = times_of(folder.glob("*.json"))
     assert finished
     # Of two processes, the one that had room is ended in the middle of a file, which goes later.
     assert how is BY_TWO or not list(folder.glob(".*"))
     full.is_full = False
     train, _ = prepare(data)
     assert bytes_of(train) == plain("train")
-    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert times_of(finished) == finished
 
 
 def test_leftovers_of_a_killed_process_go_when_nobody_writes_them(section):
@@ -224,8 +220,8 @@ def test_leftovers_of_a_killed_process_go_when_nobody_writes_them(section):
     folder.mkdir(parents=True)
     old = folder / ".00000.aaaa.tmp"
     new = folder / ".00000.bbbb.tmp"
-    for file in (old, new):
-        file.write_text("x")
+    old.touch()
+    new.touch()
     os.utime(old, (time.time() - 3600,) * 2)
     prepare(data)
     assert (old.exists(), new.exists()) == (False, True)
@@ -251,65 +247,30 @@ def test_what_a_job_may_prepare(section, monkeypatch, limit, rule, words):
     assert bytes_of(prepare(data, by_a_job)[0]) == plain("train")
 
 
-def test_a_column_that_is_not_text(section, tmp_path):
-    file = str(tmp_path / "numbers.parquet")
-    parquet.write_table(pyarrow.table({"number": [1, 2]}), file)
-    files = {"path": "parquet", "data_files": {"train": file, "eval": file}}
-    with pytest.raises(DataError, match=r"data\.text_column: the column 'number' has .*int64.*not text"):
-        prepare(data_of(section | files, text_column="number"))
+def prepare_parquet(folder, *row_groups):
+    """Prepare a Parquet file with a column "text"."""
+    tables = [pyarrow.table({"text": texts}) for texts in row_groups]
+    with parquet.ParquetWriter(folder / "data.parquet", tables[-1].schema) as writer:
+        for table in tables:
+            writer.write_table(table.cast(writer.schema))
+    return prepare(data_of(of_file(folder / "data.parquet", "parquet")))
 
 
-def test_a_parquet_file_whose_first_row_group_is_empty(section, tmp_path):
-    file = str(tmp_path / "groups.parquet")
-    table = pyarrow.table({"text": ["one", "two"]})
-    with parquet.ParquetWriter(file, table.schema) as writer:
-        writer.write_table(table.slice(0, 0))
-        writer.write_table(table)
-    files = {"path": "parquet", "data_files": {"train": file, "eval": file}}
-    train, _ = prepare(data_of(section | files))
+def test_a_column_that_is_not_text(tmp_path):
+    with pytest.raises(DataError, match=r"data\.text_column: the column 'text' has .*int64.*not text"):
+        prepare_parquet(tmp_path, [1, 2])
+
+
+def test_a_parquet_file_whose_first_row_group_is_empty(tmp_path):
+    train, _ = prepare_parquet(tmp_path, [], ["one", "two"])
     assert bytes_of(train) == b"one\0two\0"
-
-
-class Slow(ByteTokenizer):
-    """Takes a while for each batch."""
-
-    def encode(self, documents):
-        time.sleep(0.05)
-        return super().encode(documents)
-
-
-@pytest.mark.slow
-def test_a_killed_preparation_goes_on_and_leaves_no_process(section):
-    """At any moment, with three processes: nothing lost, nothing twice, and finished shards stay as they are."""
-    data = data_of(section)
-    how = replace(ASKED_FOR, num_workers=3)
-    random = np.random.default_rng(0)
-    finished = {}
-    for _ in range(3):
-        process = get_context("fork").Process(target=prepare, args=(data, how, Slow()))
-        process.start()
-        while not (children := children_of(process.pid)):
-            assert process.is_alive()
-        time.sleep(random.uniform(0.0, 0.2))
-        process.kill()
-        process.join()
-        at_the_kill = len(list(folder_of(data).glob("*.json")))
-        while any(map(is_running, children)):
-            time.sleep(0.01)
-        for path, changed in finished.items():
-            assert path.stat().st_mtime_ns == changed
-        finished = {path: path.stat().st_mtime_ns for path in folder_of(data).glob("*.json")}
-        # Each of the other processes may have been at the end of a shard.
-        assert len(finished) <= at_the_kill + 3
-    train, evaluation = prepare(data, how)
-    assert (bytes_of(train), bytes_of(evaluation)) == (plain("train"), plain("eval"))
 
 
 def test_documents_in_memory_are_bounded_however_their_lengths_vary(section):
     """Many short ones beside a few long ones: as many bytes at once as of documents of equal length."""
     texts = ["a" * (500 if number % 40 == 39 else 2) for number in range(400)]
-    rows_in(Path(section["data_files"]["train"]), [row_of(text) for text in texts])
-    asked: list[list[str]] = []
+    write_documents(Path(section["data_files"]["train"]), texts)
+    asked = []
 
     class Watched(ByteTokenizer):
         def encode(self, documents):
@@ -334,8 +295,8 @@ def test_the_last_shard_may_be_seen_before_the_manifest_is_written(section):
     """A task of an array has ended between the two; a job that may prepare nothing completes it."""
     data = data_of(section, prepare="require")
     prepare(data)
-    for split in ("train", "validation"):
-        (folder_of(data, split) / "manifest.json").unlink()
+    for folder in folders_of(data):
+        (folder / "manifest.json").unlink()
     stream, _ = prepare(data, Preparation())
     assert bytes_of(stream) == plain("train")
 
@@ -361,13 +322,9 @@ def test_files_stay_open_up_to_a_number(tmp_path):
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + MAX_MAPS
 
 
-def test_text_that_is_not_utf8(tmp_path, section):
-    column = pyarrow.array([b"\xff\xfe"]).view(pyarrow.string())
-    file = str(tmp_path / "text.parquet")
-    parquet.write_table(pyarrow.table({"text": column}), file)
-    files = {"train": file, "eval": file}
+def test_text_that_is_not_utf8(tmp_path):
     with pytest.raises(DataError, match=r"data\.text_column: rows 0 to 0: .* correct or remove that text"):
-        prepare(data_of(section, path="parquet", data_files=files))
+        prepare_parquet(tmp_path, pyarrow.array([b"\xff\xfe"]).view(pyarrow.string()))
 
 
 def test_a_slow_tokenizer_is_refused(tmp_path):
@@ -380,34 +337,36 @@ def test_a_slow_tokenizer_is_refused(tmp_path):
         PretrainedTokenizer(str(tmp_path))
 
 
-@pytest.mark.parametrize(("in_the_model", "named"), [(None, None), (None, "<unk>"), ("<unk>", "<unk>")])
-def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_refused(in_the_model, named, tmp_path):
-    letters = Tokenizer(models.BPE({"a": 0, "<end>": 1, "<unk>": 2}, [], unk_token=in_the_model))
-    PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<end>", unk_token=named).save_pretrained(tmp_path)
-    if in_the_model is None:
-        with pytest.raises(
-            DataError, match="leaves out characters that it does not know; use one with an unknown token"
-        ):
-            PretrainedTokenizer(str(tmp_path))
-    else:
-        assert PretrainedTokenizer(str(tmp_path)).encode(["aé"]) == [[0, 2, 1]]
+def opened(folder, model, unk_token=None, special=()):
+    """The tokenizer of a model, read from a folder."""
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens([*special])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token=unk_token)
+    fast.save_pretrained(folder)
+    return PretrainedTokenizer(str(folder))
+
+
+def letters(unk_token):
+    return models.BPE({"a": 0, "<end>": 1, "<unk>": 2}, [], unk_token=unk_token)
+
+
+@pytest.mark.parametrize("named", [None, "<unk>"])
+def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_refused(named, tmp_path):
+    """Its model decides, and not what it is named."""
+    with pytest.raises(DataError, match="leaves out characters that it does not know; use one with an unknown token"):
+        opened(tmp_path, letters(None), named)
+    assert opened(tmp_path, letters("<unk>"), "<unk>").encode(["aé"]) == [[0, 2, 1]]
 
 
 def test_special_tokens_in_a_text(tmp_path):
-    letters = Tokenizer(models.BPE({"a": 0, "<end>": 1, "<unk>": 2}, [], unk_token="<unk>"))
-    letters.add_special_tokens(
-        [AddedToken("<word>", special=True, single_word=True), AddedToken('<|"|>', special=True)]
-    )
-    PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<end>", unk_token="<unk>").save_pretrained(tmp_path)
-    tokenizer = PretrainedTokenizer(str(tmp_path))
-    texts = ("a <word> a", "a<word>a", 'a<|"|>a', "a<end>", "a<en", "")
-    assert [tokenizer.special_token_in(text) for text in texts] == ["<word>", None, '<|"|>', "<end>", None, None]
-    special = [3, 4, 1]
-    read = [any(token in special for token in tokens[:-1]) for tokens in tokenizer.encode(list(texts))]
-    assert read == [tokenizer.special_token_in(text) is not None for text in texts]
+    special = AddedToken("<word>", special=True, single_word=True), AddedToken('<|"|>', special=True)
+    tokenizer = opened(tmp_path, letters("<unk>"), "<unk>", special)
+    texts = ["a <word> a", "a<word>a", 'a<|"|>a', "a<end>", "a<en", ""]
+    found = [tokenizer.special_token_in(text) for text in texts]
+    assert found == ["<word>", None, '<|"|>', "<end>", None, None]
+    read = [not {3, 4, 1}.isdisjoint(tokens) for *tokens, _ in tokenizer.encode(texts)]
+    assert read == [token is not None for token in found]
 
 
 def test_a_tokenizer_that_fails_for_what_it_does_not_know_loses_nothing(tmp_path):
-    words = Tokenizer(models.WordLevel({"a": 0, "<end>": 1}, unk_token="<unk>"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(tmp_path)
-    assert PretrainedTokenizer(str(tmp_path)).encode(["a"]) == [[0, 1]]
+    assert opened(tmp_path, models.WordLevel({"a": 0, "<end>": 1}, unk_token="<unk>")).encode(["a"]) == [[0, 1]]

@@ -22,14 +22,16 @@ text_sources = tasks.sources("causal_lm")
 DOCUMENTS = ["alpha beta", "", "gamma", "beta " * 40, "Ünï"]
 
 
-def hub_config(tmp_path, documents=DOCUMENTS, words=(), **data):
-    section = rows_in(tmp_path / "text.jsonl", [{"text": document} for document in documents]) | {
-        "tokenizer": "bytes",
-        "block_size": 8,
-        "num_train_samples": 20,
-        "num_eval_samples": 3,
-    }
-    return load_with(PYDOC, section | data, *words)
+@pytest.fixture
+def opened(tmp_path):
+    """From documents, and other fields of the data, to both sets."""
+
+    def open_sources(documents=DOCUMENTS, *words, **data):
+        section = rows_in(tmp_path / "text.jsonl", [{"text": document} for document in documents])
+        section |= {"tokenizer": "bytes", "block_size": 8, "num_train_samples": 2}
+        return text_sources(load_with(PYDOC, section | data, *words))
+
+    return open_sources
 
 
 def test_pydoc_blocks_are_the_text_cut_in_order():
@@ -50,17 +52,13 @@ def test_every_token_is_predicted_once():
     blocks = TokenBlocks(stream, block_size=10, num_samples=100, field="n")
     labels = blocks.fetch(np.arange(100), 0)["labels"]
     assert labels.flatten().tolist() == list(range(1, 1001))
-    with pytest.raises(DataError, match="n: 101, but the data has 100 samples; write at most that many"):
-        TokenBlocks(stream, block_size=10, num_samples=101, field="n")
 
 
-def test_positions_begin_anew_with_each_document_and_each_block(tmp_path):
+def test_positions_begin_anew_with_each_document_and_each_block(opened):
     documents = ["abc", "", "de", "f" * 9]
-    train, _ = text_sources(hub_config(tmp_path, documents, num_train_samples=2, num_eval_samples=1))
+    train, _ = opened(documents)
     assert "position_ids" not in train.fetch(np.array([0]), 0)
-    train, evaluation = text_sources(
-        hub_config(tmp_path, documents, attention="document", num_train_samples=2, num_eval_samples=1)
-    )
+    train, evaluation = opened(documents, attention="document")
     batch = train.fetch(np.array([1, 0]), 0)
     assert [bytes(row) for row in batch["input_ids"].tolist()] == [b"fffffff".rjust(8, b"f"), b"abc\0\0de\0"]
     assert batch["position_ids"].tolist() == [[*range(8)], [0, 1, 2, 3, 0, 0, 1, 2]]
@@ -85,44 +83,36 @@ def tokenizer(tmp_path):
     return str(tmp_path / "tokenizer")
 
 
-def test_pretrained_tokenizer(tmp_path, tokenizer):
-    config = hub_config(tmp_path, tokenizer=tokenizer, block_size=4, num_train_samples=10)
-    train, _ = text_sources(config)
+def test_pretrained_tokenizer(opened, tokenizer):
+    train, _ = opened(tokenizer=tokenizer, block_size=4)
     assert train.fetch(np.array([0, 1]), 0)["input_ids"].tolist() == [[2, 3, 1, 1], [4, 1, 3, 3]]
 
 
-def test_a_model_without_a_tokenizer(tmp_path):
+def test_a_model_without_a_tokenizer(opened, tmp_path):
     """`transformers` makes an empty one of its configuration."""
     folder = tmp_path / "model"
     GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1, n_positions=8)).save_pretrained(folder)
     with pytest.raises(DataError, match=r"data\.tokenizer: '.*model' has no tokenizer"):
-        text_sources(hub_config(tmp_path, tokenizer=str(folder)))
+        opened(tokenizer=str(folder))
 
 
-def test_vocabulary_must_hold_the_tokenizer(tmp_path, tokenizer):
+def test_vocabulary_must_hold_the_tokenizer(opened, tokenizer):
     with pytest.raises(DataError, match="vocab_size: 4 is below the 5 tokens"):
-        text_sources(hub_config(tmp_path, tokenizer=tokenizer, words=["--model.vocab_size=4"]))
+        opened(DOCUMENTS, "--model.vocab_size=4", tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "told"),
     [
         ({"tokenizer": "./nowhere"}, "data.tokenizer: there is no folder './nowhere'"),
         ({"text_column": "body"}, "data.text_column: no column 'body'; the data has text"),
+        # Of 236 bytes, with a separator after each document.
+        ({"num_train_samples": 99}, "data.num_train_samples: 99, but the data has 28 samples; write at most that"),
     ],
 )
-def test_data_that_cannot_be_used(tmp_path, data, words):
-    with pytest.raises(UserError) as caught:
-        text_sources(hub_config(tmp_path, **data))
-    assert words in str(caught.value)
-
-
-def test_too_few_blocks(tmp_path):
-    """Of 236 bytes, with a separator after each document."""
-    with pytest.raises(
-        DataError, match=r"data\.num_train_samples: 99, but the data has 28 samples; write at most that"
-    ):
-        text_sources(hub_config(tmp_path, num_train_samples=99))
+def test_data_that_cannot_be_used(data, told, opened):
+    with pytest.raises(UserError, match=told):
+        opened(**data)
 
 
 @pytest.mark.parametrize("recipe", ["llama31_8b_c4", "gpt2_124m"])

@@ -6,37 +6,36 @@ import gzip
 import json
 import lzma
 import os
-import shutil
 import zipfile
-from contextlib import suppress
 from decimal import Decimal
 
 import datasets
+import pandas
 import pyarrow
 import pytest
 import zstandard
 from pyarrow import parquet
 
-from largebatch.config.data import HubText
 from largebatch.data.columns import Use
 from largebatch.data.hub import open_splits
 from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError
+from small_data import hub_text
+
+Q = {"q": Use("prompt")}
+TEXT = {"text": Use("text_column")}
 
 
-def rows_of(path, reader, uses, *more, **preparation):
-    section = HubText(
-        source="datasets",
-        path=reader,
-        data_files={"train": [str(path), *map(str, more)], "eval": str(path)},
-        tokenizer="bytes",
-        block_size=1,
-        num_train_samples=1,
-        num_eval_samples=1,
-    )
+def rows_of(path, reader, uses=Q, **preparation):
+    section = hub_text(reader, data_files={"train": str(path), "eval": str(path)})
     train, evaluation = open_splits(section, Preparation(**preparation), uses)
     assert train.to_list() == evaluation.to_list()
     return train.to_list()
+
+
+def assert_refused(told, path, reader, uses=Q, **preparation):
+    with pytest.raises(DataError, match=told):
+        rows_of(path, reader, uses, **preparation)
 
 
 CELLS = (
@@ -78,17 +77,14 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
     rows += [f'{{"q": {number}, "tools": "x", "list": [0.50, 1E-7, 30e0, NaN]}}' for number in numbers]
     rows.append('{"q": null}')
     file = tmp_path / "rows.json"
-    file.write_text("\n\n".join(rows) + "\n" if kind == "lines" else "[" + ",\n".join(rows) + "]")
-    read = rows_of(
-        file,
-        "json",
-        {
-            "q": Use("prompt"),
-            "list": Use("messages.column", "any"),
-            "system": Use("messages.system", is_optional=True),
-            "tools": Use("messages.tools", "any", is_optional=True),
-        },
-    )
+    content = "\n\n".join(rows) + "\n" if kind == "lines" else "[" + ",\n".join(rows) + "]"
+    file.write_text(content, encoding="utf-8-sig")
+    uses = {
+        "list": Use("messages.column", "any"),
+        "system": Use("messages.system", is_optional=True),
+        "tools": Use("messages.tools", "any", is_optional=True),
+    }
+    read = rows_of(file, "json", Q | uses)
     assert [row["q"] for row in read] == [*CELLS, *numbers, None]
     assert [json.loads(row["list"]) for row in read[: len(CELLS)]] == [[{"n": 0.5, "text": cell}] for cell in CELLS]
     assert {row["system"] for row in read} == {None}
@@ -124,7 +120,7 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
 def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_path):
     (tmp_path / "rows").write_bytes(content)
     with pytest.raises(DataError) as caught:
-        rows_of(tmp_path / "rows", reader, {"q": Use("prompt")}, num_workers=2)
+        rows_of(tmp_path / "rows", reader, num_workers=2)
     assert message in str(caught.value)
     assert str(tmp_path / "rows") in str(caught.value)
 
@@ -136,36 +132,35 @@ def test_line_breaks_in_a_tsv(tmp_path):
     assert rows_of(tmp_path / "rows.tsv", "csv", uses) == [{"q": "1\t\n", "a": "2\n"}]
     for end in "\n\r":
         (tmp_path / "lost.tsv").write_text(end.join(["q\ta\tcode", '1\t2\t"foo', '3\t4\tbar"', ""]), newline="")
-        with pytest.raises(DataError, match=r"lost\.tsv cannot be read: line 3: a cell in quotes has tabs"):
-            rows_of(tmp_path / "lost.tsv", "csv", uses)
+        assert_refused(
+            r"lost\.tsv cannot be read: line 3: a cell in quotes has tabs", tmp_path / "lost.tsv", "csv", uses
+        )
 
 
-def test_a_heading_of_two_lines(tmp_path):
-    (tmp_path / "rows.csv").write_bytes(b'"two\nlines";q\r\n1;2\r\n')
-    assert rows_of(tmp_path / "rows.csv", "csv", {"q": Use("prompt")}) == [{"q": "2"}]
+@pytest.mark.parametrize(
+    ("content", "cell"),
+    [
+        ('"two\nlines";q\r\n1;2\r\n', "2"),
+        # Of one column, nothing is a separator.
+        ("sep=;\nq\n1;2\n", "1;2"),
+        ("\nq\n1;2\n", "1;2"),
+        ("q\n1;2\n", "1;2"),
+        # Spreadsheets have columns without a name.
+        (",q,\nx,2,y\n", "2"),
+    ],
+)
+def test_headers(content, cell, tmp_path):
+    (tmp_path / "rows.csv").write_text(content, newline="")
+    assert rows_of(tmp_path / "rows.csv", "csv") == [{"q": cell}]
 
 
-@pytest.mark.parametrize("first", ["sep=;\n", "\n", ""])
-def test_one_column(first, tmp_path):
-    (tmp_path / "rows.csv").write_text(f"{first}q\n1;2\n")
-    assert rows_of(tmp_path / "rows.csv", "csv", {"q": Use("prompt")}) == [{"q": "1;2"}]
-
-
-def test_columns_of_one_name_that_nothing_reads(tmp_path):
-    """Spreadsheets have columns without a name."""
-    (tmp_path / "rows.csv").write_text("q,,a,\n1,x,2,y\n")
-    uses = {"q": Use("prompt"), "a": Use("answer")}
-    assert rows_of(tmp_path / "rows.csv", "csv", uses) == [{"q": "1", "a": "2"}]
-
-
-@pytest.mark.parametrize(("reader", "content"), [("text", b"a\n"), ("json", b'{"text": "a"}'), ("csv", b"text\na\n")])
+@pytest.mark.parametrize(("reader", "content"), [("text", b"a\n"), ("csv", b"text\na\n")])
 def test_a_byte_order_mark_is_no_text(reader, content, tmp_path):
     file = tmp_path / "rows"
     file.write_bytes(b"\xef\xbb\xbf" + content)
-    # Another program has read and cached it before, if it can: `datasets` 4.8 fails with JSON.
-    with suppress(datasets.exceptions.DatasetGenerationError, ValueError):
-        datasets.load_dataset(reader, data_files={"train": [str(file)], "validation": str(file)})
-    assert rows_of(file, reader, {"text": Use("text_column")}) == [{"text": "a"}]
+    # Another program has read and cached it before.
+    datasets.load_dataset(reader, data_files={"train": [str(file)], "validation": str(file)})
+    assert rows_of(file, reader, TEXT) == [{"text": "a"}]
 
 
 def test_lines_of_plain_text_are_rows(tmp_path):
@@ -174,31 +169,27 @@ def test_lines_of_plain_text_are_rows(tmp_path):
     (tmp_path / "1.txt").write_bytes("\r\n".join(texts).encode())
     (tmp_path / "2.txt").write_bytes(b"")
     (tmp_path / "3.txt").write_bytes(b"c\rd\n")
-    read = rows_of(tmp_path / "*.txt", "text", {"text": Use("text_column")})
-    assert [row["text"] for row in read] == [*(tmp_path / "1.txt").open().read().split("\n"), "c", "d"]
+    read = rows_of(tmp_path / "*.txt", "text", TEXT)
     assert [row["text"] for row in read] == [*texts, "c", "d"]
 
 
 def test_a_plain_text_that_is_not_utf8_is_named_with_its_line(tmp_path):
-    (tmp_path / "1.txt").write_bytes(b"1\n")
-    (tmp_path / "2.txt").write_bytes(b"1\r\n\n\xe9\n")
-    with pytest.raises(
-        DataError, match=r"2\.txt: line 3: 'text' has the byte 0xe9, which is not text; save the file as"
-    ):
-        rows_of(tmp_path / "*.txt", "text", {"text": Use("text_column")}, num_workers=2)
+    (tmp_path / "rows.txt").write_bytes(b"1\r\n\n\xe9\n")
+    assert_refused(
+        r"rows\.txt: line 3: 'text' has the byte 0xe9, which is not text; save the",
+        tmp_path / "rows.txt",
+        "text",
+        TEXT,
+        num_workers=2,
+    )
 
 
-def test_every_file_has_the_columns_that_are_used_and_is_read_once(tmp_path):
+def test_every_file_has_the_columns_that_are_used(tmp_path):
     (tmp_path / "0.jsonl").write_text("")  # no row is missing
     (tmp_path / "1.jsonl").write_text('{"q": 1}\n{"q": 1, "late": 2}\n')
-    assert rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")}) == [{"q": "1"}, {"q": "1"}]
-    with pytest.raises(
-        DataError, match=r"data_files\.train: .*1\.jsonl would be read 2 times; name it once, or weight"
-    ):
-        rows_of(f"{tmp_path}/*.jsonl", "json", {"q": Use("prompt")}, tmp_path / "1.jsonl")
+    assert rows_of(tmp_path / "*.jsonl", "json") == [{"q": "1"}, {"q": "1"}]
     (tmp_path / "2.jsonl").write_text('{"question": 1}\n')
-    with pytest.raises(DataError, match=r"data\.prompt: no column 'q'; the data has question, in .*2\.jsonl"):
-        rows_of(tmp_path / "*.jsonl", "json", {"q": Use("prompt")})
+    assert_refused(r"data\.prompt: no column 'q'; the data has question, in .*2\.jsonl", tmp_path / "*.jsonl", "json")
 
 
 @pytest.mark.parametrize(
@@ -206,26 +197,24 @@ def test_every_file_has_the_columns_that_are_used_and_is_read_once(tmp_path):
 )
 def test_files_without_rows_are_refused_unless_others_have_some(reader, content, tmp_path):
     (tmp_path / "0").write_text(content)
-    uses = {"text": Use("text_column")}
-    with pytest.raises(DataError, match=r"^data\.data_files: no file of 'train' has a row; name files that have some"):
-        rows_of(tmp_path / "0", reader, uses)
+    assert_refused(
+        r"^data\.data_files: no file of 'train' has a row; name files that have some", tmp_path / "0", reader, TEXT
+    )
     (tmp_path / "1").write_text({"csv": "text\na\n", "json": '{"text": "a"}\n', "text": "a\n"}[reader])
-    assert rows_of(tmp_path / "?", reader, uses) == [{"text": "a"}]
+    assert rows_of(tmp_path / "?", reader, TEXT) == [{"text": "a"}]
 
 
 @pytest.mark.parametrize(
-    ("name", "reader", "content"),
+    ("reader", "write"),
     [
-        ("rows.csv", "csv", b"instruction,input,output\nadd,1 2,3\n"),
-        ("rows.jsonl", "json", b'{"instruction": "add", "output": 3}\n{"input": "1 2"}\n'),
-        ("rows.parquet", "parquet", b""),
+        ("csv", lambda file: file.write_text("instruction,input,output\nadd,1 2,3\n")),
+        ("json", lambda file: file.write_text('{"instruction": "add", "output": 3}\n{"input": "1 2"}\n')),
+        ("parquet", pandas.DataFrame({"instruction": ["add"], "input": ["1 2"], "output": ["3"]}).to_parquet),
     ],
 )
-def test_columns_that_nothing_reads_are_named(name, reader, content, tmp_path, capsys):
-    file = tmp_path / name
-    file.write_bytes(content)
-    if reader == "parquet":
-        parquet.write_table(pyarrow.table({"instruction": ["add"], "input": ["1 2"], "output": ["3"]}), file)
+def test_columns_that_nothing_reads_are_named(reader, write, tmp_path, capsys):
+    file = tmp_path / "rows"
+    write(file)
     for used, told in (
         (("instruction", "output"), "1 column of the data that nothing reads: input\n"),
         (("instruction", "input", "output"), ""),
@@ -256,36 +245,38 @@ def write_parts(folder, *columns):
 def test_a_column_has_one_type_in_all_parquet_files(first, second, told, tmp_path):
     """`datasets` would cast each file to the types of the first."""
     write_parts(tmp_path, {"a": first}, {"b": [1]} if second is None else {"a": second})
-    with pytest.raises(DataError, match=told):
-        rows_of(tmp_path / "*.parquet", "parquet", {"a": Use("prompt")})
+    assert_refused(told, tmp_path / "*.parquet", "parquet", {"a": Use("prompt")})
 
 
-def test_types_of_parquet_that_are_written_alike(tmp_path):
-    texts = [
-        pyarrow.array([text], kind) for text, kind in zip("abc", ("string", "large_string", "string_view"), strict=True)
-    ]
-    texts += [pyarrow.array(["d"]).dictionary_encode(), pyarrow.array([None])]
-    write_parts(
-        tmp_path,
-        *(
-            {"a": text, "n": pyarrow.array([1], f"int{8 * 2 ** min(k, 3)}"), "d": [Decimal(f"{10 ** (4 - k)}.5")]}
-            for k, text in enumerate(texts)
-        ),
-    )
-    read = rows_of(f"{tmp_path}/*.parquet", "parquet", dict.fromkeys("and", Use("prompt")))
-    assert [(row["a"], row["n"]) for row in read] == [*((text, 1) for text in "abcd"), (None, 1)]
-    assert [str(row["d"]) for row in read] == ["10000.5", "1000.5", "100.5", "10.5", "1.5"]
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [
+            pyarrow.array(["a"], "string"),
+            pyarrow.array(["b"], "large_string"),
+            pyarrow.array(["c"], "string_view"),
+            pyarrow.array(["d"]).dictionary_encode(),
+            pyarrow.array([None]),
+        ],
+        [pyarrow.array([1], "int64"), pyarrow.array([1], "int8"), pyarrow.array([1], "int32")],
+        [pyarrow.array([Decimal("1000.5")]), pyarrow.array([Decimal("1.5")])],
+    ],
+    ids=["text", "integers", "decimals"],
+)
+def test_types_of_parquet_that_are_written_alike(parts, tmp_path):
+    write_parts(tmp_path, *({"q": part} for part in parts))
+    read = rows_of(tmp_path / "*.parquet", "parquet")
+    assert [str(row["q"]) for row in read] == [str(part[0]) for part in parts]
 
 
 def test_a_split_that_is_not_used_may_lack_columns(tmp_path):
     """As the answers of a test set."""
-    for name in ("train", "validation", "test"):
-        columns = {"q": ["x"]} | ({} if name == "test" else {"a": ["x"]})
-        parquet.write_table(pyarrow.table(columns), tmp_path / f"{name}.parquet")
-    section = {"source": "datasets", "path": str(tmp_path), "tokenizer": "bytes", "block_size": 1}
-    section = HubText(**section, num_train_samples=1, num_eval_samples=1, eval_split="validation[:1]")
-    train, _ = open_splits(section, Preparation(), {"a": Use("text_column")})
-    assert train["a"][:] == ["x"]
+    rows = pyarrow.table({"q": ["x"], "text": ["x"]})
+    for name in ("train", "validation"):
+        parquet.write_table(rows, tmp_path / f"{name}.parquet")
+    parquet.write_table(rows.drop("text"), tmp_path / "test.parquet")
+    train, _ = open_splits(hub_text(tmp_path, eval_split="validation[:1]"), Preparation(), TEXT)
+    assert train["text"][:] == ["x"]
 
 
 def test_a_file_of_another_size_is_read_anew_even_if_its_time_is_the_same(tmp_path):
@@ -293,30 +284,23 @@ def test_a_file_of_another_size_is_read_anew_even_if_its_time_is_the_same(tmp_pa
     for content in ("q\nold\n", "q\nnewer\n"):
         file.write_text(content)
         os.utime(file, (1_700_000_000, 1_700_000_000))
-        assert rows_of(file, "csv", {"q": Use("prompt")}) == [{"q": content.split()[1]}]
+        assert rows_of(file, "csv") == [{"q": content.split()[1]}]
 
 
-def test_a_file_that_holds_others_or_is_cut_off_is_refused(tmp_path):
-    row = b'{"q": "one"}\n'
-    with zipfile.ZipFile(tmp_path / "one.zip", "w") as archive:
-        archive.writestr("a.jsonl", row)
-    shutil.copy(tmp_path / "one.zip", tmp_path / "two.zip")
-    with zipfile.ZipFile(tmp_path / "two.zip", "a") as archive:
-        archive.writestr("b.jsonl", row)
-    for name in ("rows.tar.gz", "rows.tgz"):
-        (tmp_path / name).write_bytes(gzip.compress(row))
-    whole = zstandard.compress(row * 1000)
-    (tmp_path / "cut.zst").write_bytes(whole[: len(whole) // 2])
-    uses = {"q": Use("prompt")}
-    assert rows_of(tmp_path / "one.zip", "json", uses) == [{"q": "one"}]
-    for name, told in {
-        "two.zip": rf"^{tmp_path}/two\.zip holds other files; unpack it$",
-        "rows.tar.gz": "holds other files",
-        "rows.tgz": "holds other files",
-        "cut.zst": "Compressed file ended before",
-    }.items():
-        with pytest.raises(DataError, match=told):
-            rows_of(tmp_path / name, "json", uses)
+def test_a_zip_may_hold_one_file(tmp_path):
+    file = tmp_path / "rows.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.jsonl", '{"q": "one"}\n')
+    assert rows_of(file, "json") == [{"q": "one"}]
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("b.jsonl", '{"q": "two"}\n')
+    assert_refused(rf"^{file} holds other files; unpack it$", file, "json")
+
+
+@pytest.mark.parametrize("name", ["rows.tar.gz", "rows.tgz"])
+def test_a_tar_is_refused(name, tmp_path):
+    (tmp_path / name).write_bytes(gzip.compress(b'{"q": "one"}\n'))
+    assert_refused(f"{name} holds other files", tmp_path / name, "json")
 
 
 def test_csv_and_guessed_json_of_the_hub_are_refused(hub):
@@ -324,33 +308,35 @@ def test_csv_and_guessed_json_of_the_hub_are_refused(hub):
     rows = b'{"text": "00001", "whole": 1, "date": "2024-01-05", "decimal": 0.50, "is": true}\n'
     hub.commit("datasets/user/json", {"train.json": rows, "validation.json": rows})
     hub.commit("datasets/user/csv", {"train.csv": b"text\n00001\n", "validation.csv": b"text\n00001\n"})
-    common = {"source": "datasets", "tokenizer": "bytes", "block_size": 1, "num_train_samples": 1}
-    section = HubText(path="user/json", num_eval_samples=1, **common)
-    train, _ = open_splits(section, Preparation(), {"text": Use("prompt"), "whole": Use("prompt")})
+    section = hub_text("user/json")
+    # A column that is not there has no type.
+    optional = {"system": Use("messages.system", is_optional=True)}
+    train, _ = open_splits(section, Preparation(), TEXT | {"whole": Use("prompt")} | optional)
     assert [train[0][name] for name in ("text", "whole")] == ["00001", 1]
     for name in ("date", "decimal", "is"):
         with pytest.raises(DataError, match=rf"data\.prompt: `datasets` has taken .* {name!r} for .*hf download"):
             open_splits(section, Preparation(), {name: Use("prompt")})
-    # A column that is not there has no type.
-    optional = {"text": Use("prompt"), "system": Use("messages.system", is_optional=True)}
-    assert open_splits(section, Preparation(), optional)[0]["text"][:] == ["00001"]
     with pytest.raises(DataError, match=r"data\.path: `datasets` would take cells of the hub's CSV .*hf download"):
-        open_splits(section.model_copy(update={"path": "user/csv"}), Preparation(), {"text": Use("prompt")})
+        open_splits(hub_text("user/csv"), Preparation(), TEXT)
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
-def test_a_compressed_file_that_is_damaged_is_named(compress, tmp_path):
+@pytest.mark.parametrize(("ending", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+def test_a_compressed_file_that_is_damaged_is_named(ending, compress, tmp_path):
     whole = compress(b'{"q": 1}\n' * 10_000)
-    ending = {gzip.compress: "gz", bz2.compress: "bz2", lzma.compress: "xz"}[compress]
-    for name, content in (
-        ("cut", whole[: len(whole) // 2]),
-        ("other", b"no archive"),
-        ("changed", whole[:40] + b"?" * 40),
-    ):
-        file = tmp_path / f"{name}.jsonl.{ending}"
+    for number, content in enumerate((whole[: len(whole) // 2], b"no archive", whole[:40] + b"?" * 40)):
+        file = tmp_path / f"{number}.jsonl.{ending}"
         file.write_bytes(content)
-        with pytest.raises(DataError, match=rf"^{file} cannot be read: .*; correct it"):
-            rows_of(file, "json", {"q": Use("prompt")})
+        assert_refused(rf"^{file} cannot be read: .*; correct it", file, "json")
+
+
+def test_a_zst_that_is_cut_off(tmp_path):
+    whole = zstandard.compress(b'{"q": 1}\n' * 1000)
+    (tmp_path / "cut.zst").write_bytes(whole[: len(whole) // 2])
+    assert_refused("Compressed file ended before", tmp_path / "cut.zst", "json")
+
+
+def test_a_zip_that_is_none_is_named(tmp_path):
     (tmp_path / "rows.jsonl.zip").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"rows\.jsonl\.zip cannot be read: File is not a zip file; correct it"):
-        rows_of(tmp_path / "rows.jsonl.zip", "json", {"q": Use("prompt")})
+    assert_refused(
+        r"rows\.jsonl\.zip cannot be read: File is not a zip file; correct it", tmp_path / "rows.jsonl.zip", "json"
+    )

@@ -1,17 +1,18 @@
 """Answers that the model writes at evaluations: equal on all strategies, those of `generate`, and harmless."""
 
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from test_sft import SINGLE
+from transformers import AutoModelForCausalLM
 
 import tasks
 from chat_templates import chat_tokenizer
-from jobs import run_job, train
+from jobs import train_in_job
 from largebatch.config import load_config
 from largebatch.errors import DataError
 from largebatch.storage.files import read_json_lines
@@ -32,17 +33,11 @@ WORDS = (
 ANSWERS = ("--evaluation.answers=5", "--evaluation.max_answer_tokens=3")
 
 
-def generated(folder: Path, prompts: list[str]) -> list[str]:
-    """What a user of `transformers` gets from the final weights."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    answers = []
-    for prompt in prompts:
-        tokens = torch.tensor([list(prompt.encode())])
-        written = model.generate(tokens, max_new_tokens=3, do_sample=False, eos_token_id=0, pad_token_id=0)
-        answers.append(bytes(written[0, len(prompt) :].tolist()).decode(errors="replace"))
-    return answers
+def generated(model, prompt: str) -> str:
+    """What a user of `transformers` gets from a model."""
+    tokens = torch.tensor([list(prompt.encode())])
+    written = model.generate(tokens, max_new_tokens=3, do_sample=False, eos_token_id=0, pad_token_id=0)
+    return bytes(written[0, len(prompt) :].tolist()).decode(errors="replace")
 
 
 def trained(run_dir: Path) -> tuple[list[dict], bytes]:
@@ -52,12 +47,11 @@ def trained(run_dir: Path) -> tuple[list[dict], bytes]:
 
 @pytest.mark.slow
 def test_answers_are_those_of_generate_on_every_strategy_and_harmless(tmp_path):
-    start = partial(run_job, strategy="fsdp")
-    start(partial(train, run_dir=tmp_path / "without"), ADDITION, *WORDS)
+    train_in_job(ADDITION, tmp_path / "without", *WORDS, strategy="fsdp")
     # Between its evaluations, this run stops and is resumed.
-    start(partial(train, run_dir=tmp_path / "fsdp"), ADDITION, *WORDS, *ANSWERS, "--train.stop_after_steps=9")
-    start(partial(train, run_dir=tmp_path / "fsdp"), ADDITION, *WORDS, *ANSWERS)
-    run_job(partial(train, run_dir=tmp_path / "zero3"), ADDITION, *WORDS, *ANSWERS, strategy="zero3")
+    train_in_job(ADDITION, tmp_path / "fsdp", *WORDS, *ANSWERS, "--train.stop_after_steps=9", strategy="fsdp")
+    train_in_job(ADDITION, tmp_path / "fsdp", *WORDS, *ANSWERS, strategy="fsdp")
+    train_in_job(ADDITION, tmp_path / "zero3", *WORDS, *ANSWERS, strategy="zero3")
     assert not (tmp_path / "without/answers").exists()
     assert trained(tmp_path / "fsdp") == trained(tmp_path / "without")
     lines = {step: read_json_lines(tmp_path / f"fsdp/answers/{step}.jsonl") for step in (6, 12)}
@@ -68,41 +62,15 @@ def test_answers_are_those_of_generate_on_every_strategy_and_harmless(tmp_path):
     sums = tasks.module("sft", "data").addition()[1].select(range(5))
     assert prompts == sums["prompt"][:]
     assert [line["expected"] for line in lines[12]] == [f"{answer}\0" for answer in sums["answer"]]
-    assert [line["answer"] for line in lines[12]] == generated(tmp_path / "fsdp/model", prompts)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "fsdp/model").eval()
+    assert [line["answer"] for line in lines[12]] == [generated(model, prompt) for prompt in prompts]
 
 
 def test_the_last_answer_of_a_conversation_is_asked_for():
-    nothing = -100
-    batch = {
-        "input_ids": torch.tensor([[1, 2, 3, 4, 5, 6, 0], [7, 8, 9, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6, 7]]),
-        "labels": torch.tensor(
-            [
-                [nothing, 3, 4, nothing, 6, 7, nothing],
-                [nothing, 9, 10, nothing, nothing, nothing, nothing],
-                [2, 3, 4, 5, 6, 7, 8],
-            ]
-        ),
-    }
-    assert prompts_and_answers(batch) == [
-        ([1, 2, 3, 4, 5], [6, 7]),
-        ([7, 8], [9, 10]),
-        ([1], [2, 3, 4, 5, 6, 7, 8]),
-    ]
-
-
-class OneSample:
-    """A source of one sample: a prompt and the tokens to answer."""
-
-    def __init__(self, prompt: list[int], answer: list[int]):
-        labels = [-100] * (len(prompt) - 1) + answer
-        self.batch = {"input_ids": torch.tensor([[*prompt, *answer[:-1]]]), "labels": torch.tensor([labels])}
-
-    def __len__(self) -> int:
-        return 1
-
-    def fetch(self, indices, epoch):
-        assert (indices.tolist(), epoch) == ([0], None)
-        return self.batch
+    inputs = [[1, 2, 3, 4, 5, 0], [7, 8, 9, 0, 0, 0], [1, 2, 3, 4, 5, 6]]
+    labels = [[2, 3, -100, 5, 6, -100], [-100, 9, 10, -100, -100, -100], [2, 3, 4, 5, 6, 7]]
+    batch = {"input_ids": torch.tensor(inputs), "labels": torch.tensor(labels)}
+    assert prompts_and_answers(batch) == [([1, 2, 3, 4], [5, 6]), ([7, 8], [9, 10]), ([1], [2, 3, 4, 5, 6, 7])]
 
 
 @pytest.fixture
@@ -114,18 +82,26 @@ def answer_of(tmp_path):
 
     def ask(expected: str, written: str, max_tokens: int = 20, block_size: int = 40) -> str:
         prompt = encode("Hello")
+        answer = encode(expected)
         tokens = encode(f"{written}xxxxxxx")
-        is_evaluating = []
+        labels = [-100] * (len(prompt) - 1) + answer
+        batch = {"input_ids": torch.tensor([[*prompt, *answer[:-1]]]), "labels": torch.tensor([labels])}
+        samples = MagicMock(fetch=lambda indices, _: batch if indices.tolist() == [0] else None)
+        samples.__len__.return_value = 1
+        run = MagicMock(completed_steps=7)
+        run.config.data.tokenizer = str(tmp_path / "tokenizer")
+        run.config.data.block_size = block_size
+        run.config.evaluation.answers = 4
+        run.config.evaluation.max_answer_tokens = max_tokens
+        run.backend.device = torch.device("cpu")
+        run.folder.path = tmp_path
         passes = []
-
-        @contextmanager
-        def evaluating():
-            is_evaluating.append(True)
-            yield
-            is_evaluating.clear()
+        # Another process has an answer of seven tokens.
+        run.any_process = lambda goes_on: goes_on or len(passes) < 7
 
         def model(input_ids):
-            assert is_evaluating
+            assert run.evaluating().__enter__.called
+            assert not run.evaluating().__exit__.called
             passes.append(len(passes))
             place = input_ids.shape[1] - len(prompt)
             assert input_ids[0].tolist() == prompt + tokens[:place]
@@ -133,20 +109,7 @@ def answer_of(tmp_path):
             logits[0, -1, tokens[place]] = 1
             return SimpleNamespace(logits=logits)
 
-        run = SimpleNamespace(
-            config=SimpleNamespace(
-                data=SimpleNamespace(tokenizer=str(tmp_path / "tokenizer"), block_size=block_size),
-                evaluation=SimpleNamespace(answers=4, max_answer_tokens=max_tokens),
-            ),
-            evaluating=evaluating,
-            # Another process has an answer of seven tokens.
-            any_process=lambda goes_on: goes_on or len(passes) < 7,
-            backend=SimpleNamespace(device=torch.device("cpu")),
-            completed_steps=7,
-            is_main_process=True,
-            folder=SimpleNamespace(path=tmp_path),
-        )
-        write_answers(run, model, OneSample(prompt, encode(expected)))
+        write_answers(run, model, samples)
         (line,) = read_json_lines(tmp_path / "answers/7.jsonl")
         answer = line.pop("answer")
         assert line == {"step": 7, "prompt": "Hello", "expected": expected}
@@ -183,6 +146,6 @@ def test_answers_that_cannot_be_written_are_not_the_end(answer_of, tmp_path, cap
 
 
 def test_there_must_be_room_for_answers():
-    words = ["--evaluation.answers=1", "--model.config.max_position_embeddings=32"]
+    words = ("--evaluation.answers=1", "--model.config.max_position_embeddings=32")
     with pytest.raises(DataError, match=r"the longest answered prompt has 64 tokens .* the model reads at most 32"):
         tasks.sources("sft")(load_config(ADDITION, words))

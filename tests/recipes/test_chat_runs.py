@@ -1,12 +1,11 @@
 """Conversations in runs: mixed with pairs, shown as the model reads them, and trained until a model answers."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 from test_chats import ASK, ROOM, SAY, chat_config, chat_sources
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from jobs import run_job, train
+from jobs import train_in_job
 from largebatch.__main__ import main
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, CLIP_DIGITS, DIGITS, EMBED_PYDOC
@@ -14,10 +13,10 @@ from small_data import rows_in
 
 
 def test_pairs_and_conversations_are_mixed(tmp_path):
-    asked = rows_in(tmp_path / "pairs.jsonl", [{"ask": "Hello", "reply": "Good."}])
-    asked |= {"prompt": "{ask}", "answer": "{reply}"}
     one = {"weight": 1, "num_train_samples": 1, "num_eval_samples": 1}
-    sources = [{"name": "chats", "format": "messages", **one}, {"name": "pairs", "format": "chat", **asked, **one}]
+    asked = rows_in(tmp_path / "pairs.jsonl", [{"ask": "Hello", "reply": "Good."}])
+    asked |= {"prompt": "{ask}", "answer": "{reply}", "name": "pairs", "format": "chat", "weight": 1}
+    sources = [{"name": "chats", "format": "messages", **one}, asked]
     two = {"num_train_samples": 2, "num_eval_samples": 2}
     config = chat_config(tmp_path, [{"messages": [ASK, SAY]}], format="plain", sources=sources, **two)
     _, evaluation = chat_sources(config)
@@ -64,21 +63,14 @@ def code_of(name: str) -> list[dict[str, str]]:
     return [ASK, SAY, {"role": "user", "content": f"{name}?"}, {"role": "assistant", "content": CODES[name]}]
 
 
-def answers(tokenizer: str, model: str) -> list[str]:
+def answer(chat, model, name: str) -> str:
     """What a user of `transformers` gets."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    chat = AutoTokenizer.from_pretrained(tokenizer)
-    trained = AutoModelForCausalLM.from_pretrained(model).eval()
-    found = []
-    for name in CODES:
-        asked = chat.apply_chat_template(
-            code_of(name)[:3], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        end = chat.convert_tokens_to_ids("<|im_end|>")
-        written = trained.generate(**asked, max_new_tokens=8, do_sample=False, eos_token_id=end, pad_token_id=end)
-        found.append(chat.decode(written[0, asked["input_ids"].shape[1] :]))
-    return found
+    asked = chat.apply_chat_template(
+        code_of(name)[:3], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    end = chat.convert_tokens_to_ids("<|im_end|>")
+    written = model.generate(**asked, max_new_tokens=8, do_sample=False, eos_token_id=end, pad_token_id=end)
+    return chat.decode(written[0, asked["input_ids"].shape[1] :])
 
 
 @pytest.mark.slow
@@ -96,11 +88,11 @@ def test_a_model_learns_to_answer_and_to_stop(tmp_path):
         "--logging.trackers=[]",
         "--evaluation.answers=3",
     ]
-    run_job(partial(train, run_dir=tmp_path / "run"), ADDITION, *words, strategy="fsdp")
+    train_in_job(ADDITION, tmp_path / "run", *words, strategy="fsdp")
     # The recipe evaluates on a single conversation.
     (line,) = read_json_lines(tmp_path / "run/answers/80.jsonl")
     assert line["prompt"].endswith("<|im_start|>user\nAnna?<|im_end|>\n<|im_start|>assistant\n")
     assert (line["answer"], line["expected"]) == ("417<|im_end|>", "417<|im_end|>\n")
-    paths = (str(tmp_path / "tokenizer"), str(tmp_path / "run/model"))
-    (found,) = run_job(answers, *paths, strategy="single", world_size=1)
-    assert found == [f"{code}<|im_end|>" for code in CODES.values()]
+    chat = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").eval()
+    assert [answer(chat, model, name) for name in CODES] == [f"{code}<|im_end|>" for code in CODES.values()]

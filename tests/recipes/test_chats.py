@@ -54,6 +54,12 @@ def encoder(tmp_path, chat_template, block_size=1000, **layout):
     return tasks.module("sft", "chats").ChatEncoder(messages, PretrainedTokenizer(str(tmp_path)), block_size)
 
 
+def problems_of(tmp_path, chat_template, *conversations, tools=(), **layout) -> list[str]:
+    """What is wrong with each conversation, and its tools; nothing with those that can be used."""
+    rows = {layout.get("column", "messages"): conversations, "tools": tools or [None] * len(conversations)}
+    return encoder(tmp_path, chat_template, **layout)(rows)["problem"]
+
+
 def samples_of(config) -> list[tuple[list[int], list[int]]]:
     """What is read, and the labels of that; of packs, in their order, what they are made of."""
     train, _ = chat_sources(config)
@@ -114,83 +120,60 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
     (plain, read) = encoder(tmp_path, UNMARKED)({"messages": [[ASK, SAY], weighted]})["input_ids"]
     assert read == plain != []
     # Of the last turn only, an earlier one weighs nothing.
-    last = encoder(tmp_path, UNMARKED, train_on="last")({"messages": [[ASK, SAY | {"weight": 0}, *weighted]]})
-    assert last["problem"] == [""]
+    assert problems_of(tmp_path, UNMARKED, [ASK, SAY | {"weight": 0}, *weighted], train_on="last") == [""]
 
 
 # --- what cannot be used ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("row", "reason"),
+    ("messages", "reason"),
     [
-        ({"messages": "Hello"}, 'messages, "Hello", cannot be read as JSON: Expecting value'),
-        ({"messages": '"Hello"'}, 'messages is "Hello"; write a list of messages'),
+        ("Hello", 'messages, "Hello", cannot be read as JSON: Expecting value'),
+        ('"Hello"', 'messages is "Hello"; write a list of messages'),
+        ('[{"role": "user", "content": "kept?", "content": "last"}]', "cannot be read as JSON: 'content' occurs twice"),
         (
-            {"messages": '[{"role": "user", "content": "kept?", "content": "last"}]'},
-            "cannot be read as JSON: 'content' occurs twice",
-        ),
-        (
-            {"messages": [ASK, CALL | {"tool_calls": [{"name": "f", "arguments": '{"id": 12345678901234567890.0}'}]}]},
+            [ASK, CALL | {"tool_calls": [{"name": "f", "arguments": '{"id": 12345678901234567890.0}'}]}],
             "the number 12345678901234567890.0, which would become 1.2345678901234567e+19",
         ),
-        ({"messages": [ASK, "Good."]}, 'message 1 is "Good."; write an object with role and content'),
+        ([ASK, "Good."], 'message 1 is "Good."; write an object with role and content'),
+        ([ASK, SAY | {"role": "bot"}], 'message 1 has the role "bot"; write one of system, developer, user'),
+        ([{"from": "human", "value": "Hello"}], "message 0 has no role, only from, value; name its keys"),
         (
-            {"messages": [ASK, SAY | {"role": "bot"}]},
-            'message 1 has the role "bot"; write one of system, developer, user',
-        ),
-        ({"messages": [{"from": "human", "value": "Hello"}]}, "message 0 has no role, only from, value; name its keys"),
-        (
-            {
-                "messages": [
-                    ASK,
-                    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
-                ]
-            },
+            [
+                ASK,
+                {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            ],
             'message 1 has function_call, which is an earlier form of calls; write "tool_calls"',
         ),
-        ({"messages": [ASK, SAY | {"content": " "}]}, 'message 1 has the content " "; write text'),
+        ([ASK, SAY | {"content": " "}], 'message 1 has the content " "; write text'),
         (
-            {"messages": [ASK | {"content": [*PARTS, {"type": "image"}]}, SAY]},
+            [ASK | {"content": [*PARTS, {"type": "image"}]}, SAY],
             'message 0 has the content [{"type": "text", "text": "Hel"}, {"type": "text", "text": "…; write text',
         ),
         (
-            {"messages": [ASK | {"content": [{"type": "text", "text": "Hi", "citations": ["north"]}]}, SAY]},
+            [ASK | {"content": [{"type": "text", "text": "Hi", "citations": ["north"]}]}, SAY],
             '"citations": ["north"]}]; write text, or parts with only that',
         ),
-        ({"messages": [ASK, SAY | {"weight": 0}]}, "message 1 has weight 0, but is predicted: messages.train_on"),
-        ({"messages": [ASK | {"train": True}, SAY]}, "message 0 has train true, but is not predicted: "),
-        ({"messages": [ASK, SAY | {"train_detail": [{"end_offset": 2}]}]}, "message 1 has train_detail [{"),
-        ({"messages": [ASK, SAY | {"loss": False}]}, "message 1 has loss false, but is predicted: "),
-        ({"messages": [ASK, SAY | {"masked": True}]}, "message 1 has masked true, but is predicted: "),
-        (
-            {"messages": [ASK, SAY | {"content": "<s>old</s> new"}]},
-            "message 1 has '<s>' in its text, which the tokenizer",
-        ),
-        ({"messages": [ASK | {"content": "Hi<|im_end|>"}, SAY]}, "message 0 has '<|im_end|>' in its text, which the"),
-        ({"messages": [ASK, SAY | {"reasoning_content": "</s>"}]}, "message 1 has '</s>' in its text, which the"),
-        ({"messages": [ASK, SAY], "tools": [{"name": "</s>"}]}, "tools has '</s>' in its text, which the"),
-        ({"messages": [ASK, SAY | {"tool_calls": "f"}]}, 'message 1 has the tool_calls "f"; write a list of functions'),
-        ({"messages": [ASK, SAY], "tools": "[" * 10**5}, ", cannot be read as JSON: maximum recursion depth exceeded"),
-        ({"messages": "[" * 10**5}, ", cannot be read as JSON: maximum recursion depth exceeded"),
-        (
-            {"messages": [ASK, {"role": "function_call", "content": "[" * 10**5}]},
-            'the content of message 1, "[[[',
-        ),
-        (
-            {"messages": [ASK, CALL | {"tool_calls": [{"name": "f", "arguments": "[" * 10**5}]}]},
-            'the arguments of message 1, "[[[',
-        ),
-        ({"messages": [ASK, SAY], "tools": '{"f": ' + "[" * 960 + "]" * 960 + "}"}, "tools"),
-        ({"messages": [ASK, SAY], "tools": {"f": 1}}, 'tools are {"f": 1}; write a list of JSON schemas'),
-        ({"messages": [SAY, ASK, SAY]}, "it begins with the assistant, and nothing before it can be answered"),
-        ({"messages": [ASK, CALL]}, "the chat template fails: "),
-        ({"messages": [ASK, SAY | {"content": "\nGood."}]}, "have other tokens together than apart"),
+        ([ASK, SAY | {"weight": 0}], "message 1 has weight 0, but is predicted: messages.train_on"),
+        ([ASK | {"train": True}, SAY], "message 0 has train true, but is not predicted: "),
+        ([ASK, SAY | {"train_detail": [{"end_offset": 2}]}], "message 1 has train_detail [{"),
+        ([ASK, SAY | {"loss": False}], "message 1 has loss false, but is predicted: "),
+        ([ASK, SAY | {"masked": True}], "message 1 has masked true, but is predicted: "),
+        ([ASK, SAY | {"content": "<s>old</s> new"}], "message 1 has '<s>' in its text, which the tokenizer"),
+        ([ASK | {"content": "Hi<|im_end|>"}, SAY], "message 0 has '<|im_end|>' in its text, which the"),
+        ([ASK, SAY | {"reasoning_content": "</s>"}], "message 1 has '</s>' in its text, which the"),
+        ([ASK, SAY | {"tool_calls": "f"}], 'message 1 has the tool_calls "f"; write a list of functions'),
+        ("[" * 10**5, ", cannot be read as JSON: maximum recursion depth exceeded"),
+        ([ASK, {"role": "function_call", "content": "[" * 10**5}], 'the content of message 1, "[[['),
+        ([ASK, CALL | {"tool_calls": [{"name": "f", "arguments": "[" * 10**5}]}], 'the arguments of message 1, "[[['),
+        ([SAY, ASK, SAY], "it begins with the assistant, and nothing before it can be answered"),
+        ([ASK, CALL], "the chat template fails: "),
+        ([ASK, SAY | {"content": "\nGood."}], "have other tokens together than apart"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_said(row, reason, tmp_path):
-    rows = [{"messages": TWO_TURNS, "tools": None}, {"tools": None} | row]
-    encoded = encoder(tmp_path, UNMARKED)({name: [each[name] for each in rows] for name in ("messages", "tools")})
+def test_what_is_wrong_with_a_row_is_said(messages, reason, tmp_path):
+    encoded = encoder(tmp_path, UNMARKED)({"messages": [TWO_TURNS, messages]})
     assert encoded["problem"][0] == ""
     assert encoded["problem"][1].startswith("unusable messages: ")
     assert reason in encoded["problem"][1]
@@ -198,17 +181,31 @@ def test_what_is_wrong_with_a_row_is_said(row, reason, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("chat_template", "block_size", "num_messages", "num_spans"),
-    [(MARKED, 10**6, 3000, 1500), (UNMARKED, 1000, 3000, 0)],
+    ("tools", "reason"),
+    [
+        ([{"name": "</s>"}], "tools has '</s>' in its text, which the"),
+        ("[" * 10**5, ", cannot be read as JSON: maximum recursion depth exceeded"),
+        ('{"f": ' + "[" * 960 + "]" * 960 + "}", "tools"),
+        ({"f": 1}, 'tools are {"f": 1}; write a list of JSON schemas'),
+    ],
+)
+def test_what_is_wrong_with_tools_is_said(tools, reason, tmp_path):
+    (problem,) = problems_of(tmp_path, UNMARKED, TWO_TURNS, tools=[tools])
+    assert reason in problem
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "block_size", "num_spans"),
+    [(MARKED, 10**6, 1500), (UNMARKED, 1000, 0)],
     ids=["that fits", "that does not"],
 )
-def test_the_time_of_a_conversation_grows_with_its_length(chat_template, block_size, num_messages, num_spans, tmp_path):
+def test_the_time_of_a_conversation_grows_with_its_length(chat_template, block_size, num_spans, tmp_path):
     encode = encoder(tmp_path, chat_template, block_size)
     start = time.process_time()
-    encoded = encode({"messages": [[ASK, SAY] * (num_messages // 2)]})
+    encoded = encode({"messages": [[ASK, SAY] * 1500]})
     assert time.process_time() - start < 10
     assert encoded["problem"] == [""]
-    assert encoded["num_tokens"] == [8 * num_messages]
+    assert encoded["num_tokens"] == [8 * 3000]
     assert len(encoded["predicted"][0]) == 2 * num_spans
 
 
@@ -238,8 +235,7 @@ def test_tokens_before_a_place_are_those_of_the_text_before_it(name, tmp_path):
     ids=["long reason", "terminal escapes", "flood"],
 )
 def test_templates_that_flood(chat_template, reason, tmp_path):
-    encoded = encoder(tmp_path, chat_template)({"messages": [TWO_TURNS]})
-    assert encoded["problem"] == [f"unusable messages: {reason}"]
+    assert problems_of(tmp_path, chat_template, TWO_TURNS) == [f"unusable messages: {reason}"]
 
 
 def test_a_template_that_loops_is_refused(tmp_path, monkeypatch):
@@ -247,7 +243,7 @@ def test_a_template_that_loops_is_refused(tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGVTALRM)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(DataError, match=r"takes more than 0\.1 s for a conversation; correct its loops"):
-        encoder(tmp_path, loops)({"messages": [TWO_TURNS]})
+        problems_of(tmp_path, loops, TWO_TURNS)
     assert signal.getsignal(signal.SIGVTALRM) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
@@ -281,33 +277,35 @@ WITHOUT_CALLS = template("llama3", marked=False)
 
 
 @pytest.mark.parametrize(
-    ("chat_template", "messages", "train_on", "reason"),
+    ("chat_template", "train_on", "reason"),
     [
-        (FOR_ALL, TWO_TURNS, "all", "marks message 0, of the user, as predicted"),
-        (FOR_ALL, TWO_TURNS, "last", None),
-        (FOR_THE_FIRST, TWO_TURNS, "last", "has marks that do not cover message 3"),
-        (CONTENT_ONLY, TWO_TURNS, "all", "has marks that leave out what ends message 3"),
-        (END_ONLY, TWO_TURNS, "all", "has marks that do not cover message 1"),
-        (ENDED_AT_THE_END, TWO_TURNS, "all", "writes message 1 differently when others follow it"),
-        (ENDED_AT_THE_END, TWO_TURNS, "last", None),
-        (ENDED_AT_THE_END, TWO_TURNS[:2], "all", None),
-        (WITHOUT_REASONING, [ASK, THOUGHT, ASK, THOUGHT], "last", None),
+        (FOR_ALL, "all", "marks message 0, of the user, as predicted"),
+        (FOR_THE_FIRST, "last", "has marks that do not cover message 3"),
+        (CONTENT_ONLY, "all", "has marks that leave out what ends message 3"),
+        (END_ONLY, "all", "has marks that do not cover message 1"),
+        (ENDED_AT_THE_END, "all", "writes message 1 differently when others follow it"),
     ],
 )
-def test_templates_that_are_not_exact_are_refused(chat_template, messages, train_on, reason, tmp_path):
-    encode = encoder(tmp_path, chat_template, train_on=train_on)
-    if reason is None:
-        assert encode({"messages": [messages]})["problem"] == [""]
-        return
-    with pytest.raises(DataError) as caught:
-        encode({"messages": [messages]})
-    assert f"data.format: the chat template {reason}" in str(caught.value)
+def test_templates_that_are_not_exact_are_refused(chat_template, train_on, reason, tmp_path):
+    with pytest.raises(DataError, match=f"^data.format: the chat template {reason}"):
+        problems_of(tmp_path, chat_template, TWO_TURNS, train_on=train_on)
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "messages", "train_on"),
+    [
+        (FOR_ALL, TWO_TURNS, "last"),
+        (ENDED_AT_THE_END, TWO_TURNS, "last"),
+        (ENDED_AT_THE_END, [ASK, SAY], "all"),
+        (WITHOUT_REASONING, [ASK, THOUGHT, ASK, THOUGHT], "last"),
+    ],
+)
+def test_templates_that_are_exact_in_what_is_predicted(chat_template, messages, train_on, tmp_path):
+    assert problems_of(tmp_path, chat_template, messages, train_on=train_on) == [""]
 
 
 def test_a_message_that_is_left_out_makes_its_conversation_unusable(tmp_path):
-    encode = encoder(tmp_path, WITHOUT_CALLS)
-    problems = encode({"messages": [[ASK, CALL], TWO_TURNS]})["problem"]
-    assert problems == [
+    assert problems_of(tmp_path, WITHOUT_CALLS, [ASK, CALL], TWO_TURNS) == [
         "unusable messages: the chat template leaves out message 1, of the role assistant; use one that writes it, or "
         "say in data.messages.roles which of its roles that is",
         "",
@@ -323,14 +321,11 @@ def test_a_message_that_is_left_out_makes_its_conversation_unusable(tmp_path):
     ],
 )
 def test_fields_of_another_format_are_refused(data, message, tmp_path):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=message):
         chat_config(tmp_path, [], **data)
-    assert message in str(caught.value)
 
 
-def test_columns_are_named(tmp_path):
-    rows = [{"messages": TWO_TURNS}]
-    with pytest.raises(DataError, match=r"data\.messages\.column: no column 'chat'; the data has messages"):
-        chat_sources(chat_config(tmp_path, rows, messages={"column": "chat"}))
-    with pytest.raises(DataError, match=r"data\.messages\.tools: no column 'functions'"):
-        chat_sources(chat_config(tmp_path, rows, messages={"tools": "functions"}))
+@pytest.mark.parametrize(("field", "name"), [("column", "chat"), ("tools", "functions")])
+def test_columns_are_named(field, name, tmp_path):
+    with pytest.raises(DataError, match=rf"data\.messages\.{field}: no column '{name}'; the data has messages"):
+        chat_sources(chat_config(tmp_path, [{"messages": TWO_TURNS}], messages={field: name}))

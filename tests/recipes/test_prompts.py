@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 import tasks
 from chat_templates import word_tokenizer
 from largebatch.config import load_config
-from largebatch.errors import ConfigError, DataError, UserError
+from largebatch.errors import ConfigError, DataError
 from paths import ADDITION
 from small_data import load_with, rows_in
 
@@ -23,16 +23,20 @@ ROWS = [
 ALPHA, BETA, GAMMA, EOS, BOS, ASK, SAY = range(2, 9)
 
 
-def pair_config(tmp_path, rows=ROWS, words=(), **data):
-    section = rows_in(tmp_path / "pairs.jsonl", rows) | {
-        "prompt": "{question}",
-        "answer": "{reply}",
-        "tokenizer": "bytes",
-        "block_size": 64,
-        "num_train_samples": len(rows),
-        "num_eval_samples": 1,
-    }
-    return load_with(ADDITION, section | data, *words)
+@pytest.fixture
+def opened(tmp_path):
+    """From rows, and other fields of the data, to the sets for training and for evaluation."""
+
+    def open_sources(rows=ROWS, *words, **data):
+        templates = {"prompt": "{question}", "answer": "{reply}", "tokenizer": "bytes", "block_size": 64}
+        section = rows_in(tmp_path / "pairs.jsonl", rows) | templates | {"num_train_samples": len(rows)}
+        return pair_sources(load_with(ADDITION, section | data, *words))
+
+    return open_sources
+
+
+def fetched(source, *indices):
+    return source.fetch(np.array(indices), None)
 
 
 @pytest.fixture
@@ -52,28 +56,27 @@ def tokenizer(tmp_path):
 
 
 def targets_of(source, index: int) -> list[int]:
-    labels = source.fetch(np.array([index]), None)["labels"]
+    labels = fetched(source, index)["labels"]
     return labels[labels != -100].tolist()
 
 
-def test_answers_are_predicted_with_their_end_and_prompts_are_not(tmp_path):
+def test_answers_are_predicted_with_their_end_and_prompts_are_not(opened):
     rows = [{"question": "2+3", "reply": 5}, {"question": "Ü", "reply": "é 10"}]
-    train, evaluation = pair_sources(pair_config(tmp_path, rows, prompt="{question}=", answer=" {reply}"))
-    batch = train.fetch(np.array([0, 1]), 0)
+    train, evaluation = opened(rows, prompt="{question}=", answer=" {reply}")
+    batch = fetched(train, 0, 1)
     assert batch["input_ids"].tolist() == [[*b"2+3= 5", 0, 0, 0], [*"Ü= é 10".encode()]]
-    nothing = -100
     assert batch["labels"].tolist() == [
-        [nothing, nothing, nothing, *b" 5", 0, nothing, nothing, nothing],
-        [nothing, nothing, *" é 10".encode(), 0],
+        [-100, -100, -100, *b" 5", 0, -100, -100, -100],
+        [-100, -100, *" é 10".encode(), 0],
     ]
     assert train.weight(batch) == 3 + 7
     assert batch.keys() == {"input_ids", "labels"}
     assert targets_of(evaluation, 0) == [*b" 5", 0]
 
 
-def test_pretrained_tokenizers_begin_a_prompt_and_not_an_answer(tmp_path, tokenizer):
-    train, _ = pair_sources(pair_config(tmp_path, tokenizer=tokenizer(), prompt="{question} "))
-    batch = train.fetch(np.array([1]), 0)
+def test_pretrained_tokenizers_begin_a_prompt_and_not_an_answer(opened, tokenizer):
+    train, _ = opened(tokenizer=tokenizer(), prompt="{question} ")
+    batch = fetched(train, 1)
     assert batch["input_ids"].tolist() == [[BOS, BETA, ALPHA, ALPHA, BETA]]
     assert batch["labels"].tolist() == [[-100, ALPHA, ALPHA, BETA, EOS]]
 
@@ -86,10 +89,10 @@ CHAT = (
 )
 
 
-def test_a_chat_template_writes_both(tmp_path, tokenizer):
+def test_a_chat_template_writes_both(opened, tokenizer):
     """What generation is asked with is read; what the template writes behind it, the end of the turn too, predicted."""
-    train, _ = pair_sources(pair_config(tmp_path, tokenizer=tokenizer(CHAT), format="chat"))
-    batch = train.fetch(np.array([0]), 0)
+    train, _ = opened(tokenizer=tokenizer(CHAT), format="chat")
+    batch = fetched(train, 0)
     assert batch["input_ids"].tolist() == [[BOS, ASK, ALPHA, BETA, SAY, GAMMA]]
     assert batch["labels"].tolist() == [[-100, -100, -100, -100, GAMMA, EOS]]
 
@@ -105,41 +108,39 @@ def test_a_chat_template_writes_both(tmp_path, tokenizer):
         ),
     ],
 )
-def test_chat_templates_that_cannot_be_used(template, message, tmp_path, tokenizer):
+def test_chat_templates_that_cannot_be_used(template, message, opened, tokenizer):
     with pytest.raises(DataError, match=message):
-        pair_sources(pair_config(tmp_path, tokenizer=tokenizer(template), format="chat"))
+        opened(tokenizer=tokenizer(template), format="chat")
 
 
-def test_a_row_that_a_chat_template_cannot_write_is_told_or_left_out(tmp_path, tokenizer):
+def test_a_row_that_a_chat_template_cannot_write_is_told_or_left_out(opened, tokenizer):
     refusing = CHAT.replace("<bos> <ask>", "{{ raise_exception('no beta') if 'beta' in message.content }}<bos> <ask>")
     rows = [{"question": "alpha", "reply": "gamma"}, {"question": "beta", "reply": "gamma"}]
-    config = pair_config(tmp_path, rows, tokenizer=tokenizer(refusing), format="chat", num_train_samples=1)
     with pytest.raises(
         DataError, match=r"1 of 2 .* unusable text \(the first is row 1: the chat template fails: no beta"
     ):
-        pair_sources(config)
+        opened(rows, tokenizer=tokenizer(refusing), format="chat")
 
 
-def test_special_tokens_in_a_text_are_no_text(tmp_path, tokenizer):
+def test_special_tokens_in_a_text_are_no_text(opened, tokenizer):
     """In a template of the recipe they are meant."""
     rows = [{"question": "alpha", "reply": "beta <eos> gamma"}, {"question": "beta", "reply": "gamma"}]
     data = {"tokenizer": tokenizer(), "prompt": "<ask> {question} ", "num_train_samples": 1}
     with pytest.raises(
         DataError, match=r"row 0: reply has '<eos>' in its text, which the tokenizer reads as a special"
     ):
-        pair_sources(pair_config(tmp_path, rows, **data))
-    train, _ = pair_sources(pair_config(tmp_path, rows[1:], **data))
-    assert train.fetch(np.array([0]), 0)["input_ids"].tolist() == [[BOS, ASK, BETA, GAMMA]]
+        opened(rows, **data)
+    train, _ = opened(rows[1:], **data)
+    assert fetched(train, 0)["input_ids"].tolist() == [[BOS, ASK, BETA, GAMMA]]
 
 
 # --- packs --------------------------------------------------------------------------------------------------------
 
 
-def test_a_pack_is_its_pairs_one_behind_the_other(tmp_path):
+def test_a_pack_is_its_pairs_one_behind_the_other(opened):
     rows = [{"question": "ab", "reply": "c"}, {"question": "d", "reply": "efg"}, {"question": "hi", "reply": "j"}]
-    config = pair_config(tmp_path, rows, packing=True, block_size=8, num_train_samples=2)
-    train, evaluation = pair_sources(config)
-    batch = train.fetch(np.array([1, 0]), 0)
+    train, evaluation = opened(rows, packing=True, block_size=8, num_train_samples=2)
+    batch = fetched(train, 1, 0)
     assert batch["input_ids"].tolist() == [[*b"hij", 0, 0, 0, 0], [*b"abc", *b"defg"]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0, 0, 0], [0, 1, 2, 0, 1, 2, 3]]
     assert batch["labels"].tolist() == [
@@ -183,9 +184,9 @@ UNUSABLE = [
 ]
 
 
-def test_unusable_pairs_are_told_and_refused(tmp_path):
+def test_unusable_pairs_are_told_and_refused(opened):
     with pytest.raises(DataError) as caught:
-        pair_sources(pair_config(tmp_path, UNUSABLE))
+        opened(UNUSABLE)
     assert str(caught.value) == (
         "data.on_invalid: 2 of 6 training pairs have an empty prompt or answer (the first is row 3) and 1 has more "
         "than data.block_size 64 tokens to predict from (the first is row 5, the longest has 71); correct the data, "
@@ -193,73 +194,70 @@ def test_unusable_pairs_are_told_and_refused(tmp_path):
     )
 
 
-def test_one_empty_column_of_several_leaves_a_prompt(tmp_path):
+def test_one_empty_column_of_several_leaves_a_prompt(opened):
     """As of instructions with an optional input; null and nothing are the same."""
     rows = [{"question": "2+3", "context": context, "reply": "5"} for context in ("", None, "of numbers")]
-    train, _ = pair_sources(pair_config(tmp_path, rows, prompt="{question}\n{context}=", num_train_samples=3))
-    batch = train.fetch(np.arange(3), 0)
+    train, _ = opened(rows, prompt="{question}\n{context}=")
+    batch = fetched(train, 0, 1, 2)
     read = [bytes(row).rstrip(b"\0") for row in batch["input_ids"].tolist()]
     assert read == [b"2+3\n=5", b"2+3\n=5", b"2+3\nof numbers=5"]
     rows.append({"question": "", "context": None, "reply": "5"})
     with pytest.raises(
         DataError, match=r"1 of \d+ \w+ pairs has an empty prompt or answer \(the first is row 3\); correct the"
     ):
-        pair_sources(pair_config(tmp_path, rows, prompt="{question}\n{context}="))
+        opened(rows, prompt="{question}\n{context}=")
 
 
-def test_files_that_cannot_be_read_are_told_with_the_reason(tmp_path):
-    config = pair_config(tmp_path)
-    with (tmp_path / "pairs.jsonl").open("a") as file:
-        file.write("{no JSON}")
-    with pytest.raises(DataError, match=r"pairs\.jsonl cannot be read: line 4: Expecting property name"):
-        pair_sources(config)
-
-
-def test_unusable_pairs_are_left_out(tmp_path):
-    config = pair_config(tmp_path, [UNUSABLE[5], UNUSABLE[3], *ROWS], on_invalid="skip", num_train_samples=3)
-    train, _ = pair_sources(config)
+def test_unusable_pairs_are_left_out(opened):
+    train, _ = opened([UNUSABLE[5], UNUSABLE[3], *ROWS], on_invalid="skip", num_train_samples=3)
     assert [bytes(targets_of(train, index)) for index in range(3)] == [b"gamma\0", b"alpha alpha beta\0", b"beta\0"]
     assert train.remark.startswith("1 of 5 training pairs has an empty prompt or answer (the first is row 1) and 1 has")
     assert train.remark.endswith(": skipped")
 
 
-def test_no_usable_pair_is_an_error(tmp_path):
+def test_no_usable_pair_is_an_error(opened):
     with pytest.raises(DataError, match="so none is left; correct the data"):
-        pair_sources(pair_config(tmp_path, UNUSABLE[3:5], on_invalid="skip", num_train_samples=2))
+        opened(UNUSABLE[3:5], on_invalid="skip", num_train_samples=2)
 
 
-def test_the_longest_pair_that_fits(tmp_path):
+def test_the_longest_pair_that_fits(opened):
     """64 tokens to predict from are 65 with the end, which is predicted and not read."""
     rows = [{"question": "q" * 60, "reply": "abcd"}]
-    train, _ = pair_sources(pair_config(tmp_path, rows))
-    assert train.fetch(np.array([0]), 0)["input_ids"].shape == (1, 64)
+    train, _ = opened(rows)
+    assert fetched(train, 0)["input_ids"].shape == (1, 64)
     with pytest.raises(DataError, match=r"has more than data\.block_size 63 tokens"):
-        pair_sources(pair_config(tmp_path, rows, block_size=63))
+        opened(rows, block_size=63)
 
 
 @pytest.mark.parametrize(
-    ("data", "words", "message"),
+    ("data", "message"),
     [
-        ({"prompt": "{query}"}, (), "data.prompt: no column 'query'; the data has question, reply, both"),
-        ({"num_train_samples": 4}, (), "data.num_train_samples: 4, but the data has only 3 pairs; write at most 3"),
-        ({"answer": "{both}"}, (), "line 1: 'both' holds [\"gamma\"], neither text nor a number"),
-        (
-            {},
-            (
-                '--model.config.rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, '
-                '"original_max_position_embeddings": 19}',
-            ),
-            "the longest pair has 20 tokens to predict from, but beyond 19 the model's positions depend on the longest",
-        ),
-        ({}, ("--model.config.vocab_size=255",), "it has 256 tokens, more than the model's vocabulary of 255"),
-        ({}, ("--model.config.max_position_embeddings=19",), "the longest pair has 20 tokens to predict from"),
+        ({"prompt": "{query}"}, "data.prompt: no column 'query'; the data has question, reply, both"),
+        ({"num_train_samples": 4}, "data.num_train_samples: 4, but the data has only 3 pairs; write at most 3"),
+        ({"answer": "{both}"}, r"line 1: 'both' holds \[\"gamma\"\], neither text nor a number"),
     ],
 )
-def test_data_that_does_not_fit(data, words, message, tmp_path):
+def test_data_that_is_not_as_the_recipe_says(data, message, opened):
     rows = [row | {"both": [row["reply"]]} for row in ROWS]
-    with pytest.raises(UserError) as caught:
-        pair_sources(pair_config(tmp_path, rows, words=words, **data))
-    assert message in str(caught.value)
+    with pytest.raises(DataError, match=message):
+        opened(rows, **data)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            '--model.config.rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, '
+            '"original_max_position_embeddings": 19}',
+            "the longest pair has 20 tokens to predict from, but beyond 19 the model's positions depend on the longest",
+        ),
+        ("--model.config.vocab_size=255", "it has 256 tokens, more than the model's vocabulary of 255"),
+        ("--model.config.max_position_embeddings=19", "the longest pair has 20 tokens to predict from"),
+    ],
+)
+def test_data_that_does_not_fit_the_model(word, message, opened):
+    with pytest.raises(DataError, match=message):
+        opened(ROWS, word)
 
 
 @pytest.mark.parametrize(
@@ -273,9 +271,9 @@ def test_data_that_does_not_fit(data, words, message, tmp_path):
         ({"format": "chat"}, '"bytes" has none; write "plain"'),
     ],
 )
-def test_templates_are_checked_before_anything_starts(data, message, tmp_path):
+def test_templates_are_checked_before_anything_starts(data, message, opened):
     with pytest.raises(ConfigError) as caught:
-        pair_config(tmp_path, **data)
+        opened(**data)
     assert message in str(caught.value)
 
 
@@ -307,8 +305,7 @@ def spaced(request, tmp_path):
     else:
         letters_alone.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         letters_alone.decoder = decoders.Metaspace(prepend_scheme="first")
-    begin = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    letters_alone.post_processor = begin
+    letters_alone.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     saved = PreTrainedTokenizerFast(
         tokenizer_object=letters_alone, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=INSTRUCTIONS
     )
@@ -317,26 +314,25 @@ def spaced(request, tmp_path):
 
 
 @pytest.mark.parametrize(("prompt", "answer"), [("Answer: ", "7"), ("Answer:", " 7")])
-def test_a_pair_is_the_tokens_of_its_whole_text(prompt, answer, spaced, tmp_path):
+def test_a_pair_is_the_tokens_of_its_whole_text(prompt, answer, spaced, opened, tmp_path):
     rows = [{"question": prompt, "reply": answer}]
-    train, _ = pair_sources(pair_config(tmp_path, rows, tokenizer=str(tmp_path / "tokenizer")))
-    batch = train.fetch(np.array([0]), 0)
+    train, _ = opened(rows, tokenizer=str(tmp_path / "tokenizer"))
+    batch = fetched(train, 0)
     expected = [*spaced(prompt + answer)["input_ids"], spaced.eos_token_id]
     assert [*batch["input_ids"][0].tolist(), spaced.eos_token_id] == expected
     predicted = len(expected) - len(spaced(prompt)["input_ids"])
     assert targets_of(train, 0) == expected[-predicted:]
 
 
-def test_a_prompt_as_chat_is_its_conversation(spaced, tmp_path):
+def test_a_prompt_as_chat_is_its_conversation(spaced, opened, tmp_path):
     rows = [{"question": "hi", "reply": "yes"}]
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    files = {"tokenizer": str(tmp_path / "tokenizer"), "format": "chat"}
-    train, _ = pair_sources(pair_config(tmp_path, rows, **files))
-    tokens = [*train.fetch(np.array([0]), 0)["input_ids"][0].tolist(), spaced.eos_token_id]
+    train, _ = opened(rows, tokenizer=str(tmp_path / "tokenizer"), format="chat")
+    tokens = [*fetched(train, 0)["input_ids"][0].tolist(), spaced.eos_token_id]
     assert tokens == spaced.apply_chat_template(messages, return_dict=True)["input_ids"]
 
 
-def test_all_that_a_tokenizer_puts_before_a_text_is_there_once(tmp_path):
+def test_all_that_a_tokenizer_puts_before_a_text_is_there_once(opened, tmp_path):
     """Not only a token for the beginning: GLM's tokenizer puts two tokens there."""
     letters = Tokenizer(models.WordLevel({"[gMASK]": 0, "<sop>": 1, "</s>": 2, "a": 3, "b": 4}, unk_token="a"))
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -345,7 +341,5 @@ def test_all_that_a_tokenizer_puts_before_a_text_is_there_once(tmp_path):
     letters.post_processor = processors.TemplateProcessing(single="[gMASK] <sop> $A", special_tokens=special)
     saved = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="</s>")
     saved.save_pretrained(tmp_path / "tokenizer")
-    train, _ = pair_sources(
-        pair_config(tmp_path, [{"question": "a", "reply": "b"}], tokenizer=str(tmp_path / "tokenizer"))
-    )
-    assert train.fetch(np.array([0]), 0)["input_ids"].tolist() == [[0, 1, 3, 4]]
+    train, _ = opened([{"question": "a", "reply": "b"}], tokenizer=str(tmp_path / "tokenizer"))
+    assert fetched(train, 0)["input_ids"].tolist() == [[0, 1, 3, 4]]

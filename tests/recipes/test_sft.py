@@ -31,6 +31,7 @@ PACKED = (
     "--data.num_train_samples=1250",
     '--batch={"global_batch_size": 8, "micro_batch_size": 2}',
 )
+TOKENS = torch.arange(40, 60)[None]
 LORA = (*SINGLE, '--model.lora={"rank": 2, "alpha": 4.0}', "--optimizer.weight_decay=0.1")
 RECIPES = {"packs": PACKED, "lora": LORA}
 
@@ -80,13 +81,12 @@ def base(tmp_path_factory):
     return folder
 
 
-def adapter_words(base: Path, dropout: float = 0.0) -> tuple[str, ...]:
-    lora = json.dumps({"rank": 2, "alpha": 4.0, "dropout": dropout})
+def adapter_words(base: Path) -> tuple[str, ...]:
     return (
         *SINGLE,
         "--model.config=null",
         f"--model.path={base}",
-        f"--model.lora={lora}",
+        '--model.lora={"rank": 2, "alpha": 4.0}',
         f"--train.stop_after_steps={STEPS}",
         "--logging.every=1",
         "--logging.trackers=[]",
@@ -98,11 +98,10 @@ def logits_of(base: Path, adapter: Path):
     from peft import PeftModel
 
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    tokens = torch.arange(40, 60)[None]
     with torch.no_grad():
-        before = plain(input_ids=tokens).logits.numpy()
+        before = plain(input_ids=TOKENS).logits.numpy()
         adapted = PeftModel.from_pretrained(plain, adapter).eval()
-        return before, adapted(input_ids=tokens).logits.numpy()
+        return before, adapted(input_ids=TOKENS).logits.numpy()
 
 
 def logits_after_training(run_dir: Path, *words: str):
@@ -111,7 +110,7 @@ def logits_after_training(run_dir: Path, *words: str):
     model = load_causal_lm(load_config(ADDITION, words).model).eval()
     model.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in state.items()}, strict=False)
     with torch.no_grad():
-        return model(input_ids=torch.arange(40, 60)[None]).logits.numpy()
+        return model(input_ids=TOKENS).logits.numpy()
 
 
 def test_adapters_are_saved_and_exported_as_peft_has_them(base, tmp_path):
@@ -127,24 +126,27 @@ def test_adapters_are_saved_and_exported_as_peft_has_them(base, tmp_path):
         before, after = logits_of(base, folder)
         assert np.abs(after - expected).max() <= 1e-6 * np.abs(expected).max()
         assert np.abs(after - before).max() > 1e-3 * np.abs(expected).max()
-    for ema in ([], ["--ema"]):
-        merged, adapter = (tmp_path / f"{kind}{ema}" for kind in ("merged", "adapter"))
-        assert main(["export", str(run_dir), str(merged), "--merge", *ema]) == 0
-        assert main(["export", str(run_dir), str(adapter), *ema]) == 0
-        plain = AutoModelForCausalLM.from_pretrained(merged)
-        with torch.no_grad():
-            logits = plain(input_ids=torch.arange(40, 60)[None]).logits.numpy()
-        expected = logits_of(base, adapter)[1]
-        assert np.abs(logits - expected).max() <= 1e-6 * np.abs(expected).max()
-        assert (merged / "tokenizer.model").exists()
-        assert not any("adapter" in file.name for file in merged.iterdir())
-        # As the base has it.
-        assert not plain.config.use_cache
-    assert np.abs(logits - after).max() > 1e-3 * np.abs(after).max()
+    averaged, merged = (tmp_path / name for name in ("averaged", "merged"))
+    assert main(["export", str(run_dir), str(averaged), "--ema"]) == 0
+    assert main(["export", str(run_dir), str(merged), "--ema", "--merge"]) == 0
+    _, expected = logits_of(base, averaged)
+    assert np.abs(expected - after).max() > 1e-3 * np.abs(after).max()
+    plain = AutoModelForCausalLM.from_pretrained(merged)
+    with torch.no_grad():
+        logits = plain(input_ids=TOKENS).logits.numpy()
+    assert np.abs(logits - expected).max() <= 1e-6 * np.abs(expected).max()
+    assert (merged / "tokenizer.model").exists()
+    # As the base has it.
+    assert not plain.config.use_cache
 
 
 def test_adapters_resume_bit_for_bit(base, tmp_path):
     """With dropout, whose seeds must go on where they were."""
-    words = (*adapter_words(base, dropout=0.1), '--batch={"global_batch_size": 24, "micro_batch_size": 4}')
+    words = (
+        *adapter_words(base),
+        "--model.lora.dropout=0.1",
+        "--batch.global_batch_size=24",
+        "--batch.micro_batch_size=4",
+    )
     stop_and_resume(tmp_path, words, Interruption("signal", 1, 5), strategy="zero3", recipe=ADDITION)
     assert_bit_for_bit(tmp_path / "run", tmp_path / "whole", "adapter_model.safetensors")

@@ -6,23 +6,27 @@ from functools import cache, partial
 from itertools import product
 
 import numpy as np
-import pyarrow.parquet
+import pyarrow
 import pytest
 import torch
-from safetensors import safe_open
+from pyarrow import parquet
 from torch.nn.functional import cross_entropy, normalize
-from transformers import CLIPModel
+from transformers import CLIPModel, SiglipModel
 
 import tasks
 from jobs import run_job, train, train_in_job
 from largebatch.config import load_config
 from largebatch.config.commits import at_commits
+from largebatch.data.images import normalize_pixels
 from largebatch.data.preparation import Preparation
-from largebatch.errors import ConfigError, DataError
+from largebatch.errors import DataError
 from largebatch.model.building import SeededWeights, build_without_weights
+from largebatch.run import Run
 from largebatch.storage.files import read_json_lines
 from paths import CLIP_B32, CLIP_DIGITS, CLIP_RN50, EMBED_PYDOC
+from problems import problem_of, problems_of
 from reference import global_batches, train_plainly
+from small_data import of_file, rows_in
 from test_strategies import assert_same, recorded
 
 README = CLIP_DIGITS.with_name("README.md")
@@ -52,7 +56,6 @@ SIGLIP = (
     '--loss={"name": "sigmoid", "temperature": 0.1, "learned": true, "bias": -10, "duplicates": "negatives"}',
 )
 FP64 = "--precision=fp64"
-OF_PYDOC = {"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64, "max_tokens": 32}
 
 
 def plain(recipe, words: tuple[str, ...], mean_loss) -> dict:
@@ -84,15 +87,14 @@ def plain(recipe, words: tuple[str, ...], mean_loss) -> dict:
 
 def of_images(config, model, batch):
     """By the forward pass of `transformers` itself, which computes all logits."""
-    from largebatch.data.images import normalize_pixels
-
-    dtype = torch.get_default_dtype()
-    pixels = normalize_pixels(batch["pixel_values"], config.data, dtype)
+    pixels = normalize_pixels(batch["pixel_values"], config.data, torch.get_default_dtype())
     is_sigmoid = config.loss.name == "sigmoid"
     outputs = type(model).forward(model, batch["input_ids"].squeeze(1), pixels, return_loss=is_sigmoid)
-    if is_sigmoid:
-        return outputs.loss
-    logits = outputs.logits_per_image
+    return outputs.loss if is_sigmoid else softmax_loss(outputs.logits_per_image, batch)
+
+
+def softmax_loss(logits, batch):
+    """Of images with their texts, in both directions; equal texts are not negatives."""
     same = batch["labels"][:, None] == batch["labels"]
     logits = logits.masked_fill(same & ~torch.eye(len(same), dtype=torch.bool), -torch.inf)
     targets = torch.arange(len(logits))
@@ -120,19 +122,19 @@ def pairs(tmp_path_factory) -> tuple[str, ...]:
     rows = [
         {"query": f"what is {n}?", "positive": f"{n} it is", "hard": f"not {n + 1}" * (n % 3 + 1)} for n in range(70)
     ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {
-        "source": "texts",
-        "path": "json",
-        "data_files": {"train": str(file), "eval": str(file)},
-        "negative_columns": ["hard"],
-        "query_prefix": "query: ",
-        "max_tokens": 24,
-        "num_train_samples": 70,
-        "num_eval_samples": 70,
-    }
-    words = (f"--data={json.dumps(data)}", "--model.hidden_size=16", "--model.num_layers=1", "--model.num_heads=2")
-    return (*SGD, *words)
+    rows_in(file, rows)
+    model = ("--model.hidden_size=16", "--model.num_layers=1", "--model.num_heads=2")
+    return (*SGD, *model, texts_in(file, num_samples=70), '--data.negative_columns=["hard"]')
+
+
+def texts_in(file, path="json", num_samples=2) -> str:
+    """The override for a file of queries and passages."""
+    texts = {"source": "texts", "query_prefix": "query: ", "max_tokens": 24}
+    return f"--data={json.dumps(of_file(file, path, num_samples) | texts)}"
+
+
+def pair_sources(words, preparation=None):
+    return tasks.sources("two_towers")(load_config(EMBED_PYDOC, words), preparation)
 
 
 # --- every division of a global batch ---------------------------------------------------------------------------------
@@ -173,29 +175,21 @@ def test_hard_negatives_and_a_smaller_last_batch(pairs, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "kind"), [(CLIP, "CLIPModel"), (SIGLIP, "SiglipModel")])
+@pytest.mark.parametrize(("words", "kind"), [(CLIP, CLIPModel), (SIGLIP, SiglipModel)])
 def test_weights_load_with_from_pretrained(words, kind, tmp_path):
-    import transformers
-
     train_in_job(CLIP_DIGITS, tmp_path / "run", *words, strategy="fsdp")
-    model, report = getattr(transformers, kind).from_pretrained(tmp_path / "run/model", output_loading_info=True)
+    model, report = kind.from_pretrained(tmp_path / "run/model", output_loading_info=True)
     assert not any(report.values())
-    # Its own shape, which is () in CLIP.
-    assert model.logit_scale.shape == getattr(transformers, kind)(model.config).logit_scale.shape
-    with safe_open(tmp_path / "run/model/model.safetensors", "pt") as files:
-        assert files.get_tensor("logit_scale") == model.logit_scale
     # The metrics are those of the weights, by the other library's forward pass.
     config = load_config(CLIP_DIGITS, words)
     _, source = tasks.sources("two_towers")(config)
     batch = source.fetch(np.arange(30), None)
-    from largebatch.data.images import normalize_pixels
-
     with torch.no_grad():
         logits = model.eval()(batch["input_ids"].squeeze(1), normalize_pixels(batch["pixel_values"], config.data))
     (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
     nearest = logits.logits_per_text.argmax(dim=1)
     assert logged["reverse_recall@1"] == pytest.approx((batch["labels"][nearest] == batch["labels"]).double().mean())
-    if kind == "CLIPModel":
+    if kind == CLIPModel:
         # A tenth by chance.
         (code,) = (block.split("```")[0] for block in README.read_text().split("```python\nimport")[1:])
         (tmp_path / "probe.py").write_text("import" + code.replace('"runs/clip_digits', f'"{tmp_path}/run'))
@@ -206,8 +200,6 @@ def test_weights_load_with_from_pretrained(words, kind, tmp_path):
 
 def rows_of_a_run(run_dir, *words: str) -> list[dict]:
     """What `Run.rows` returns at each call, in numpy."""
-    from largebatch.run import Run
-
     found = []
     rows = Run.rows
 
@@ -230,12 +222,9 @@ def test_names_of_classes_are_encoded_in_micro_batches(tmp_path):
     assert np.array_equal(names["vectors"], same[-1]["vectors"])
     config = load_config(CLIP_DIGITS, words)
     model = CLIPModel.from_pretrained(tmp_path / "run/model").eval()
-    prompts = [
-        template.replace("{}", name)
-        for name, template in product(config.zero_shot.class_names, config.zero_shot.templates)
-    ]
-    encoded = [list(prompt.encode()) for prompt in prompts]
-    tokens = torch.tensor([each + [0] * (config.data.max_tokens - len(each)) for each in encoded])
+    named = product(config.zero_shot.class_names, config.zero_shot.templates)
+    prompts = [template.replace("{}", name).encode() for name, template in named]
+    tokens = torch.tensor([[*prompt.ljust(config.data.max_tokens, b"\0")] for prompt in prompts])
     with torch.no_grad():
         expected = normalize(model.get_text_features(input_ids=tokens).pooler_output, dim=-1)
     assert names["vectors"] == pytest.approx(expected.numpy(), abs=1e-6)
@@ -249,8 +238,7 @@ def test_names_of_classes_are_encoded_in_micro_batches(tmp_path):
 
 
 def test_texts_keep_their_end(pairs):
-    config = load_config(EMBED_PYDOC, (*pairs, "--data.max_tokens=12"))
-    source, _ = tasks.sources("two_towers")(config)
+    source, _ = pair_sources((*pairs, "--data.max_tokens=12"))
     batch = source.fetch(np.array([3]), 0)
     assert bytes(batch["input_ids"][0, 0].tolist()) == b"query: what\0"
     assert bytes(batch["input_ids"][0, 1].tolist()) == b"3 it is\0\0\0\0\0"
@@ -260,37 +248,23 @@ def test_texts_keep_their_end(pairs):
 
 def test_passages_that_are_equal_are_counted_by_prepare(pairs, tmp_path, capsys):
     everything = Preparation(allowed="everything")
-    tasks.sources("two_towers")(load_config(EMBED_PYDOC, pairs), everything)
+    pair_sources(pairs, everything)
     assert "different" not in capsys.readouterr().out
-    file = tmp_path / "pairs.jsonl"
-    file.write_text("".join(json.dumps({"query": f"{n}", "positive": "ab"[n % 2]}) + "\n" for n in range(70)))
-    data = {"data_files": {"train": str(file), "eval": str(file)}, "negative_columns": []}
-    words = [f"--data.{name}={json.dumps(value)}" for name, value in data.items()]
-    tasks.sources("two_towers")(load_config(EMBED_PYDOC, (*pairs, *words)), everything)
+    rows_in(tmp_path / "pairs.jsonl", [{"query": f"{n}", "positive": "ab"[n % 2]} for n in range(70)])
+    pair_sources((*SGD, texts_in(tmp_path / "pairs.jsonl", num_samples=70)), everything)
     told = "2 different passages of 70: a larger batch repeats them\n"
     assert capsys.readouterr().out.count(told) == 2
 
 
-def test_an_empty_text_is_named(tmp_path, pairs):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text('{"query": "a", "positive": "b"}\n{"query": "", "positive": "b"}\n')
-    data = {"source": "texts", "path": "json", "data_files": {"train": str(file), "eval": str(file)}}
-    data |= {"num_train_samples": 2, "num_eval_samples": 2, "max_tokens": 24}
-    words = (*pairs[1:], f"--data={json.dumps(data)}", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
-    with pytest.raises(DataError, match="row 1 of 'train' has no text in 'query'"):
-        tasks.sources("two_towers")(load_config(EMBED_PYDOC, words))
-
-
-@pytest.mark.parametrize("values", [[1, 2], [None, None], [["a"], ["b"]], ["a", None]])
-def test_a_column_without_texts_is_named(values, tmp_path, pairs):
+@pytest.mark.parametrize(
+    ("values", "row"), [([1, 2], 0), ([None, None], 0), ([["a"], ["b"]], 0), (["a", None], 1), (["a", ""], 1)]
+)
+def test_a_column_without_texts_is_named(values, row, tmp_path):
     file = tmp_path / "pairs.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"query": values, "positive": ["a", "b"]}), file)
-    data = {"source": "texts", "path": "parquet", "data_files": {"train": str(file), "eval": str(file)}}
-    data |= {"num_train_samples": 2, "num_eval_samples": 2, "max_tokens": 24}
-    words = (*pairs[1:], f"--data={json.dumps(data)}", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
-    row = int(values == ["a", None])
+    parquet.write_table(pyarrow.table({"query": values, "positive": ["a", "b"]}), file)
+    words = (texts_in(file, "parquet"), "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
     with pytest.raises(DataError, match=f"row {row} of 'train' has no text in 'query'"):
-        tasks.sources("two_towers")(load_config(EMBED_PYDOC, words))
+        pair_sources((*SGD, *words))
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -311,19 +285,20 @@ def test_a_column_without_texts_is_named(values, tmp_path, pairs):
         (CLIP_DIGITS, ["--loss.temperature=0.001"], "loss.temperature: 0.001 is below min_temperature"),
         (CLIP_DIGITS, ['--zero_shot.templates=["{}", "a photo"]'], 'zero_shot.templates[1]: given "a photo"; '),
         (CLIP_DIGITS, ['--zero_shot.class_names=["zero"]'], "zero_shot.class_names: 1 names for 10 classes"),
-        (CLIP_DIGITS, ["--data=" + json.dumps(OF_PYDOC)], '"bert" is for pairs of texts, the others are'),
+        (
+            CLIP_DIGITS,
+            ['--data={"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64, "max_tokens": 32}'],
+            '"bert" is for pairs of texts, the others are',
+        ),
         (
             EMBED_PYDOC,
             ['--data={"source": "digits", "max_tokens": 32}'],
             '"bert" is for pairs of texts, the others are',
         ),
         (CLIP_DIGITS, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
-        (EMBED_PYDOC, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
-        *(
-            (recipe, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features")
-            for recipe in (CLIP_DIGITS, CLIP_RN50)
-        ),
+        (CLIP_DIGITS, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features"),
+        (CLIP_RN50, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features"),
         (
             CLIP_DIGITS,
             [*SIGLIP, "--model.features=8"],
@@ -333,15 +308,13 @@ def test_a_column_without_texts_is_named(values, tmp_path, pairs):
     ],
 )
 def test_refused(recipe, words, message):
-    with pytest.raises(ConfigError) as caught:
-        load_config(recipe, words)
-    assert message in str(caught.value)
+    assert message in "\n".join(problems_of(*words, recipe=recipe))
 
 
 def test_a_column_that_is_named_twice(pairs):
-    for words in (["--data.query_column=positive"], ['--data.negative_columns=["hard", "hard"]']):
-        with pytest.raises(ConfigError, match=r"negative_columns have '(positive|hard)' twice; name different columns"):
-            load_config(EMBED_PYDOC, [*pairs, *words])
+    for name, word in (("positive", "query_column=positive"), ("hard", 'negative_columns=["hard", "hard"]')):
+        problem = problem_of(*pairs, f"--data.{word}", recipe=EMBED_PYDOC)
+        assert f"negative_columns have '{name}' twice; name different columns" in problem
 
 
 def test_another_end_of_text():

@@ -11,7 +11,7 @@ import tasks
 from largebatch.config import load_config
 from paths import SIMCLR
 from pictures import gradient_image, jpeg, write_parquet
-from small_data import assert_drawn_by_seed_epoch_and_sample, load_with
+from small_data import assert_drawn_by_seed_epoch_and_sample, load_with, of_file
 
 Views = tasks.module("contrastive", "config").Views
 distort_colors = tasks.module("contrastive", "data").distort_colors
@@ -32,13 +32,12 @@ def sources(request, tmp_path):
     """From overrides to both sets, of the digits or of large JPEGs that could be decoded at a smaller scale."""
     if request.param == "digits":
         return lambda *words: view_sources(load_config(SIMCLR, words))
-    rng = np.random.default_rng(0)
-    noise = [Image.fromarray(rng.integers(0, 255, (12, 15, 3), dtype=np.uint8)) for _ in range(4)]
+    noise = np.random.default_rng(0).integers(0, 255, (4, 12, 15, 3), dtype=np.uint8)
+    large = [Image.fromarray(each).resize((600, 500)) for each in noise]
     file = tmp_path / "data.parquet"
-    write_parquet(file, [jpeg(np.asarray(each.resize((600, 500)))) for each in noise], [0, 1, 0, 1])
-    data = {"source": "datasets", "path": "parquet", "data_files": dict.fromkeys(["train", "eval"], str(file))}
-    data |= {"num_train_samples": 4, "num_eval_samples": 4, "image_size": 16, "mean": [0.5] * 3, "std": [0.3] * 3}
-    data["num_classes"] = 2
+    write_parquet(file, [jpeg(np.asarray(each)) for each in large], [0, 1, 0, 1])
+    data = of_file(file, "parquet", 4)
+    data |= {"image_size": 16, "mean": [0.5] * 3, "std": [0.3] * 3, "num_classes": 2}
     return lambda *words: view_sources(load_with(SIMCLR, data, "--neighbors={}", "--neighbors.count=1", *words))
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_chats import ASK, CALL, MARKED, SAY, THOUGHT, UNMARKED, encoder
+from test_chats import ASK, CALL, MARKED, SAY, THOUGHT, UNMARKED, encoder, problems_of
 
 from chat_templates import template
 
@@ -20,23 +20,22 @@ WRITES_ALL = (
     [
         (SAY | {"thinking": "It is north.", "name": "B"}, "name, thinking"),
         (SAY | {"metadata": {"lang": "en"}, "seconds": 3, "empty": " "}, "metadata"),
-        (SAY | {"reasoning_content": "It is north."}, None),
     ],
 )
 def test_text_that_the_template_does_not_write(message, lost, tmp_path):
     rows = {"messages": [[ASK, SAY], [ASK, message]]}
-    if lost is None:
-        assert encoder(tmp_path, WRITES_ALL)(rows)["problem"] == ["", ""]
-        return
-    (plain, problem) = encoder(tmp_path, UNMARKED)(rows)["problem"]
-    assert plain == ""
-    assert problem == (
+    assert problems_of(tmp_path, UNMARKED, *rows["messages"]) == [
+        "",
         f"unusable messages: the chat template does not write {lost}; use a template that does, "
-        'remove them (in calls, write "arguments"), or name them in data.messages.may_omit'
-    )
+        'remove them (in calls, write "arguments"), or name them in data.messages.may_omit',
+    ]
     allowed = encoder(tmp_path, UNMARKED, may_omit=lost.split(", "))(rows)
     assert allowed["problem"] == ["", ""]
     assert allowed["input_ids"][0] == allowed["input_ids"][1]
+
+
+def test_text_that_the_template_writes(tmp_path):
+    assert problems_of(tmp_path, WRITES_ALL, [ASK, SAY | {"reasoning_content": "It is north."}]) == [""]
 
 
 # As DeepSeek-R1's: no turn keeps what was thought before it.
@@ -46,8 +45,8 @@ SPLIT = MARKED.replace(THE_MARKED, THE_MARKED + ".split('</think>')[-1] | trim")
 
 def test_a_part_of_an_answer_that_the_template_does_not_write(tmp_path):
     stripped = SAY | {"content": " Very\ngood.\n"}
-    rows = {"messages": [[ASK, THOUGHT, ASK, stripped], [ASK, SAY, THOUGHT | {"role": "user"}, THOUGHT]]}
-    read, problem = encoder(tmp_path, SPLIT, train_on="last")(rows)["problem"]
+    rows = [[ASK, THOUGHT, ASK, stripped], [ASK, SAY, THOUGHT | {"role": "user"}, THOUGHT]]
+    read, problem = problems_of(tmp_path, SPLIT, *rows, train_on="last")
     assert read == ""
     assert "does not write all of message 3, '<think>" in problem
 
@@ -56,7 +55,7 @@ def test_a_part_of_what_the_user_says_that_the_template_does_not_write(tmp_path)
     """As some take "/think" out of a prompt, wherever it is."""
     without = UNMARKED.replace("message['content']", "message['content'].replace('/think', '')")
     assert without != UNMARKED
-    told = encoder(tmp_path, without)({"messages": [[ASK | {"content": "Open /thinking"}, SAY], [ASK, SAY]]})["problem"]
+    told = problems_of(tmp_path, without, [ASK | {"content": "Open /thinking"}, SAY], [ASK, SAY])
     assert "does not write all of message 0, 'Open /thinking'; use one that does" in told[0]
     assert told[1] == ""
 
@@ -70,35 +69,30 @@ def test_no_template_writes_the_date_of_today(tmp_path):
 
 
 def test_tools_and_arguments_that_the_template_does_not_write(tmp_path):
-    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"town": "Oslo"}}}]}
+    call = CALL | {"tool_calls": [{"function": {"name": "f", "arguments": {"town": "Oslo"}}}]}
     names_only = WRITES_ALL.replace("tools | tojson if tools", "'' if tools").replace(
         "s | tojson", "s[0].function.name"
     )
-    found = encoder(tmp_path, names_only)({"messages": [[ASK, call]], "tools": [TOOLS]})
-    assert "does not write arguments, tools;" in found["problem"][0]
-    assert encoder(tmp_path, WRITES_ALL)({"messages": [[ASK, call]], "tools": [TOOLS]})["problem"] == [""]
+    (problem,) = problems_of(tmp_path, names_only, [ASK, call], tools=[TOOLS])
+    assert "does not write arguments, tools;" in problem
+    assert problems_of(tmp_path, WRITES_ALL, [ASK, call], tools=[TOOLS]) == [""]
 
 
 def test_nulls_of_other_rows_are_not_trained(tmp_path):
     """Objects in a column of Parquet all have the same keys; text in JSON has its own."""
 
     def called(arguments):
-        return [
-            ASK,
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}, "id": None}]},
-        ]
+        call = {"function": {"name": "f", "arguments": arguments}, "id": None}
+        return [ASK, CALL | {"tool_calls": [call]}]
 
     filled = {"town": "Oslo", "zip": None}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"zip": None}}}]
-    rows = {
-        "messages": [called(filled), called({"in": [filled]}), called(json.dumps(filled)), json.dumps(called(filled))]
-        + 2 * [called({"town": "Oslo"})],
-        "tools": [None, None, None, None, tools, json.dumps(tools)],
-    }
-    told = encoder(tmp_path, WRITES_ALL)(rows)["problem"]
     null = "have null, with which Parquet fills the keys that other rows have; write their JSON as text"
+    rows = [called(filled), called({"in": [filled]}), called(json.dumps(filled)), json.dumps(called(filled))]
     in_calls = f"unusable messages: the arguments of its calls {null}"
-    assert told == [in_calls, in_calls, "", "", f"unusable messages: tools {null}", ""]
+    assert problems_of(tmp_path, WRITES_ALL, *rows) == [in_calls, in_calls, "", ""]
+    told = problems_of(tmp_path, WRITES_ALL, *[called({})] * 2, tools=[tools, json.dumps(tools)])
+    assert told == [f"unusable messages: tools {null}", ""]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +106,7 @@ def test_nulls_of_other_rows_are_not_trained(tmp_path):
 def test_fields_of_a_call_that_the_template_does_not_write(call, lost, tmp_path):
     called = CALL | {"tool_calls": [*CALL["tool_calls"], call]}
     turn = {"role": "function_call", "content": json.dumps(call)}
-    for problem in encoder(tmp_path, template("qwen"))({"messages": [[ASK, called], [ASK, turn]]})["problem"]:
+    for problem in problems_of(tmp_path, template("qwen"), [ASK, called], [ASK, turn]):
         assert (f"does not write {lost}; " in problem) if lost else (problem == ""), problem
 
 
@@ -121,14 +115,14 @@ def test_results_whose_order_does_not_say_whose_they_are(tmp_path):
     calls = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "fg"]
     of_f, of_g = ({"role": "tool", "content": "cold", "tool_call_id": name, "name": name} for name in "fg")
     results = [[of_f, of_g], [of_g, of_f], [of_f, of_f], [of_f, of_g, of_g]]
-    rows = {"messages": [[ASK, CALL | {"tool_calls": calls}, *each, SAY] for each in results]}
-    in_order, swapped, *problems = encoder(tmp_path, template("qwen"))(rows)["problem"]
+    rows = [[ASK, CALL | {"tool_calls": calls}, *each, SAY] for each in results]
+    in_order, swapped, *problems = problems_of(tmp_path, template("qwen"), *rows)
     assert in_order == ""
     # The name is that of the call with this id.
     assert "does not write tool_call_id;" in swapped
     assert all("does not write name, tool_call_id;" in problem for problem in problems)
     with_ids = template("qwen").replace("message.content", "message.content ~ message.tool_call_id")
-    assert encoder(tmp_path, with_ids)(rows)["problem"][1] == ""
+    assert problems_of(tmp_path, with_ids, rows[1]) == [""]
 
 
 def test_a_message_has_one_text(tmp_path):
@@ -136,7 +130,7 @@ def test_a_message_has_one_text(tmp_path):
         [{"role": "user", "text": "Hello", "content": other}, {"role": "assistant", "text": "Good."}]
         for other in (None, "", "Hello", "<b>lost</b>")
     ]
-    (*same, problem) = encoder(tmp_path, MARKED, content="text")({"messages": rows})["problem"]
+    (*same, problem) = problems_of(tmp_path, MARKED, *rows, content="text")
     assert same == ["", "", ""]
     assert "message 0 has text and another text in content" in problem
 
@@ -149,9 +143,7 @@ def test_a_message_has_one_role_and_one_call(tmp_path):
     ]
     layout = {"column": "conversations", "role": "from", "content": "value"}
     roles = {"human": "user", "gpt": "assistant"}
-    (*same, system, twice) = encoder(tmp_path, template("qwen"), **layout, roles=roles)({"conversations": turns})[
-        "problem"
-    ]
+    (*same, system, twice) = problems_of(tmp_path, template("qwen"), *turns, **layout, roles=roles)
     assert same == ["", "", ""]
     assert "message 0 has from and another role in role; keep one of them" in system
     assert "message 1 is a function_call and has tool_calls; keep one of them" in twice
