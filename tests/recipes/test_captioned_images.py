@@ -1,6 +1,7 @@
 """Images with captions in tars and tables: members equal `tarfile`'s; what cannot be used is refused or left out."""
 
 import io
+import json
 import os
 import tarfile
 

@@ -4,16 +4,17 @@ Every public function is one, as `audit` of a user's file is.
 """
 
 import contextlib
+import copy
 import math
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset, default_collate
 
 _CLASSES = 5
 _IGNORED = 4
@@ -21,9 +22,9 @@ _inputs = torch.randn(100, 6, generator=torch.Generator().manual_seed(1))
 _data = TensorDataset(_inputs, _inputs[:, :_CLASSES].argmax(dim=1))
 
 
-def _loader(indices, micro_batch_size):
+def _loader(indices, micro_batch_size, **settings):
     data = Subset(_data, indices)
-    return DataLoader(data, micro_batch_size, sampler=DistributedSampler(data, shuffle=False))
+    return DataLoader(data, micro_batch_size, sampler=DistributedSampler(data, shuffle=False, **settings))
 
 
 def _network(*layers):
@@ -31,21 +32,40 @@ def _network(*layers):
     return nn.Sequential(nn.Linear(6, 8), *(layers or [nn.Tanh()]), nn.Linear(8, _CLASSES))
 
 
-def _steps(model, optimizer, batches, accumulation, loss_of=cross_entropy, before_step=lambda: None):
+def _groups(model):
+    """Weight decay for matrices alone."""
+    matrices = [each for each in model.parameters() if each.ndim > 1]
+    others = [each for each in model.parameters() if each.ndim < 2]
+    return [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+
+
+def _steps(model, optimizer, batches, accumulation, loss_of=cross_entropy, after_step=lambda: None):
     for number, (inputs, targets) in enumerate(batches, start=1):
         (loss_of(model(inputs), targets) / accumulation).backward()
         if number % accumulation == 0:
-            before_step()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
+            after_step()
     return model
+
+
+def sum_over_the_global_count(indices, size, accumulation):
+    model = DDP(_network())
+    batch = size * accumulation * dist.get_world_size()
+
+    def loss_of(outputs, targets):
+        # DDP divides by the processes, `_steps` by the micro-batches.
+        share = cross_entropy(outputs, targets, reduction="sum") / batch
+        return share * dist.get_world_size() * accumulation
+
+    return _steps(model, torch.optim.Adam(model.parameters()), _loader(indices, size), accumulation, loss_of)
 
 
 def mean_over_tokens(indices, size, accumulation):
     """Also of a last batch that is smaller, since it is divided by the targets that the step has."""
     model = DDP(_network())
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(_groups(model))
     batches = [(inputs, targets.masked_fill(targets == _IGNORED, -100)) for inputs, targets in _loader(indices, size)]
     for start in range(0, len(batches), accumulation):
         step = batches[start : start + accumulation]
@@ -60,18 +80,59 @@ def mean_over_tokens(indices, size, accumulation):
     return model
 
 
+def no_sync(indices, size, accumulation):
+    model = DDP(_network(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    for number, (inputs, targets) in enumerate(_loader(indices, size), start=1):
+        is_last = number % accumulation == 0
+        with contextlib.nullcontext() if is_last else model.no_sync():
+            cross_entropy(model(inputs), targets, label_smoothing=0.1).backward()
+        if is_last:
+            for each in model.parameters():
+                each.grad /= accumulation
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
 def averaged_by_hand(indices, size, accumulation):
-    """It also prints a lot."""
-    print("a line of a long output\n" * 50_000)
+    """Without DDP; each process has its own consecutive samples."""
     model = _network()
-
-    def average():
-        for each in model.parameters():
-            dist.all_reduce(each.grad)
-            each.grad /= dist.get_world_size()
-
+    share = len(indices) // dist.get_world_size()
+    step = size * accumulation
+    # Of each step's samples, or of fewer if there are no more.
+    mine = []
+    for start in range(0, len(indices), step * dist.get_world_size()):
+        first = start + dist.get_rank() * min(step, share)
+        mine += indices[first : first + min(step, share)]
     optimizer = torch.optim.RMSprop(model.parameters())
-    return _steps(model, optimizer, _loader(indices, size), accumulation, before_step=average)
+    batches = DataLoader(Subset(_data, mine), size)
+    for number, (inputs, targets) in enumerate(batches, start=1):
+        (cross_entropy(model(inputs), targets) / accumulation).backward()
+        if number % accumulation == 0:
+            for each in model.parameters():
+                dist.all_reduce(each.grad)
+                each.grad /= dist.get_world_size()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+class _Split(IterableDataset):
+    def __init__(self, indices):
+        self.indices = indices
+
+    def __iter__(self):
+        # The same number in each process.
+        for start in range(0, len(self.indices) - dist.get_world_size() + 1, dist.get_world_size()):
+            yield _data[self.indices[start + dist.get_rank()]]
+
+
+def iterable_dataset(indices, size, accumulation):
+    model = DDP(_network())
+    return _steps(model, torch.optim.NAdam(model.parameters()), DataLoader(_Split(indices), size), accumulation)
 
 
 def drop_last(indices, size, accumulation):
@@ -104,12 +165,31 @@ def tied_frozen_and_unused(indices, size, accumulation):
     model = _Tied()
     model.first.weight = None
     model = DDP(model, find_unused_parameters=True)
+    return _steps(model, torch.optim.Adam(model.parameters()), _loader(indices, size), accumulation)
+
+
+def shared_layer(indices, size, accumulation):
+    torch.manual_seed(1)
+    layer = nn.Linear(6, 6)
+    model = DDP(nn.Sequential(layer, nn.Tanh(), layer))
+    return _steps(model, torch.optim.Adagrad(model.parameters()), _loader(indices, size), accumulation)
+
+
+def frozen_first_layer(indices, size, accumulation):
+    model = _network()
+    model[0].requires_grad_(False)
+    model = DDP(model)
     trained = [each for each in model.parameters() if each.requires_grad]
-    return _steps(model, torch.optim.Adam(trained), _loader(indices, size), accumulation)
+    return _steps(model, torch.optim.SGD(trained, lr=0.1), _loader(indices, size), accumulation)
 
 
-def compiled(indices, size, accumulation):
-    model = torch.compile(DDP(_network()))
+def recomputed_and_compiled(indices, size, accumulation):
+    class Recomputed(nn.Sequential):
+        def forward(self, inputs):
+            return checkpoint(super().forward, inputs, use_reentrant=False)
+
+    torch.manual_seed(1)
+    model = torch.compile(DDP(Recomputed(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, _CLASSES))))
     return _steps(model, torch.optim.Adam(model.parameters(), foreach=True), _loader(indices, size), accumulation)
 
 
@@ -117,6 +197,81 @@ def dropout_with_own_seeds(indices, size, accumulation):
     model = DDP(_network(nn.GELU(), nn.Dropout(0.1)))
     torch.manual_seed(100 + dist.get_rank())
     return _steps(model, torch.optim.AdamW(model.parameters()), _loader(indices, size), accumulation)
+
+
+def group_norm(indices, size, accumulation):
+    model = DDP(_network(nn.GroupNorm(2, 8), nn.ReLU()))
+    return _steps(model, torch.optim.AdamW(model.parameters()), _loader(indices, size), accumulation)
+
+
+def frozen_batch_norm(indices, size, accumulation):
+    model = _network(nn.BatchNorm1d(8), nn.ReLU())
+    model[1].eval()
+    model = DDP(model)
+    return _steps(model, torch.optim.AdamW(model.parameters()), _loader(indices, size), accumulation)
+
+
+def averaged_weights(indices, size, accumulation):
+    """EMA, and a cosine schedule with a warmup that counts steps."""
+    model = DDP(_network())
+    optimizer = torch.optim.AdamW(_groups(model), lr=0.01)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [2])
+    averaged = torch.optim.swa_utils.AveragedModel(
+        model.module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+
+    def after_step():
+        averaged.update_parameters(model.module)
+        schedule.step()
+
+    return _steps(model, optimizer, _loader(indices, size), accumulation, after_step=after_step)
+
+
+def teacher(indices, size, accumulation):
+    """Self-distillation: the targets come from an average of the weights."""
+    print("a line of a long output\n" * 50_000)
+    model = DDP(_network())
+    average = copy.deepcopy(model.module).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+
+    def after_step():
+        for old, new in zip(average.parameters(), model.module.parameters(), strict=True):
+            old.lerp_(new.detach(), 0.1)
+
+    batches = [(inputs, average(inputs).argmax(dim=1)) for inputs, _ in _loader(indices, size)]
+    return _steps(model, optimizer, batches, accumulation, after_step=after_step)
+
+
+def scaled_loss(indices, size, accumulation):
+    model = DDP(_network())
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu")
+    for number, (inputs, targets) in enumerate(_loader(indices, size), start=1):
+        scaler.scale(cross_entropy(model(inputs), targets) / accumulation).backward()
+        if number % accumulation == 0:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return model
+
+
+def two_models(indices, size, accumulation):
+    """As in adversarial training: each has its own optimizer, and they step one after another."""
+    models = nn.ModuleList([DDP(_network()), DDP(_network(nn.ReLU()))])
+    optimizers = [torch.optim.Adam(each.parameters()) for each in models]
+    for number, (inputs, targets) in enumerate(_loader(indices, size), start=1):
+        first = models[0](inputs)
+        (cross_entropy(first, targets) / accumulation).backward()
+        (mse_loss(models[1](inputs), first.detach()) / accumulation).backward()
+        if number % accumulation == 0:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    return models
 
 
 def optimizer_with_sharded_states(indices, size, accumulation):

@@ -23,6 +23,11 @@ def test_what_the_page_says_of_a_change(old, new, said, audit):
 
 
 OTHERS = {
+    # Goyal et al. 2017, section 3, remark 3: the mean over all processes' samples, not per-process means added up.
+    "sums": (
+        [("y) / accumulation", 'y, reduction="sum") * dist.get_world_size() / accumulation')],
+        r"1/A times .*W = 2, A = 2: 0\.5",
+    ),
     "the same samples": (
         [("DistributedSampler(data, shuffle=False)", "DistributedSampler(data, rank=0, shuffle=False)")],
         "W = 2, A = 1; W = 2, A = 2: without samples 1, 3 of 4, counted from 0; processes train on the same samples",
@@ -64,6 +69,16 @@ OTHERS = {
         [("lr=0.1", "lr=0.1 * dist.get_world_size() * accumulation")],
         r"the same, but the update is 2 times as large in W = 1, A = 2; .*: it is W·A times that of one process",
     ),
+    "a random part in each process": (
+        [
+            (
+                "DistributedSampler(data, shuffle=False)",
+                "torch.randperm(len(data), generator=torch.Generator().manual_seed(dist.get_rank()))"
+                "[: len(data) // dist.get_world_size()].tolist()",
+            )
+        ],
+        "without samples .* draw no order in each process",
+    ),
     "tied weights counted twice": (
         [
             ("DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))", "tied()"),
@@ -95,6 +110,20 @@ OTHERS = {
     "clipped by a shard's norm": (
         [("(model.parameters(), 1.0)", "(list(model.parameters())[dist.get_rank() :: dist.get_world_size()], 0.1)")],
         r"W = 2, A = 1; W = 2, A = 2: the same, but the update .* clipped \(a shard's own",
+    ),
+    "clipped by a shard's norm, in FSDP2": (
+        [
+            ("DistributedDataParallel(nn.S", "torch.distributed.fsdp.fully_shard(nn.S"),
+            ("(model.parameters(), 1.0)", "([each.grad.to_local() for each in model.parameters()])"),
+            ("nn.utils.clip_grad_norm_", "scaled"),
+            (
+                "def train(",
+                "def scaled(grads):\n    for each in grads:\n"
+                "        each /= torch.stack([each.norm() for each in grads]).norm()\n\n\ndef train(",
+            ),
+            ("    model = ", "    import torch.distributed.fsdp\n    torch.manual_seed(1)\n    model = "),
+        ],
+        "W = 2, A = 1; W = 2, A = 2: another gradient of .* clips its part of the gradient by that part's norm",
     ),
     "clipped after each micro-batch": (
         [
@@ -144,6 +173,18 @@ OTHERS = {
         ],
         "^if 3 samples are left at the end of an epoch, training fails: W = 2, A = 2: rank 0: .* others had returned: "
         "all processes must make the same calls; drop them",
+    ),
+    "divided by the optimizer": (
+        [
+            ("torch.optim.SGD(", "Divided("),
+            (
+                "def train(",
+                "class Divided(torch.optim.SGD):\n    def step(self):\n"
+                "        for each in self.param_groups[0]['params']:\n"
+                "            each.data -= each.grad / dist.get_world_size()\n\n\ndef train(",
+            ),
+        ],
+        r"W = 2, A = 1; W = 2, A = 2: the same, but the update is 0\.5 times as large",
     ),
 }
 
