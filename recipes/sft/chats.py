@@ -57,7 +57,7 @@ class ChatEncoder:
         ChatTemplate(tokenizer)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """The columns of `Pairs`.
+        """The columns of `PairSamples`.
 
         Raises:
             DataError: It is not clear what the template's assistant writes.

@@ -14,7 +14,7 @@ from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import store_frozen_in_bf16
 from largebatch.model.pretrained import folder_to_load
 from largebatch.model.token_losses import return_token_losses
-from largebatch.system.repositories import Place, find
+from largebatch.system.repositories import find
 
 from .config import AutoCausalLM, Config, Lora
 
@@ -45,15 +45,19 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     """The model's own configuration, with all its dropout turned off.
 
     Raises:
-        UserError: There is no configuration at `model.path`, or `model.config` is not one or has a setting without
-            effect.
+        UserError: There is no configuration of a whole model at `model.path`, or `model.config` is not one or has a
+            setting without effect.
     """
-    place = _place(model)
+    place = None if model.path is None else find(model.path, "model.path")
+    if place and place.folder and (place.folder / "adapter_config.json").exists():
+        raise UserError(
+            f"model.path: {model.path!r} holds an adapter (adapter_config.json), not a whole model; write the folder "
+            "of its base model, or of the adapter merged into that, as recipes/sft/README.md shows"
+        )
     given = model.config or {}
     try:
         if place:
-            settings, _ = PretrainedConfig.get_config_dict(place.name, revision=place.revision)
-            _check_sizes(settings)
+            _check_sizes(PretrainedConfig.get_config_dict(place.name, revision=place.revision)[0])
             config = AutoConfig.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)
         else:
             _check_sizes(given)
@@ -177,19 +181,6 @@ def small_twin(model: PreTrainedModel) -> PreTrainedModel | None:
             drawn = torch.randn(parameter.shape) * 0.02 + (parameter.dim() == 1)
             torch.utils.swap_tensors(parameter, nn.Parameter(drawn))  # type: ignore[no-untyped-call]
     return twin.eval()
-
-
-def _place(model: AutoCausalLM) -> Place | None:
-    """Where the pretrained weights are; UserError if it is not one of a whole model."""
-    if model.path is None:
-        return None
-    place = find(model.path, "model.path")
-    if place.folder is not None and (place.folder / "adapter_config.json").exists():
-        raise UserError(
-            f"model.path: {model.path!r} holds an adapter (adapter_config.json), not a whole model; write the folder "
-            "of its base model, or of the adapter merged into that, as recipes/sft/README.md shows"
-        )
-    return place
 
 
 def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
