@@ -67,8 +67,7 @@ class ChatEncoder:
 
     def _encoded(self, messages: Any, tools: Any, system: Any) -> Encoded:
         try:
-            conversation = with_system(system, conversation_of(messages, self.layout))
-            return *self._encode(conversation, tools_of(tools)), ""
+            return *self._encode(conversation_of(messages, system, self.layout), tools_of(tools)), ""
         # What can just be read may be nested too deeply to be written.
         except (UnusableConversation, IndivisibleText, RecursionError) as reason:
             return [], [], f"unusable messages: {reason}"
@@ -124,8 +123,11 @@ def _all_in(value: Any) -> Iterator[Any]:
             yield from _all_in(item)
 
 
-def conversation_of(value: Any, layout: Messages) -> Conversation:
-    """The messages of a row, or of its JSON, with the names of keys and roles that chat templates know."""
+def conversation_of(value: Any, system: Any, layout: Messages) -> Conversation:
+    """The messages of a row, or of its JSON, with the names of keys and roles that chat templates know.
+
+    The text of the row's column for the system, if it has any, comes first.
+    """
     messages = _from_json(layout.column, value)
     if not isinstance(messages, list) or not messages:
         raise UnusableConversation(f"{layout.column} is {_short(messages)}; write a list of messages")
@@ -133,19 +135,14 @@ def conversation_of(value: Any, layout: Messages) -> Conversation:
         _has_null(each.get("arguments")) for each in _all_in(messages) if isinstance(each, dict)
     ):
         raise UnusableConversation(f"the arguments of its calls {FILLED}")
-    return [_message(f"message {number}", message, layout) for number, message in enumerate(messages)]
-
-
-def with_system(value: Any, conversation: Conversation) -> Conversation:
-    """A conversation that begins with the text of the row's column for the system, if it has any."""
-    if not isinstance(value, str | None):
-        raise UnusableConversation(f"the system's column has {_short(value)}; write text")
-    if not (value or "").strip():
-        return conversation
-    if conversation[0]["role"] != "system":
-        return [{"role": "system", "content": value}, *conversation]
-    if conversation[0].get("content") != value:
-        raise UnusableConversation("the system has a message and another text in its column; keep one of them")
+    conversation = [_message(f"message {number}", message, layout) for number, message in enumerate(messages)]
+    if not isinstance(system, str | None):
+        raise UnusableConversation(f"the system's column has {_short(system)}; write text")
+    if system and system.strip():
+        if conversation[0]["role"] != "system":
+            return [{"role": "system", "content": system}, *conversation]
+        if conversation[0].get("content") != system:
+            raise UnusableConversation("the system has a message and another text in its column; keep one of them")
     return conversation
 
 

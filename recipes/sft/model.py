@@ -189,9 +189,8 @@ def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
         raise UserError('model.lora: peft is not installed; pip install "largebatch[lora]", or write null')
     from peft import LoraConfig
 
-    modules = [name for name, _ in model.named_modules()]
     for target in [] if isinstance(lora.target_modules, str) else lora.target_modules:
-        if not any(name == target or name.endswith(f".{target}") for name in modules):
+        if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
             raise UserError(
                 f"model.lora.target_modules: no layer is named {target}; write names of the model's linear layers, or "
                 "all-linear"

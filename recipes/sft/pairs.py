@@ -1,7 +1,6 @@
 """Tokenized prompts with their answers, or conversations, as samples, single or packed."""
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any, Literal
 
 import datasets
@@ -96,29 +95,28 @@ class PairSamples:
         return self.num_samples
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
-        ranges = [self.rows[self.starts[index] : self.starts[index + 1]] for index in indices]
-        rows = self.dataset[np.concatenate(ranges)].to_pydict()
-        pairs = []
-        for row, bounds in zip(rows["input_ids"], rows["predicted"], strict=True):
-            tokens = torch.tensor(row)
-            expected = torch.full_like(tokens, IGNORE_INDEX)
+        ranges = [np.arange(self.starts[index], self.starts[index + 1]) for index in indices]
+        rows = self.dataset[self.rows[np.concatenate(ranges)]].to_pydict()
+        inputs: list[int] = []
+        labels: list[int] = []
+        positions: list[int] = []
+        for tokens, bounds in zip(rows["input_ids"], rows["predicted"], strict=True):
+            expected = [IGNORE_INDEX] * len(tokens)
             for start, end in zip(bounds[::2], bounds[1::2], strict=True):
                 expected[start:end] = tokens[start:end]
             # A label stands where the token before it is read.
-            pairs.append((tokens[:-1], expected[1:], torch.arange(len(row) - 1)))
-        following = iter(pairs)
-        samples = []
-        for numbers in ranges:
-            parts = zip(*islice(following, len(numbers)), strict=True)
-            samples.append([torch.cat(part) for part in parts])
-        inputs, labels, positions = map(list, zip(*samples, strict=True))
-        batch = {
-            "input_ids": pad_sequence(inputs, batch_first=True),
-            "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORE_INDEX),
-        }
+            inputs += tokens[:-1]
+            labels += expected[1:]
+            positions += range(len(tokens) - 1)
+        sizes = [int(self.lengths[numbers].sum()) for numbers in ranges]
+
+        def samples(values: list[int], padding: int = 0) -> torch.Tensor:
+            return pad_sequence(list(torch.split(torch.tensor(values), sizes)), batch_first=True, padding_value=padding)
+
+        batch = {"input_ids": samples(inputs), "labels": samples(labels, IGNORE_INDEX)}
         if self.is_packed:
             # At position 0, each padding token is its own pair, to which no other token attends.
-            batch["position_ids"] = pad_sequence(positions, batch_first=True)
+            batch["position_ids"] = samples(positions)
         return batch
 
     def weight(self, batch: Batch) -> int:

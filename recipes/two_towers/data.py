@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,13 @@ def _headings(data: Headings, texts: "Texts") -> Sources:
 
 
 def prompts_of(config: Config) -> "TextPairSource":
-    """The name of each class in every template, a text a sample; there are none without zero-shot evaluation."""
-    prompts = config.zero_shot.prompts if config.zero_shot else []
-    return TextPairSource([{"prompt": prompt} for prompt in prompts], Texts(config), [""])
+    """The name of the first class in every template, that of the second, and so on, a text a sample; there are none
+    without zero-shot evaluation."""
+    prompts = []
+    if config.zero_shot:
+        for name, template in product(config.zero_shot.class_names, config.zero_shot.templates):
+            prompts.append({"prompt": template.replace("{}", name)})
+    return TextPairSource(prompts, Texts(config), [""])
 
 
 class Texts:
@@ -173,9 +178,8 @@ def headings() -> list[dict[str, str]]:
     from pydoc_data.topics import topics  # type: ignore[import-not-found,unused-ignore]
 
     pairs: dict[str, str] = {}
-    for topic in sorted(topics):
-        above = topic
-        for paragraph in topics[topic].split("\n\n"):
+    for above, text in sorted(topics.items()):
+        for paragraph in text.split("\n\n"):
             first, _, rest = paragraph.strip().partition("\n")
             if UNDERLINE.fullmatch(rest.partition("\n")[0]):
                 above = first

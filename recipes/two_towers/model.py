@@ -38,10 +38,9 @@ def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
         "num_channels": data.num_channels,
     }
     if isinstance(section, ResNetTowers):
-        resnet = section.image
         # The ResNet takes the place of a transformer without layers.
-        image |= {"width": resnet.width, "depths": resnet.depths, "hidden_size": 32 * resnet.width}
-        image |= {"num_hidden_layers": 0, "num_attention_heads": 1}
+        image |= {"hidden_size": 32 * section.image.width, "num_hidden_layers": 0, "num_attention_heads": 1}
+        image |= section.image.model_dump()
     else:
         image |= _settings(section.image)
     model: CLIPModel | SiglipModel
