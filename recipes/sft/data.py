@@ -18,11 +18,8 @@ from datasets.fingerprint import Hasher
 
 from largebatch.data.columns import Use, Uses
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.hub import open_splits
-from largebatch.data.mixture import open_mixed
+from largebatch.data.interface import Preparation, Sources, open_mixed, open_splits
 from largebatch.data.order import Permutation
-from largebatch.data.preparation import Preparation
-from largebatch.data.source import Sources
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts, load_tokenizer
 from largebatch.errors import DataError
 
