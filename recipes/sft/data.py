@@ -5,9 +5,10 @@ and predicts those after the prompt. No token spans both, and a prompt has the s
 they are tokenized apart or, by a tokenizer that would add something to the answer, together.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -132,40 +133,41 @@ class PairEncoder:
         self.answer = answer
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer) if chat else None
-        # Chat templates write the tokens that begin a text themselves.
+        # Chat templates write the tokens that begin and end a text themselves.
         self.begin = [] if chat else [*tokenizer.prefix]
+        self.end = [] if chat else [tokenizer.end_of_text]
         self.is_apart = not (chat or tokenizer.adds_to_parts)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The columns of `tokenize`."""
         texts = [self._texts(values) for values in zip(*(rows[name] for name in self.uses), strict=True)]
-        return as_columns(self._apart(texts) if self.is_apart else self._together(texts))
-
-    def _apart(self, texts: list[tuple[str, str, str]]) -> Iterator[Encoded]:
-        # The tokenizer ends each text; only the ends of answers are kept.
-        prompts = self.tokenizer.encode([prompt for prompt, _, _ in texts])
-        answers = self.tokenizer.encode([answer for _, answer, _ in texts])
-        for (_, text, problem), (*prompt, _), answer in zip(texts, prompts, answers, strict=True):
+        parts: Iterable[Encoded]
+        if self.is_apart:
+            prompts, answers, problems = zip(*texts, strict=True)
+            # The tokenizer ends each text; only the ends of answers are kept.
+            begun = [tokens[:-1] for tokens in self.tokenizer.encode([*prompts])]
+            parts = zip(begun, self.tokenizer.encode([*answers]), problems, strict=True)
+        else:
+            parts = starmap(self._together, texts)
+        encoded: list[Encoded] = []
+        for prompt, answer, problem in parts:
             tokens = [*self.begin, *prompt, *answer]
             start = len(tokens) - len(answer)
-            yield (tokens, [start, len(tokens)], "") if text and start else ([], [], problem)
+            is_usable = start and not problem
+            encoded.append((tokens, [start, len(tokens)], "") if is_usable else ([], [], problem or EMPTY))
+        return as_columns(encoded)
 
-    def _together(self, texts: list[tuple[str, str, str]]) -> Iterator[Encoded]:
+    def _together(self, prompt: str, answer: str, problem: str) -> Encoded:
+        """The tokens of a prompt, those of its answer, and what is wrong with them."""
         assert isinstance(self.tokenizer, PretrainedTokenizer)
-        end = [] if self.template else [self.tokenizer.end_of_text]
-        for prompt, answer, problem in texts:
-            try:
-                parts, (count,) = encode_parts(self.tokenizer, prompt + answer, [len(prompt)])
-            except IndivisibleText as reason:
-                yield [], [], f"text that cannot be divided: {reason}"
-                continue
-            tokens = [*self.begin, *parts, *end]
-            start = len(self.begin) + count
-            yield (tokens, [start, len(tokens)], "") if answer and start else ([], [], problem)
+        try:
+            tokens, (count,) = encode_parts(self.tokenizer, prompt + answer, [len(prompt)])
+        except IndivisibleText as reason:
+            return [], [], f"text that cannot be divided: {reason}"
+        return tokens[:count], [*tokens[count:], *self.end], problem
 
     def _texts(self, values: Iterable[Any]) -> tuple[str, str, str]:
-        """A prompt, the text to predict after it, and what is wrong if either has no tokens; both are empty if one of
-        them has only its template, or cannot be used."""
+        """A prompt and the text to predict after it; or two empty texts and what is wrong with the row."""
         row = {name: _as_text(name, value) for name, value in zip(self.uses, values, strict=True)}
         for names in self.columns:
             if not any(str(row[name]).strip() for name in names):
@@ -176,7 +178,7 @@ class PairEncoder:
         prompt = self.prompt.format(**row)
         answer = self.answer.format(**row)
         if self.template is None:
-            return prompt, answer, EMPTY
+            return prompt, answer, ""
         conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         try:
             text, ((start, _),) = self.template.turns(conversation, [1])
@@ -184,7 +186,7 @@ class PairEncoder:
             raise DataError(f"data.format: {error}; {OR_PLAIN}") from error
         except UnusableConversation as error:
             return "", "", f"unusable text: {error}; {OR_PLAIN}"
-        return text[:start], text[start:], EMPTY
+        return text[:start], text[start:], ""
 
 
 def _as_text(name: str, value: Any) -> Any:

@@ -95,21 +95,22 @@ class PairSamples:
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
         ranges = [np.arange(self.starts[index], self.starts[index + 1]) for index in indices]
         rows = self.dataset[self.rows[np.concatenate(ranges)]].to_pydict()
-        inputs: list[int] = []
-        labels: list[int] = []
-        positions: list[int] = []
-        for tokens, bounds in zip(rows["input_ids"], rows["predicted"], strict=True):
-            expected = [IGNORE_INDEX] * len(tokens)
+        inputs = []
+        labels = []
+        positions = []
+        for row, bounds in zip(rows["input_ids"], rows["predicted"], strict=True):
+            tokens = torch.tensor(row)
+            expected = torch.full_like(tokens, IGNORE_INDEX)
             for start, end in zip(bounds[::2], bounds[1::2], strict=True):
                 expected[start:end] = tokens[start:end]
             # A label stands where the token before it is read.
-            inputs += tokens[:-1]
-            labels += expected[1:]
-            positions += range(len(tokens) - 1)
+            inputs.append(tokens[:-1])
+            labels.append(expected[1:])
+            positions.append(torch.arange(len(row) - 1))
         sizes = [int(self.lengths[numbers].sum()) for numbers in ranges]
 
-        def samples(values: list[int], padding: int = 0) -> torch.Tensor:
-            return pad_sequence(list(torch.split(torch.tensor(values), sizes)), batch_first=True, padding_value=padding)
+        def samples(pairs: list[torch.Tensor], padding: int = 0) -> torch.Tensor:
+            return pad_sequence(list(torch.split(torch.cat(pairs), sizes)), batch_first=True, padding_value=padding)
 
         batch = {"input_ids": samples(inputs), "labels": samples(labels, IGNORE_INDEX)}
         if self.is_packed:

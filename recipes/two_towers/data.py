@@ -110,14 +110,16 @@ class Texts:
         """Rows of equally many texts: "input_ids" and their "mask", shape (rows, texts, max_tokens), and "ids", shape
         (rows, texts), which are the same for equal texts; the end-of-text token fills up shorter texts."""
         texts = [text for row in rows for text in row]
-        tokens = torch.full((len(texts), self._max_tokens), self._tokenizer.end_of_text)
-        mask = torch.zeros(tokens.shape, dtype=torch.bool)
-        for number, encoded in enumerate(self._tokenizer.encode([*texts])):
-            # What is cut off is text, never the end.
-            whole = [*self._tokenizer.prefix, *encoded[:-1]][: self._max_tokens - 1]
-            tokens[number, : len(whole)] = torch.tensor(whole, dtype=torch.int64)
-            mask[number, : len(whole) + 1] = True
-        flat = {"input_ids": tokens, "mask": mask, "ids": torch.tensor([text_id(text) for text in texts])}
+        tokenizer = self._tokenizer
+        size = self._max_tokens
+        # What is cut off is text, never the end.
+        whole = [[*tokenizer.prefix, *tokens[:-1]][: size - 1] for tokens in tokenizer.encode([*texts])]
+        lengths = torch.tensor([[len(tokens)] for tokens in whole])
+        flat = {
+            "input_ids": torch.tensor([tokens + [tokenizer.end_of_text] * (size - len(tokens)) for tokens in whole]),
+            "mask": torch.arange(size) <= lengths,
+            "ids": torch.tensor([text_id(text) for text in texts]),
+        }
         return {name: values.view(len(rows), -1, *values.shape[1:]) for name, values in flat.items()}
 
     def of_images(self, captions: Sequence[str]) -> Batch:
