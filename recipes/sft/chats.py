@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
 from typing import Any, get_args
 
-from largebatch.data.columns import Use, Uses
+from largebatch.data.columns import Use
 from largebatch.data.text_rows import parse_json
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
 from largebatch.errors import DataError
@@ -52,7 +52,7 @@ class ChatEncoder:
             Use("messages.tools", "any", is_optional=not layout.tools),
             Use("messages.system", is_optional=not layout.system),
         )
-        self.uses: Uses = dict(zip(self.columns, uses, strict=True))
+        self.uses = dict(zip(self.columns, uses, strict=True))
         # Raises an error if there is none.
         ChatTemplate(tokenizer)
 

@@ -17,11 +17,10 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
-from largebatch.data.columns import Use, Uses
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.interface import Preparation, Sources, open_mixed, open_splits
+from largebatch.data.interface import Preparation, Sources, Use, load_tokenizer, open_mixed, open_splits
 from largebatch.data.order import Permutation
-from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts, load_tokenizer
+from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
 from largebatch.errors import DataError
 
 from .chat_template import AS_TEXT, ChatTemplate, InexactTemplate, UnusableConversation
@@ -128,7 +127,7 @@ class PairEncoder:
         of_prompt = columns_of(prompt)
         of_answer = columns_of(answer)
         self.columns = (of_prompt, of_answer)
-        self.uses: Uses = dict.fromkeys(of_answer, Use("answer")) | dict.fromkeys(of_prompt, Use("prompt"))
+        self.uses = dict.fromkeys(of_answer, Use("answer")) | dict.fromkeys(of_prompt, Use("prompt"))
         self.prompt = prompt
         self.answer = answer
         self.tokenizer = tokenizer

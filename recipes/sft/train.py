@@ -50,12 +50,12 @@ def main(config: Config, options: RunOptions) -> None:
         labels = batch["labels"]
         losses = cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
         targets = labels != IGNORE_INDEX
-        wrong = (logits.argmax(dim=-1) != labels) & targets
+        is_right = (logits.argmax(dim=-1) == labels) | ~targets
         return {
             # For a mean over tokens: each pair's sum of losses, and its number of targets.
             "loss": (losses.sum(dim=1), targets.sum(dim=1)),
             # The whole answer: greedy decoding would write it if every one of its tokens is the likeliest.
-            "exact_match": (~wrong.any(dim=1)).float(),
+            "exact_match": is_right.all(dim=1).float(),
         }
 
     for step in run.steps(train_set):
