@@ -86,7 +86,7 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
         )
     for name, value in settings.items():
         # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has its own names.
-        if "drop" in name and isinstance(value, float) and value > 0:
+        if "drop" in name and isinstance(value, float):
             setattr(text, name, 0.0)
     text.use_cache = False
     # It would name another file of weights than those that are looked for.

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pyarrow import compute, types
 
 from largebatch.data.images import TensorImages, digits
 from largebatch.data.interface import (
@@ -31,7 +32,7 @@ from largebatch.data.interface import (
 from largebatch.errors import DataError
 from largebatch.words import counted
 
-from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, ImageText, NamedDigits, TextPairs
+from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, Images, ImageText, NamedDigits, TextPairs
 from .images import open_captioned, text_id
 
 TEMPLATES = ("{}", "the digit {}", "a photo of the number {}", "a handwritten {}")
@@ -45,17 +46,15 @@ def sources(config: Config, preparation: Preparation) -> Sources:
     Raises:
         DataError: The data or the tokenizer cannot be loaded or used.
     """
-    texts = Texts(config)
-    data = config.data
+    return open_mixed(config.data, config.seed, partial(_open, Texts(config), preparation))
+
+
+def _open(texts: "Texts", preparation: Preparation, data: Images | Headings | TextPairs, seed: int) -> Sources:
     if isinstance(data, NamedDigits):
-        train, held_out = (DigitPairs(each.pixels, each.labels, texts, config.seed) for each in digits(data))
-        return train, held_out
+        train_digits, eval_digits = (DigitPairs(each.pixels, each.labels, texts, seed) for each in digits(data))
+        return train_digits, eval_digits
     if isinstance(data, Headings):
         return _headings(data, texts)
-    return open_mixed(data, config.seed, partial(_open, texts, preparation))
-
-
-def _open(texts: "Texts", preparation: Preparation, data: CaptionedImages | TextPairs, seed: int) -> Sources:
     if isinstance(data, CaptionedImages):
         train_images, eval_images = open_captioned(data, preparation, texts.of_images, seed)
         return train_images, eval_images
@@ -170,8 +169,6 @@ class TextPairSource:
 
 def _check(rows: Any, split: str) -> None:
     """Raise DataError if a text of a `datasets` data set is missing, empty or no text."""
-    from pyarrow import compute, types
-
     for column in rows.column_names:
         texts = rows.data.column(column)
         is_text = types.is_string(texts.type) or types.is_large_string(texts.type)
