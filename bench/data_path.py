@@ -228,12 +228,13 @@ def measure_packing(rounds: int) -> list[Figure]:
     tokens = [random.integers(0, VOCABULARY, length + 1) for length in lengths]
     answers = np.stack([lengths // 4 + 1, lengths + 1], axis=1)
     rows = {"input_ids": tokens, "predicted": answers, "num_tokens": lengths + 1}
-    pairs = of_sft.Pairs(datasets.Dataset.from_dict(rows), PACK, "training", skip_invalid=False)
-    num_packs = len(of_sft.starts_of_packs(pairs.lengths, PACK)) - 1
-    samples = of_sft.PairSamples(pairs, num_packs, "packs", PACK)
-    chosen = random.permutation(num_packs // 8 * 8)[:256].reshape(-1, 8)
+    section = of_sft.AdditionData(
+        source="addition", block_size=PACK, packing=True, num_train_samples=1, num_eval_samples=1
+    )
+    samples = of_sft.PairSamples(datasets.Dataset.from_dict(rows), section, "training")
+    chosen = random.permutation(samples.num_available // 8 * 8)[:256].reshape(-1, 8)
     fetched = sum(samples.weight(samples.fetch(indices, 0)) for indices in chosen)
-    assigning = [seconds(lambda: of_sft.starts_of_packs(pairs.lengths, PACK)) for _ in range(rounds)]
+    assigning = [seconds(lambda: of_sft.starts_of_packs(samples.lengths, PACK)) for _ in range(rounds)]
     fetching = [seconds(lambda: [samples.fetch(indices, 0) for indices in chosen]) for _ in range(rounds)]
     return [
         Figure("assigning pairs to packs", "pairs/s", [NUM_PAIRS / each for each in assigning]),

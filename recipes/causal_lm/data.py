@@ -3,11 +3,14 @@
 from functools import partial
 
 from largebatch.config.data import HubText, MegatronText, PydocData
-from largebatch.data.mixture import open_mixed
-from largebatch.data.preparation import Preparation
-from largebatch.data.source import Sources
-from largebatch.data.text import pydoc_samples, tokenized_samples
-from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
+from largebatch.data.interface import (
+    Preparation,
+    Sources,
+    check_vocabulary,
+    load_tokenizer,
+    open_mixed,
+    tokenized_samples,
+)
 
 from .config import Config
 
@@ -28,4 +31,4 @@ def sources(config: Config, preparation: Preparation) -> Sources:
 def _open(config: Config, preparation: Preparation, data: PydocData | HubText | MegatronText, _seed: int) -> Sources:
     tokenizer = load_tokenizer(data.tokenizer)
     check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(data.tokenizer))
-    return pydoc_samples(data) if isinstance(data, PydocData) else tokenized_samples(data, tokenizer, preparation)
+    return tokenized_samples(data, tokenizer, preparation)

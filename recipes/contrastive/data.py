@@ -9,14 +9,12 @@ from functools import partial
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance, ImageFilter
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from largebatch.config.data import DigitsData
 from largebatch.data.crops import Crop, Pixels, crop_box, random_box
 from largebatch.data.images import HubImageSource, TensorImages, digits, open_images
-from largebatch.data.order import Indices, derive_seed
-from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, Sources
+from largebatch.data.interface import Batch, Indices, Preparation, Sources, derive_seed
 
 from .config import Config, Views
 
@@ -87,7 +85,7 @@ def random_view(image: Image.Image, size: int, views: Views, random: np.random.G
     pixels = crop_box(image, random_box(image, views.min_area, random), size)
     view = Image.fromarray(pixels.transpose(1, 2, 0))
     if views.flip and random.random() < 0.5:
-        view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        view = ImageOps.mirror(view)
     if views.color_strength:
         view = distort_colors(view, views.color_strength, random)
     if random.random() < views.blur:

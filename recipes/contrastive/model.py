@@ -37,15 +37,7 @@ def build_model(config: Config) -> Encoder:
             convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
             layers += [convolution, nn.GroupNorm(outputs // CHANNELS_PER_GROUP, outputs), nn.GELU()]
         return Encoder(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)), sizes[-1], config.projection)
-    backbone = ResNetModel(
-        ResNetConfig(
-            num_channels=config.data.num_channels,
-            embedding_size=config.model.embedding_size,
-            hidden_sizes=sizes,
-            depths=config.model.depths,
-            layer_type=config.model.layer_type,
-        )
-    )
+    backbone = ResNetModel(ResNetConfig(num_channels=config.data.num_channels, **config.model.settings))
     return Encoder(backbone, sizes[-1], config.projection)
 
 

@@ -21,16 +21,7 @@ def build_model(config: Config) -> ResNetForImageClassification | ViTForImageCla
 def build_resnet(section: ResNetWithStem, data: DigitsData | HubImages) -> ResNetForImageClassification:
     """A ResNet that starts as in Goyal et al. 2017, section 5.1."""
     model_class = SmallImageResNet if section.stem == "small_images" else ResNetForImageClassification
-    model = model_class(
-        ResNetConfig(
-            num_channels=data.num_channels,
-            embedding_size=section.embedding_size,
-            hidden_sizes=section.hidden_sizes,
-            depths=section.depths,
-            layer_type=section.layer_type,
-            num_labels=data.num_classes,
-        )
-    )
+    model = model_class(ResNetConfig(num_channels=data.num_channels, num_labels=data.num_classes, **section.settings))
     initialize(model)
     return model
 
@@ -42,12 +33,7 @@ def build_vit(section: Vit, data: DigitsData | HubImages) -> ViTForImageClassifi
             image_size=data.image_size,
             patch_size=section.patch_size,
             num_channels=data.num_channels,
-            hidden_size=section.hidden_size,
-            intermediate_size=4 * section.hidden_size,
-            num_hidden_layers=section.num_layers,
-            num_attention_heads=section.num_heads,
-            hidden_dropout_prob=section.dropout,
-            attention_probs_dropout_prob=section.dropout,
+            **section.settings,
             layer_norm_eps=1e-6,
             num_labels=data.num_classes,
         )

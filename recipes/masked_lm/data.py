@@ -13,13 +13,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from largebatch.config.data import PydocData
-from largebatch.data.mixture import open_mixed
-from largebatch.data.order import Indices, derive_seed
-from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, SampleSource, Sources
-from largebatch.data.text import IGNORE_INDEX, count_targets, pydoc_samples, tokenized_samples
-from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
+from largebatch.data.interface import (
+    IGNORE_INDEX,
+    Batch,
+    Indices,
+    Preparation,
+    SampleSource,
+    Sources,
+    check_vocabulary,
+    count_targets,
+    derive_seed,
+    load_tokenizer,
+    open_mixed,
+    tokenized_samples,
+)
 from largebatch.errors import DataError
 
 from .config import Config, MaskedHubText, MaskedMegatronText, MaskedPydoc
@@ -55,9 +62,7 @@ def _open(
         )
     whose = "bytes with a mask" if name == "bytes" else repr(name)
     check_vocabulary(config.model.vocab_size, max(tokenizer.vocab_size, mask + 1), whose)
-    train, evaluation = (
-        pydoc_samples(data) if isinstance(data, PydocData) else tokenized_samples(data, tokenizer, preparation)
-    )
+    train, evaluation = tokenized_samples(data, tokenizer, preparation)
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), [*tokenizer.special_tokens, mask])
     masked = partial(MaskedBlocks, num_targets=data.tokens_per_sample, mask=mask, ordinary=ordinary)
     return masked(train, seed=seed), masked(evaluation, seed=EVALUATION_SEED)

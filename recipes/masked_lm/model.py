@@ -15,12 +15,7 @@ def build_model(config: Config) -> BertForMaskedLM:
         BertConfig(
             vocab_size=config.model.vocab_size,
             max_position_embeddings=config.model.max_positions,
-            hidden_size=config.model.hidden_size,
-            intermediate_size=4 * config.model.hidden_size,
-            num_hidden_layers=config.model.num_layers,
-            num_attention_heads=config.model.num_heads,
-            hidden_dropout_prob=config.model.dropout,
-            attention_probs_dropout_prob=config.model.dropout,
+            **config.model.settings,
             initializer_range=config.model.initializer_range,
             # Blocks have no padding, and the embedding of a padding token would stay zero.
             pad_token_id=None,

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from largebatch.data.source import Batch, SampleSource
-from largebatch.data.text import IGNORE_INDEX
+from largebatch.data.interface import IGNORE_INDEX, Batch, SampleSource
 from largebatch.data.tokenizer import PretrainedTokenizer, load_tokenizer
 from largebatch.run import Run
 from largebatch.storage.files import replace_file
@@ -42,8 +41,12 @@ def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) ->
                 token = int(model(input_ids=tokens).logits[0, -1].argmax())
                 # Another process, with other rounding, may go on.
                 answer += [token] * goes_on
-            texts = {"prompt": prompt, "answer": answer, "expected": expected}
-            line = {"step": run.completed_steps} | {name: tokenizer.decode(each) for name, each in texts.items()}
+            line = {
+                "step": run.completed_steps,
+                "prompt": tokenizer.decode(prompt),
+                "answer": tokenizer.decode(answer),
+                "expected": tokenizer.decode(expected),
+            }
             lines += json.dumps(line, ensure_ascii=False) + "\n"
     if run.is_main_process:
         file = run.folder.path / "answers" / f"{run.completed_steps}.jsonl"
@@ -57,8 +60,9 @@ def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) ->
 def prompts_and_answers(batch: Batch) -> list[tuple[list[int], list[int]]]:
     """The tokens of each sample up to its last answer, and those of that answer."""
     samples = []
-    for tokens, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
-        last = max(place for place, label in enumerate(labels) if label != IGNORE_INDEX)
-        first = max((place + 1 for place, label in enumerate(labels[:last]) if label == IGNORE_INDEX), default=0)
-        samples.append((tokens[: first + 1], labels[first : last + 1]))
+    for tokens, labels in zip(batch["input_ids"].numpy(), batch["labels"].numpy(), strict=True):
+        predicted = np.flatnonzero(labels != IGNORE_INDEX)
+        # The last one that does not follow another.
+        first = predicted[np.diff(predicted, prepend=-2) > 1][-1]
+        samples.append((tokens[: first + 1].tolist(), labels[first : predicted[-1] + 1].tolist()))
     return samples

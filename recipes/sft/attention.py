@@ -72,16 +72,16 @@ def _tokens(model: PreTrainedModel, first: int, length: int) -> torch.Tensor:
 
 
 def _logits(model: PreTrainedModel, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-    """The logits of one sample; shape (tokens, vocabulary)."""
-    options = {} if positions is None else {"position_ids": positions[None]}
-    logits: torch.Tensor = model(input_ids=tokens[None], **options).logits[0]
+    """The logits of one sample; shape (tokens, vocabulary). Training, too, gives positions or None."""
+    logits: torch.Tensor = model(input_ids=tokens[None], position_ids=positions).logits[0]
     return logits
 
 
 def _logits_of_pack(model: PreTrainedModel, *pack: torch.Tensor) -> list[torch.Tensor]:
     """The logits of each pair."""
-    positions = torch.cat([torch.arange(len(pair)) for pair in pack])
-    return list(torch.split(_logits(model, torch.cat(pack), positions), [len(pair) for pair in pack]))
+    lengths = [len(pair) for pair in pack]
+    positions = torch.cat([*map(torch.arange, lengths)])
+    return list(torch.split(_logits(model, torch.cat(pack), positions[None]), lengths))
 
 
 def _relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:

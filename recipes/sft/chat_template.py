@@ -55,16 +55,14 @@ class InexactTemplate(Exception):
     """It is not clear what a template's assistant writes; the message says why, and what to write instead."""
 
 
-class _TooLongError(Exception):
-    """A template has taken more than `MAX_SECONDS`."""
-
-
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Raise _TooLongError in the block after `MAX_SECONDS`; only the main thread, in which templates run, can do so."""
+    """Raise InexactTemplate in the block after `MAX_SECONDS`; only the main thread, in which templates run, can."""
 
     def interrupt(*_: object) -> NoReturn:
-        raise _TooLongError
+        raise InexactTemplate(
+            f"the chat template takes more than {MAX_SECONDS} s for a conversation; correct its loops"
+        )
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -106,9 +104,8 @@ class ChatTemplate:
                     return_assistant_tokens_mask=self.has_marks,
                     **{"tools": self.tools, **self.special_tokens, **options},
                 )
-        except _TooLongError as error:
-            what = f"the chat template takes more than {MAX_SECONDS} s for a conversation; correct its loops"
-            raise InexactTemplate(what) from error
+        except InexactTemplate:
+            raise
         # A template is a program, which raises exceptions of many kinds.
         except Exception as error:
             raise UnusableConversation(f"the chat template fails: {reason_of(error)}") from error
@@ -151,34 +148,44 @@ class ChatTemplate:
 
     def _find(self, conversation: Conversation, numbers: list[int]) -> tuple[str, list[Span]]:
         text, marks = self.write(conversation)
-        if not self.has_marks:
-            return text, [self._between_prefixes(conversation, number, text) for number in numbers]
-        if any(message["role"] == "assistant" for message in conversation[: numbers[0]]):
-            _, earlier = self.write(conversation[: numbers[0]])
-            marks = marks[len(earlier) :]
-        return text, marks
-
-    def _between_prefixes(self, conversation: Conversation, number: int, text: str) -> Span:
-        if number == 0:
-            raise UnusableConversation("it begins with the assistant, and nothing before it can be answered")
-        before, _ = self.write(conversation[:number], add_generation_prompt=True)
-        through, _ = self.write(conversation[: number + 1])
-        if not through.startswith(before) or through == before:
-            raise _inexact(number, "does not write {} after its prompt to answer (add_generation_prompt)", REMEDY)
-        if not text.startswith(through):
-            remedy = f'{REMEDY}, or "last" in data.messages.train_on'
-            raise _inexact(number, "writes {} differently when others follow it", remedy)
-        return len(before), len(through)
+        if self.has_marks:
+            if any(message["role"] == "assistant" for message in conversation[: numbers[0]]):
+                _, earlier = self.write(conversation[: numbers[0]])
+                marks = marks[len(earlier) :]
+            return text, marks
+        spans = []
+        for number in numbers:
+            if number == 0:
+                raise UnusableConversation("it begins with the assistant, and nothing before it can be answered")
+            before, _ = self.write(conversation[:number], add_generation_prompt=True)
+            through, _ = self.write(conversation[: number + 1])
+            if not through.startswith(before) or through == before:
+                raise InexactTemplate(
+                    f"the chat template does not write message {number} after its prompt to answer "
+                    f"(add_generation_prompt); {REMEDY}"
+                )
+            if not text.startswith(through):
+                raise InexactTemplate(
+                    f"the chat template writes message {number} differently when others follow it; {REMEDY}, or "
+                    '"last" in data.messages.train_on'
+                )
+            spans.append((len(before), len(through)))
+        return text, spans
 
     def left_out(self, conversation: Conversation, text: str) -> Iterator[str]:
         """Yield what makes no difference to the text of a conversation: keys of messages, and "tools"."""
         if self.tools and self._writes(text, conversation, tools=None):
             yield "tools"
-        for number, (message, known) in enumerate(zip(conversation, _known_from_calls(conversation), strict=True)):
-            for key, other in _without_a_text(message):
-                is_known = message.get(key, "") == known.get(key)
-                if not is_known and self._writes(text, [*conversation[:number], other, *conversation[number + 1 :]]):
-                    yield key
+        for message, known in zip(conversation, _known_from_calls(conversation), strict=True):
+            for holder, key, name in _texts_of(message):
+                if message.get(name, "") == known.get(name):
+                    continue
+                value = holder[key]
+                holder[key] = type(value)()
+                makes_no_difference = self._writes(text, conversation)
+                holder[key] = value
+                if makes_no_difference:
+                    yield name
 
     def _writes(self, text: str, conversation: Conversation, **options: Any) -> bool:
         """Whether this is the text of a conversation."""
@@ -189,18 +196,20 @@ class ChatTemplate:
 
     def _check(self, conversation: Conversation, numbers: list[int]) -> None:
         """Compare what is found in a conversation of the same form, whose texts occur once, with what must be."""
-        conversation = [_with_text_of_its_own(number, message) for number, message in enumerate(conversation)]
+        conversation = [_stand_in(number, message) for number, message in enumerate(conversation)]
         text, spans = self._find(conversation, numbers)
         found = "\n".join(text[start:end] for start, end in spans)
         for number, message in enumerate(conversation):
-            content = _content(number)
+            content = _unique(number, "content")
             is_predicted = number in numbers
             if not is_predicted and content in found:
-                raise _inexact(number, f"marks {{}}, of the {message['role']}, as predicted", REMEDY)
+                raise InexactTemplate(
+                    f"the chat template marks message {number}, of the {message['role']}, as predicted; {REMEDY}"
+                )
             if is_predicted and found.count(content) < text.count(content):
-                raise _inexact(number, "has marks that do not cover {}", REMEDY)
-            texts = {"content": content, "tool_calls": _call(number)}
-            if any(message.get(key) and each not in (found if is_predicted else text) for key, each in texts.items()):
+                raise InexactTemplate(f"the chat template has marks that do not cover message {number}; {REMEDY}")
+            written = found if is_predicted else text
+            if any(message.get(key) and _unique(number, key) not in written for key in ("content", "tool_calls")):
                 raise UnusableConversation(
                     f"the chat template leaves out message {number}, of the role {message['role']}; use one that "
                     "writes it, or say in data.messages.roles which of its roles that is"
@@ -208,10 +217,11 @@ class ChatTemplate:
         # The model must learn to stop: marks that leave out what ends the last turn are wrong.
         last = len(conversation) - 1
         (_, end) = spans[-1]
-        is_marked = self.has_marks and conversation[last]["role"] == "assistant"
-        if is_marked and text[:end].rstrip().endswith(_content(last)) and text[end:].strip():
-            what = "has marks that leave out what ends {}, so the model would not learn to stop"
-            raise _inexact(last, what, REMEDY)
+        if text[:end].rstrip().endswith(_unique(last, "content")) and text[end:].strip():
+            raise InexactTemplate(
+                f"the chat template has marks that leave out what ends message {last}, so the model would not learn to "
+                f"stop; {REMEDY}"
+            )
 
 
 def _letters(text: str) -> str:
@@ -219,21 +229,22 @@ def _letters(text: str) -> str:
     return "".join(text.split())
 
 
-def _content(number: int) -> str:
-    return f"content{number}text"
+def _unique(number: int, key: str) -> str:
+    """The text that stands in for the content of a message, or for the names of its functions."""
+    return f"{key}{number}text"
 
 
-def _call(number: int) -> str:
-    return f"call{number}text"
-
-
-def _with_text_of_its_own(number: int, message: dict[str, Any]) -> dict[str, Any]:
+def _stand_in(number: int, message: dict[str, Any]) -> dict[str, Any]:
     """A message of the same form, with a text and names of functions that no other message has."""
     stand_in = dict(message)
     if message.get("content"):
-        stand_in["content"] = _content(number)
-    if message.get("tool_calls"):
-        stand_in["tool_calls"] = [_with_function(call, {"name": _call(number)}) for call in message["tool_calls"]]
+        stand_in["content"] = _unique(number, "content")
+    if calls := message.get("tool_calls"):
+        name = {"name": _unique(number, "tool_calls")}
+        # The function may be an object of its own in a call.
+        stand_in["tool_calls"] = [
+            call | ({"function": call["function"] | name} if "function" in call else name) for call in calls
+        ]
     return stand_in
 
 
@@ -262,30 +273,21 @@ def _known_from_calls(conversation: Conversation) -> Iterator[dict[str, Any]]:
         yield known
 
 
-def _without_a_text(fields: dict[str, Any], no_text: Sequence[str] = NO_TEXT) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a message, a call or its function without the text of each of its keys, those of its calls included."""
+def _texts_of(fields: dict[str, Any], no_text: Sequence[str] = NO_TEXT) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Yield, for each text of a message, of its calls and their functions: the object that has it, under which key, and
+    that key's name in `may_omit`."""
     for key, value in fields.items():
         if key == "tool_calls":
-            for number, call in enumerate(value):
-                for name, other in _without_a_text(call, CALL_NO_TEXT):
-                    yield name, fields | {key: [*value[:number], other, *value[number + 1 :]]}
+            for call in value:
+                yield from _texts_of(call, CALL_NO_TEXT)
         elif key == "function" and isinstance(value, dict):
-            for name, other in _without_a_text(value, CALL_NO_TEXT):
+            for holder, inner, name in _texts_of(value, CALL_NO_TEXT):
                 # "name" in `may_omit` is that of a message, not that of a function.
-                yield "tool_calls" if name == "name" else name, fields | {key: other}
+                yield holder, inner, "tool_calls" if name == "name" else name
         elif has_text(value) and key not in no_text:
-            yield key, fields | {key: type(value)()}
+            yield fields, key, key
 
 
 def has_text(value: Any) -> bool:
     """Whether a value of JSON is a text, or may hold one."""
     return bool(value.strip() if isinstance(value, str) else isinstance(value, list | dict) and value)
-
-
-def _with_function(call: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A call with other values of its function, which may be an object of its own in it."""
-    return call | ({"function": call["function"] | changes} if "function" in call else changes)
-
-
-def _inexact(number: int, what: str, remedy: str) -> InexactTemplate:
-    return InexactTemplate(f"the chat template {what.format(f'message {number}')}; {remedy}")

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, get_args
 
-from largebatch.data.columns import Use, Uses
+from largebatch.data.columns import Use
 from largebatch.data.text_rows import parse_json
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
 from largebatch.errors import DataError
@@ -46,29 +46,28 @@ class ChatEncoder:
         self.layout = layout
         self.tokenizer = tokenizer
         self.block_size = block_size
-        self.uses: Uses = {
-            layout.column: Use("messages.column", "any"),
-            layout.tools or "tools": Use("messages.tools", "any", is_optional=not layout.tools),
-            layout.system or "system": Use("messages.system", is_optional=not layout.system),
-        }
+        self.columns = (layout.column, layout.tools or "tools", layout.system or "system")
+        uses = (
+            Use("messages.column", "any"),
+            Use("messages.tools", "any", is_optional=not layout.tools),
+            Use("messages.system", is_optional=not layout.system),
+        )
+        self.uses = dict(zip(self.columns, uses, strict=True))
         # Raises an error if there is none.
         ChatTemplate(tokenizer)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """The columns of `Pairs`.
+        """The columns of `PairSamples`.
 
         Raises:
             DataError: It is not clear what the template's assistant writes.
         """
-        conversations = rows[self.layout.column]
-        names = (self.layout.tools or "tools", self.layout.system or "system")
-        tools, systems = (rows.get(name, [None] * len(conversations)) for name in names)
-        return as_columns(map(self._encoded, conversations, tools, systems))
+        # Those of tools and of the system need not be there.
+        return as_columns(map(self._encoded, *(rows.get(name, repeat(None)) for name in self.columns)))
 
     def _encoded(self, messages: Any, tools: Any, system: Any) -> Encoded:
         try:
-            conversation = with_system(system, conversation_of(messages, self.layout))
-            return *self._encode(conversation, tools_of(tools)), ""
+            return *self._encode(conversation_of(messages, system, self.layout), tools_of(tools)), ""
         # What can just be read may be nested too deeply to be written.
         except (UnusableConversation, IndivisibleText, RecursionError) as reason:
             return [], [], f"unusable messages: {reason}"
@@ -87,13 +86,11 @@ class ChatEncoder:
             numbers = numbers[-1:]
         for number, message in enumerate(conversation):
             is_predicted = number in numbers
-            chosen = {key: message[key] for key in WEIGHTS if key in message}
-            if message["role"] == "assistant":
-                chosen |= {key: not message[key] for key in MASKS if key in message}
-            for key, is_chosen in chosen.items():
-                if is_chosen != is_predicted:
+            for key, value in message.items():
+                is_mask = key in MASKS and message["role"] == "assistant"
+                if (key in WEIGHTS and value != is_predicted) or (is_mask and bool(value) == is_predicted):
                     raise UnusableConversation(
-                        f"message {number} has {key} {_short(message[key])}, but is {'' if is_predicted else 'not '}"
+                        f"message {number} has {key} {_short(value)}, but is {'' if is_predicted else 'not '}"
                         "predicted: messages.train_on chooses all turns of the assistant, or the last, not single "
                         f"ones; remove {key}"
                     )
@@ -101,7 +98,7 @@ class ChatEncoder:
         self._refuse_special_tokens("tools", tools)
         template = ChatTemplate(self.tokenizer, tools)
         whole, _ = template.write(conversation)
-        (tokens,) = (each[:-1] for each in self.tokenizer.encode([whole]))
+        tokens = self.tokenizer.encode([whole])[0][:-1]
         if len(tokens) - 1 > self.block_size:
             return tokens, []
         text, spans = template.turns(conversation, numbers)
@@ -110,7 +107,7 @@ class ChatEncoder:
                 f"the chat template does not write {', '.join(sorted(lost))}; use a template that does, "
                 'remove them (in calls, write "arguments"), or name them in data.messages.may_omit'
             )
-        return encode_parts(self.tokenizer, text, [place for span in spans for place in span])
+        return encode_parts(self.tokenizer, text, [*chain(*spans)])
 
     def _refuse_special_tokens(self, where: str, value: Any) -> None:
         for text in _all_in(value):
@@ -126,26 +123,26 @@ def _all_in(value: Any) -> Iterator[Any]:
             yield from _all_in(item)
 
 
-def conversation_of(value: Any, layout: Messages) -> Conversation:
-    """The messages of a row, or of its JSON, with the names of keys and roles that chat templates know."""
+def conversation_of(value: Any, system: Any, layout: Messages) -> Conversation:
+    """The messages of a row, or of its JSON, with the names of keys and roles that chat templates know.
+
+    The text of the row's column for the system, if it has any, comes first.
+    """
     messages = _from_json(layout.column, value)
     if not isinstance(messages, list) or not messages:
         raise UnusableConversation(f"{layout.column} is {_short(messages)}; write a list of messages")
-    if messages is value and any(_has_null(each.get("arguments")) for each in _objects_in(messages)):
+    if messages is value and any(
+        _has_null(each.get("arguments")) for each in _all_in(messages) if isinstance(each, dict)
+    ):
         raise UnusableConversation(f"the arguments of its calls {FILLED}")
-    return [_message(f"message {number}", message, layout) for number, message in enumerate(messages)]
-
-
-def with_system(value: Any, conversation: Conversation) -> Conversation:
-    """A conversation that begins with the text of the row's column for the system, if it has any."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return conversation
-    if not isinstance(value, str):
-        raise UnusableConversation(f"the system's column has {_short(value)}; write text")
-    if conversation[0]["role"] != "system":
-        return [{"role": "system", "content": value}, *conversation]
-    if conversation[0].get("content") != value:
-        raise UnusableConversation("the system has a message and another text in its column; keep one of them")
+    conversation = [_message(f"message {number}", message, layout) for number, message in enumerate(messages)]
+    if not isinstance(system, str | None):
+        raise UnusableConversation(f"the system's column has {_short(system)}; write text")
+    if system and system.strip():
+        if conversation[0]["role"] != "system":
+            return [{"role": "system", "content": system}, *conversation]
+        if conversation[0].get("content") != system:
+            raise UnusableConversation("the system has a message and another text in its column; keep one of them")
     return conversation
 
 
@@ -229,12 +226,8 @@ def tools_of(value: Any) -> Tools:
     return tools or None
 
 
-def _objects_in(value: Any) -> Iterator[dict[str, Any]]:
-    return (each for each in _all_in(value) if isinstance(each, dict))
-
-
 def _has_null(value: Any) -> bool:
-    return any(None in each.values() for each in _objects_in(value))
+    return any(None in each.values() for each in _all_in(value) if isinstance(each, dict))
 
 
 def _from_json(what: str, value: Any) -> Any:

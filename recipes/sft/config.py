@@ -110,21 +110,23 @@ class HubPairs(Mixable, Tokenized, PairData):
     @classmethod
     def _names_columns(cls, template: str) -> str:
         try:
-            fields = list(Formatter().parse(template))
+            fields = [field for field in Formatter().parse(template) if field[1] is not None]
         except ValueError as error:
             raise ValueError(
                 f"{template!r} is not a template: {error}; a brace itself is written {{{{ or }}}}"
             ) from error
         if not template:  # as written by `model_dump`
             return template
-        names = [name for _, name, _, _ in fields if name is not None]
-        plain = all(name and not name.isdigit() and not set(name) & set(".[") for name in names)
         if "\\n" in template and "\n" not in template:
             raise ValueError(
                 f"{template!r} has a backslash and an n where a newline may be meant; in JSON write \\n, in a shell "
                 "$'…\\n…', or the whole section as JSON"
             )
-        if not names or not plain or any(spec or conversion for _, _, spec, conversion in fields):
+        is_plain = all(
+            name and not name.isdigit() and not set(name) & set(".[") and not spec and not conversion
+            for _, name, spec, conversion in fields
+        )
+        if not fields or not is_plain:
             raise ValueError(
                 f'{template!r} is not a template; write column names in braces, and nothing else in them: "{{answer}}"'
             )

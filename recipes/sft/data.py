@@ -5,9 +5,10 @@ and predicts those after the prompt. No token spans both, and a prompt has the s
 they are tokenized apart or, by a tokenizer that would add something to the answer, together.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -16,21 +17,17 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
-from largebatch.data.columns import Use, Uses
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.hub import open_splits
-from largebatch.data.mixture import open_mixed
+from largebatch.data.interface import Preparation, Sources, Use, load_tokenizer, open_mixed, open_splits
 from largebatch.data.order import Permutation
-from largebatch.data.preparation import Preparation
-from largebatch.data.source import Sources
-from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts, load_tokenizer
+from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
 from largebatch.errors import DataError
 
 from .chat_template import AS_TEXT, ChatTemplate, InexactTemplate, UnusableConversation
 from .chats import ChatEncoder
 from .config import AdditionData, Config, HubPairs
 from .model import configuration
-from .pairs import Encoded, Pairs, PairSamples, as_columns
+from .pairs import Encoded, PairSamples, as_columns
 
 FORMAT = "3"
 """Another number where the same rows make other tokens, or are not accepted any more."""
@@ -58,21 +55,14 @@ def _open(config: Config, preparation: Preparation, data: AdditionData | HubPair
     else:
         encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
     splits = addition() if isinstance(data, AdditionData) else open_splits(data, preparation, encoder.uses)
-    train, evaluation = (
-        Pairs(
-            tokenize(data, split, encoder, preparation), data.block_size, name, data.on_invalid == "skip", encoder.noun
-        )
-        for split, name in zip(splits, ("training", "evaluation"), strict=True)
-    )
+    train_rows, eval_rows = (tokenize(data, split, encoder, preparation) for split in splits)
+    train = PairSamples(train_rows, data, "training", encoder.noun)
+    evaluation = PairSamples(eval_rows, data, "evaluation", encoder.noun)
     longest = int(max(train.lengths.max(), evaluation.lengths.max()))
     _check_fits_the_model(config, tokenizer, encoder.noun, longest)
     if config.evaluation.answers:
         _check_fits_the_model(config, tokenizer, "answered prompt", data.block_size)
-    pack_size = data.block_size if data.packing else None
-    return (
-        PairSamples(train, data.num_train_samples, "data.num_train_samples", pack_size),
-        PairSamples(evaluation, data.num_eval_samples, "data.num_eval_samples"),
-    )
+    return train, evaluation
 
 
 def _check_fits_the_model(config: Config, tokenizer: Tokenizer, noun: str, longest: int) -> None:
@@ -107,9 +97,7 @@ def addition() -> tuple[datasets.Dataset, datasets.Dataset]:
     """The sums of `AdditionData` as text, for training and for evaluation."""
     places = Permutation(NUM_SUMS, key=0)(np.arange(NUM_SUMS)).tolist()
     sums = [{"prompt": f"{place // 100}+{place % 100}=", "answer": f"{place // 100 + place % 100}"} for place in places]
-    train = sums[:-NUM_HELD_OUT]
-    evaluation = sums[-NUM_HELD_OUT:]
-    return datasets.Dataset.from_list(train), datasets.Dataset.from_list(evaluation)
+    return datasets.Dataset.from_list(sums[:-NUM_HELD_OUT]), datasets.Dataset.from_list(sums[-NUM_HELD_OUT:])
 
 
 # --- tokenizing ---------------------------------------------------------------------------------------------------
@@ -136,72 +124,68 @@ class PairEncoder:
     noun = "pair"
 
     def __init__(self, prompt: str, answer: str, tokenizer: Tokenizer, chat: bool = False):
-        self.columns = {"answer": columns_of(answer), "prompt": columns_of(prompt)}
-        self.uses: Uses = {name: Use(field) for field, names in self.columns.items() for name in names}
+        of_prompt = columns_of(prompt)
+        of_answer = columns_of(answer)
+        self.columns = (of_prompt, of_answer)
+        self.uses = dict.fromkeys(of_answer, Use("answer")) | dict.fromkeys(of_prompt, Use("prompt"))
         self.prompt = prompt
         self.answer = answer
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer) if chat else None
-        # Chat templates write the tokens that begin a text themselves.
+        # Chat templates write the tokens that begin and end a text themselves.
         self.begin = [] if chat else [*tokenizer.prefix]
+        self.end = [] if chat else [tokenizer.end_of_text]
         self.is_apart = not (chat or tokenizer.adds_to_parts)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The columns of `tokenize`."""
-        columns = zip(*(rows[name] for name in self.uses), strict=True)
-        texts = [self._texts(dict(zip(self.uses, values, strict=True))) for values in columns]
-        return as_columns(self._apart(texts) if self.is_apart else self._together(texts))
-
-    def _apart(self, texts: list[tuple[str, str, str]]) -> Iterator[Encoded]:
-        # The tokenizer ends each text; only the ends of answers are kept.
-        prompts = self.tokenizer.encode([prompt for prompt, _, _ in texts])
-        answers = self.tokenizer.encode([answer for _, answer, _ in texts])
-        for (_, text, problem), (*prompt, _), answer in zip(texts, prompts, answers, strict=True):
+        texts = [self._texts(values) for values in zip(*(rows[name] for name in self.uses), strict=True)]
+        parts: Iterable[Encoded]
+        if self.is_apart:
+            prompts, answers, problems = zip(*texts, strict=True)
+            # The tokenizer ends each text; only the ends of answers are kept.
+            begun = [tokens[:-1] for tokens in self.tokenizer.encode([*prompts])]
+            parts = zip(begun, self.tokenizer.encode([*answers]), problems, strict=True)
+        else:
+            parts = starmap(self._together, texts)
+        encoded: list[Encoded] = []
+        for prompt, answer, problem in parts:
             tokens = [*self.begin, *prompt, *answer]
             start = len(tokens) - len(answer)
-            yield (tokens, [start, len(tokens)], "") if text and start else ([], [], problem)
+            is_usable = start and not problem
+            encoded.append((tokens, [start, len(tokens)], "") if is_usable else ([], [], problem or EMPTY))
+        return as_columns(encoded)
 
-    def _together(self, texts: list[tuple[str, str, str]]) -> Iterator[Encoded]:
+    def _together(self, prompt: str, answer: str, problem: str) -> Encoded:
+        """The tokens of a prompt, those of its answer, and what is wrong with them."""
         assert isinstance(self.tokenizer, PretrainedTokenizer)
-        end = [] if self.template else [self.tokenizer.end_of_text]
-        for prompt, answer, problem in texts:
-            try:
-                parts, (count,) = encode_parts(self.tokenizer, prompt + answer, [len(prompt)])
-            except IndivisibleText as reason:
-                yield [], [], f"text that cannot be divided: {reason}"
-                continue
-            tokens = [*self.begin, *parts, *end]
-            start = len(self.begin) + count
-            yield (tokens, [start, len(tokens)], "") if answer and start else ([], [], problem)
-
-    def _texts(self, row: dict[str, Any]) -> tuple[str, str, str]:
-        """A prompt and the text to predict after it; or two empty texts and what is wrong with the row."""
         try:
-            return *self._written(row), EMPTY
-        except UnusableConversation as reason:
-            return "", "", f"unusable text: {reason}"
+            tokens, (count,) = encode_parts(self.tokenizer, prompt + answer, [len(prompt)])
+        except IndivisibleText as reason:
+            return [], [], f"text that cannot be divided: {reason}"
+        return tokens[:count], [*tokens[count:], *self.end], problem
 
-    def _written(self, row: dict[str, Any]) -> tuple[str, str]:
-        """A prompt and the text to predict after it; both are empty if one of them has only its template."""
-        row = {name: _as_text(name, value) for name, value in row.items()}
-        for names in self.columns.values():
+    def _texts(self, values: Iterable[Any]) -> tuple[str, str, str]:
+        """A prompt and the text to predict after it; or two empty texts and what is wrong with the row."""
+        row = {name: _as_text(name, value) for name, value in zip(self.uses, values, strict=True)}
+        for names in self.columns:
             if not any(str(row[name]).strip() for name in names):
-                return "", ""
+                return "", "", EMPTY
         for name, value in row.items():
             if token := self.tokenizer.special_token_in(str(value)):
-                raise UnusableConversation(f"{name} {AS_TEXT.format(token)}")
+                return "", "", f"unusable text: {name} {AS_TEXT.format(token)}"
         prompt = self.prompt.format(**row)
         answer = self.answer.format(**row)
         if self.template is None:
-            return prompt, answer
+            return prompt, answer, ""
         conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         try:
             text, ((start, _),) = self.template.turns(conversation, [1])
         except InexactTemplate as error:
             raise DataError(f"data.format: {error}; {OR_PLAIN}") from error
         except UnusableConversation as error:
-            raise UnusableConversation(f"{error}; {OR_PLAIN}") from error
-        return text[:start], text[start:]
+            return "", "", f"unusable text: {error}; {OR_PLAIN}"
+        return text[:start], text[start:], ""
 
 
 def _as_text(name: str, value: Any) -> Any:
@@ -230,7 +214,7 @@ def tokenize(
     encoder: PairEncoder | ChatEncoder,
     preparation: Preparation,
 ) -> datasets.Dataset:
-    """The rows' tokens, as `Pairs` takes them; `datasets` keeps the result in its cache on disk.
+    """The rows' tokens, as `PairSamples` takes them; `datasets` keeps the result in its cache on disk.
 
     Raises:
         NotPrepared: They are not there, and may not be made here.
@@ -245,6 +229,7 @@ def tokenize(
         if not _is_whole(cache):
             preparation.check(data, dataset.data.nbytes)
     number = datasets.Value("int32")
+    numbers = datasets.List(number)
     text = datasets.Value("string")
     try:
         with forked_by_datasets():
@@ -252,9 +237,7 @@ def tokenize(
                 encoder,
                 batched=True,
                 remove_columns=dataset.column_names,
-                features=datasets.Features(
-                    input_ids=datasets.List(number), predicted=datasets.List(number), num_tokens=number, problem=text
-                ),
+                features=datasets.Features(input_ids=numbers, predicted=numbers, num_tokens=number, problem=text),
                 num_proc=num_workers or None,
                 cache_file_name=None if cache is None else str(cache),
                 new_fingerprint=fingerprint,

@@ -14,7 +14,7 @@ from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import store_frozen_in_bf16
 from largebatch.model.pretrained import folder_to_load
 from largebatch.model.token_losses import return_token_losses
-from largebatch.system.repositories import Place, find
+from largebatch.system.repositories import find
 
 from .config import AutoCausalLM, Config, Lora
 
@@ -45,15 +45,19 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     """The model's own configuration, with all its dropout turned off.
 
     Raises:
-        UserError: There is no configuration at `model.path`, or `model.config` is not one or has a setting without
-            effect.
+        UserError: There is no configuration of a whole model at `model.path`, or `model.config` is not one or has a
+            setting without effect.
     """
-    place = _place(model)
+    place = None if model.path is None else find(model.path, "model.path")
+    if place and place.folder and (place.folder / "adapter_config.json").exists():
+        raise UserError(
+            f"model.path: {model.path!r} holds an adapter (adapter_config.json), not a whole model; write the folder "
+            "of its base model, or of the adapter merged into that, as recipes/sft/README.md shows"
+        )
     given = model.config or {}
     try:
         if place:
-            settings, _ = PretrainedConfig.get_config_dict(place.name, revision=place.revision)
-            _check_sizes(settings)
+            _check_sizes(PretrainedConfig.get_config_dict(place.name, revision=place.revision)[0])
             config = AutoConfig.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)
         else:
             _check_sizes(given)
@@ -82,7 +86,7 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
         )
     for name, value in settings.items():
         # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has its own names.
-        if "drop" in name and isinstance(value, float) and value > 0:
+        if "drop" in name and isinstance(value, float):
             setattr(text, name, 0.0)
     text.use_cache = False
     # It would name another file of weights than those that are looked for.
@@ -179,28 +183,14 @@ def small_twin(model: PreTrainedModel) -> PreTrainedModel | None:
     return twin.eval()
 
 
-def _place(model: AutoCausalLM) -> Place | None:
-    """Where the pretrained weights are; UserError if it is not one of a whole model."""
-    if model.path is None:
-        return None
-    place = find(model.path, "model.path")
-    if place.folder is not None and (place.folder / "adapter_config.json").exists():
-        raise UserError(
-            f"model.path: {model.path!r} holds an adapter (adapter_config.json), not a whole model; write the folder "
-            "of its base model, or of the adapter merged into that, as recipes/sft/README.md shows"
-        )
-    return place
-
-
 def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     """Freeze the weights and add adapters to the named layers, which change nothing until they are trained."""
     if importlib.util.find_spec("peft") is None:
         raise UserError('model.lora: peft is not installed; pip install "largebatch[lora]", or write null')
     from peft import LoraConfig
 
-    modules = [name for name, _ in model.named_modules()]
     for target in [] if isinstance(lora.target_modules, str) else lora.target_modules:
-        if not any(name == target or name.endswith(f".{target}") for name in modules):
+        if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
             raise UserError(
                 f"model.lora.target_modules: no layer is named {target}; write names of the model's linear layers, or "
                 "all-linear"

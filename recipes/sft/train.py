@@ -15,10 +15,7 @@ __package__ = load_package(__file__)  # so that a script can import the modules 
 import torch
 from torch.nn.functional import cross_entropy
 
-from largebatch.data.source import Batch
-from largebatch.data.text import IGNORE_INDEX
-from largebatch.optim import build_optimizer
-from largebatch.run import Run, RunOptions, Value, from_command_line
+from largebatch.run import IGNORE_INDEX, Batch, Run, RunOptions, Value, build_optimizer, from_command_line
 
 from .answers import write_answers
 from .attention import check_causal, check_packing
@@ -51,12 +48,12 @@ def main(config: Config, options: RunOptions) -> None:
         labels = batch["labels"]
         losses = cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
         targets = labels != IGNORE_INDEX
-        wrong = (logits.argmax(dim=-1) != labels) & targets
+        is_right = (logits.argmax(dim=-1) == labels) | ~targets
         return {
             # For a mean over tokens: each pair's sum of losses, and its number of targets.
             "loss": (losses.sum(dim=1), targets.sum(dim=1)),
             # The whole answer: greedy decoding would write it if every one of its tokens is the likeliest.
-            "exact_match": (~wrong.any(dim=1)).float(),
+            "exact_match": is_right.all(dim=1).float(),
         }
 
     for step in run.steps(train_set):

@@ -194,11 +194,6 @@ class ZeroShot(Section):
     templates: NonEmptyList[Annotated[str, Field(pattern=r"\{\}")]]
     """Texts with {} for the name, such as "a photo of a {}."."""
 
-    @property
-    def prompts(self) -> list[str]:
-        """The name of the first class in every template, that of the second, and so on."""
-        return [template.replace("{}", name) for name in self.class_names for template in self.templates]
-
 
 class Config(RecipeConfig):
     """Contrastive learning of two towers."""

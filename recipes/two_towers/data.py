@@ -9,23 +9,30 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+from pyarrow import compute, types
 
-from largebatch.data.columns import Use
-from largebatch.data.hub import open_splits
 from largebatch.data.images import TensorImages, digits
-from largebatch.data.mixture import open_mixed
-from largebatch.data.order import Indices, derive_seed
-from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, Sources
-from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
+from largebatch.data.interface import (
+    Batch,
+    Indices,
+    Preparation,
+    Sources,
+    Use,
+    check_vocabulary,
+    derive_seed,
+    load_tokenizer,
+    open_mixed,
+    open_splits,
+)
 from largebatch.errors import DataError
 from largebatch.words import counted
 
-from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, ImageText, NamedDigits, TextPairs
+from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, Images, ImageText, NamedDigits, TextPairs
 from .images import open_captioned, text_id
 
 TEMPLATES = ("{}", "the digit {}", "a photo of the number {}", "a handwritten {}")
@@ -39,17 +46,15 @@ def sources(config: Config, preparation: Preparation) -> Sources:
     Raises:
         DataError: The data or the tokenizer cannot be loaded or used.
     """
-    texts = Texts(config)
-    data = config.data
+    return open_mixed(config.data, config.seed, partial(_open, Texts(config), preparation))
+
+
+def _open(texts: "Texts", preparation: Preparation, data: Images | Headings | TextPairs, seed: int) -> Sources:
     if isinstance(data, NamedDigits):
-        train, held_out = (DigitPairs(each.pixels, each.labels, texts, config.seed) for each in digits(data))
-        return train, held_out
+        train_digits, eval_digits = (DigitPairs(each.pixels, each.labels, texts, seed) for each in digits(data))
+        return train_digits, eval_digits
     if isinstance(data, Headings):
         return _headings(data, texts)
-    return open_mixed(data, config.seed, partial(_open, texts, preparation))
-
-
-def _open(texts: "Texts", preparation: Preparation, data: CaptionedImages | TextPairs, seed: int) -> Sources:
     if isinstance(data, CaptionedImages):
         train_images, eval_images = open_captioned(data, preparation, texts.of_images, seed)
         return train_images, eval_images
@@ -79,9 +84,13 @@ def _headings(data: Headings, texts: "Texts") -> Sources:
 
 
 def prompts_of(config: Config) -> "TextPairSource":
-    """The name of each class in every template, a text a sample; there are none without zero-shot evaluation."""
-    prompts = config.zero_shot.prompts if config.zero_shot else []
-    return TextPairSource([{"prompt": prompt} for prompt in prompts], Texts(config), [""])
+    """The name of the first class in every template, that of the second, and so on, a text a sample; there are none
+    without zero-shot evaluation."""
+    prompts = []
+    if config.zero_shot:
+        for name, template in product(config.zero_shot.class_names, config.zero_shot.templates):
+            prompts.append({"prompt": template.replace("{}", name)})
+    return TextPairSource(prompts, Texts(config), [""])
 
 
 class Texts:
@@ -100,14 +109,16 @@ class Texts:
         """Rows of equally many texts: "input_ids" and their "mask", shape (rows, texts, max_tokens), and "ids", shape
         (rows, texts), which are the same for equal texts; the end-of-text token fills up shorter texts."""
         texts = [text for row in rows for text in row]
-        tokens = torch.full((len(texts), self._max_tokens), self._tokenizer.end_of_text)
-        mask = torch.zeros(tokens.shape, dtype=torch.bool)
-        for number, encoded in enumerate(self._tokenizer.encode([*texts])):
-            # What is cut off is text, never the end.
-            whole = [*self._tokenizer.prefix, *encoded[:-1]][: self._max_tokens - 1]
-            tokens[number, : len(whole)] = torch.tensor(whole, dtype=torch.int64)
-            mask[number, : len(whole) + 1] = True
-        flat = {"input_ids": tokens, "mask": mask, "ids": torch.tensor([text_id(text) for text in texts])}
+        tokenizer = self._tokenizer
+        size = self._max_tokens
+        # What is cut off is text, never the end.
+        whole = [[*tokenizer.prefix, *tokens[:-1]][: size - 1] for tokens in tokenizer.encode([*texts])]
+        lengths = torch.tensor([[len(tokens)] for tokens in whole])
+        flat = {
+            "input_ids": torch.tensor([tokens + [tokenizer.end_of_text] * (size - len(tokens)) for tokens in whole]),
+            "mask": torch.arange(size) <= lengths,
+            "ids": torch.tensor([text_id(text) for text in texts]),
+        }
         return {name: values.view(len(rows), -1, *values.shape[1:]) for name, values in flat.items()}
 
     def of_images(self, captions: Sequence[str]) -> Batch:
@@ -158,8 +169,6 @@ class TextPairSource:
 
 def _check(rows: Any, split: str) -> None:
     """Raise DataError if a text of a `datasets` data set is missing, empty or no text."""
-    from pyarrow import compute, types
-
     for column in rows.column_names:
         texts = rows.data.column(column)
         is_text = types.is_string(texts.type) or types.is_large_string(texts.type)
@@ -173,9 +182,8 @@ def headings() -> list[dict[str, str]]:
     from pydoc_data.topics import topics  # type: ignore[import-not-found,unused-ignore]
 
     pairs: dict[str, str] = {}
-    for topic in sorted(topics):
-        above = topic
-        for paragraph in topics[topic].split("\n\n"):
+    for above, text in sorted(topics.items()):
+        for paragraph in text.split("\n\n"):
             first, _, rest = paragraph.strip().partition("\n")
             if UNDERLINE.fullmatch(rest.partition("\n")[0]):
                 above = first

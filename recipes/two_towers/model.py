@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.functional import normalize
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 
-from largebatch.config.models import Transformer
 from largebatch.model.attention import freeze_key_biases
 
 from .config import Config, Images, ImageText, ResNetTowers, SharedText
@@ -25,7 +24,7 @@ def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
     data = config.data
     loss = config.loss
     assert isinstance(data, Images)
-    text = _settings(section.text) | {
+    text = section.text.settings | {
         "vocab_size": section.vocab_size,
         "max_position_embeddings": data.max_tokens,
         "bos_token_id": None,
@@ -38,12 +37,11 @@ def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
         "num_channels": data.num_channels,
     }
     if isinstance(section, ResNetTowers):
-        resnet = section.image
         # The ResNet takes the place of a transformer without layers.
-        image |= {"width": resnet.width, "depths": resnet.depths, "hidden_size": 32 * resnet.width}
-        image |= {"num_hidden_layers": 0, "num_attention_heads": 1}
+        image |= {"hidden_size": 32 * section.image.width, "num_hidden_layers": 0, "num_attention_heads": 1}
+        image |= section.image.model_dump()
     else:
-        image |= _settings(section.image)
+        image |= section.image.settings
     model: CLIPModel | SiglipModel
     if section.architecture == "siglip":
         model = SiglipModel(SiglipConfig(text_config=text | {"projection_size": section.features}, vision_config=image))
@@ -81,7 +79,7 @@ def build_model(config: Config) -> CLIPModel | SiglipModel | BertModel:
 def _shared_text(section: SharedText, scale: float) -> BertModel:
     model = BertModel(
         BertConfig(
-            **_settings(section),
+            **section.settings,
             vocab_size=section.vocab_size,
             max_position_embeddings=section.max_positions,
             hidden_dropout_prob=0.0,
@@ -103,15 +101,6 @@ def _shared_text(section: SharedText, scale: float) -> BertModel:
 
     model.forward = forward
     return model
-
-
-def _settings(tower: Transformer) -> dict[str, Any]:
-    return {
-        "hidden_size": tower.hidden_size,
-        "num_hidden_layers": tower.num_layers,
-        "num_attention_heads": tower.num_heads,
-        "intermediate_size": 4 * tower.hidden_size,
-    }
 
 
 class Capped(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """The model sections that tasks share: what the plan needs to know about any model, transformers, ResNets."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -57,6 +57,11 @@ class ResNet(Model):
     then part of the loss function."""
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """These fields as a `ResNetConfig` of `transformers` has them."""
+        return self.model_dump(include={"embedding_size", "hidden_sizes", "depths", "layer_type"})
+
+    @property
     def uses_batch_norm(self) -> bool:
         return True
 
@@ -84,6 +89,17 @@ class Transformer(Model):
     num_heads: Size
     """Attention heads; `hidden_size` must be a multiple of it."""
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """These fields as most configurations of `transformers` have them, with feed-forward layers four times as wide
+        as the residual stream."""
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": 4 * self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+        }
+
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         if self.hidden_size % self.num_heads:
@@ -98,6 +114,11 @@ class TransformerWithDropout(Transformer):
 
     dropout: BelowOne = 0.0
     """Dropout on embeddings, attention weights and residual branches."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout)
+        return super().settings | dropout
 
     @property
     def uses_dropout(self) -> bool:

@@ -20,8 +20,12 @@ from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
 
 
-def tokenized_samples(data: HubText | MegatronText, tokenizer: Tokenizer, preparation: Preparation) -> Sources:
+def tokenized_samples(
+    data: PydocData | HubText | MegatronText, tokenizer: Tokenizer, preparation: Preparation
+) -> Sources:
     """The training and evaluation documents as samples of this tokenizer's tokens."""
+    if isinstance(data, PydocData):
+        return pydoc_samples(data)
     end_of_text = tokenizer.end_of_text if data.attention == "document" else None
     if isinstance(data, MegatronText):
         train = open_megatron(listed(data.train), "data.train", tokenizer.vocab_size, end_of_text)

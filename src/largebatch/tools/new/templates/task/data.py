@@ -3,9 +3,7 @@
 import numpy as np
 import torch
 
-from largebatch.data.order import Indices, derive_seed
-from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, Sources
+from largebatch.data.interface import Batch, Indices, Preparation, Sources, derive_seed
 
 from .config import Config
 
