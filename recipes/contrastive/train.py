@@ -16,8 +16,10 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from largebatch.data.images import normalize_pixels
+from largebatch.data.source import Batch
 from largebatch.model.coupled_losses import nt_xent
-from largebatch.run import Batch, Run, RunOptions, Value, build_optimizer, from_command_line
+from largebatch.optim import build_optimizer
+from largebatch.run import Run, RunOptions, Value, from_command_line
 
 from .config import Config
 from .data import sources

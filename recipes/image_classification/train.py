@@ -20,7 +20,9 @@ __package__ = load_package(__file__)  # so that a script can import the modules 
 import torch
 from torch.nn.functional import cross_entropy
 
-from largebatch.run import Batch, Run, RunOptions, Value, build_optimizer, from_command_line
+from largebatch.data.source import Batch
+from largebatch.optim import build_optimizer
+from largebatch.run import Run, RunOptions, Value, from_command_line
 
 from .config import Config
 from .data import model_input, sources

@@ -15,7 +15,9 @@ __package__ = load_package(__file__)  # so that a script can import the modules 
 
 from torch.nn.functional import cross_entropy
 
-from largebatch.run import IGNORE_INDEX, Batch, Run, RunOptions, Value, build_optimizer, from_command_line
+from largebatch.data.interface import IGNORE_INDEX, Batch
+from largebatch.optim import build_optimizer
+from largebatch.run import Run, RunOptions, Value, from_command_line
 
 from .config import Config
 from .data import sources

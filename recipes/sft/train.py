@@ -15,7 +15,9 @@ __package__ = load_package(__file__)  # so that a script can import the modules 
 import torch
 from torch.nn.functional import cross_entropy
 
-from largebatch.run import IGNORE_INDEX, Batch, Run, RunOptions, Value, build_optimizer, from_command_line
+from largebatch.data.interface import IGNORE_INDEX, Batch
+from largebatch.optim import build_optimizer
+from largebatch.run import Run, RunOptions, Value, from_command_line
 
 from .answers import write_answers
 from .attention import check_causal, check_packing

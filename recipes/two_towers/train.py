@@ -18,8 +18,10 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from largebatch.data.images import normalize_pixels
+from largebatch.data.source import Batch
 from largebatch.model.coupled_losses import info_nce, sigmoid_loss
-from largebatch.run import Batch, CoupledLoss, Run, RunOptions, Value, build_optimizer, from_command_line
+from largebatch.optim import build_optimizer
+from largebatch.run import CoupledLoss, Run, RunOptions, Value, from_command_line
 
 from .config import Config, Images
 from .data import prompts_of, sources

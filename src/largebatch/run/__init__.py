@@ -1,21 +1,9 @@
 """The interface for training scripts: the run, its steps and micro-batches, evaluation, and the run folder."""
 
-from largebatch.data.interface import IGNORE_INDEX, Batch
-from largebatch.optim import build_optimizer
 from largebatch.run.command_line import RunOptions, from_command_line
 from largebatch.run.coupled import CoupledLoss
 from largebatch.run.evaluate import Value
 from largebatch.run.run import Run
 from largebatch.run.step import Step
 
-__all__ = [
-    "IGNORE_INDEX",
-    "Batch",
-    "CoupledLoss",
-    "Run",
-    "RunOptions",
-    "Step",
-    "Value",
-    "build_optimizer",
-    "from_command_line",
-]
+__all__ = ["CoupledLoss", "Run", "RunOptions", "Step", "Value", "from_command_line"]

@@ -6,7 +6,9 @@ __package__ = load_package(__file__)  # so that a script can import the modules 
 
 import torch
 
-from largebatch.run import Batch, Run, RunOptions, build_optimizer, from_command_line
+from largebatch.data.source import Batch
+from largebatch.optim import build_optimizer
+from largebatch.run import Run, RunOptions, from_command_line
 
 from .config import Config
 from .data import sources
