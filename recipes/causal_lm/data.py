@@ -3,14 +3,11 @@
 from functools import partial
 
 from largebatch.config.data import HubText, MegatronText, PydocData
-from largebatch.data.interface import (
-    Preparation,
-    Sources,
-    check_vocabulary,
-    load_tokenizer,
-    open_mixed,
-    tokenized_samples,
-)
+from largebatch.data.mixture import open_mixed
+from largebatch.data.preparation import Preparation
+from largebatch.data.source import Sources
+from largebatch.data.text import tokenized_samples
+from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 
 from .config import Config
 

@@ -18,7 +18,8 @@ __package__ = load_package(__file__)  # so that a script can import the modules 
 
 import torch
 
-from largebatch.data.interface import IGNORE_INDEX, Batch
+from largebatch.data.source import Batch
+from largebatch.data.text import IGNORE_INDEX
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, RunOptions, Value, from_command_line
 

@@ -14,7 +14,9 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from largebatch.config.data import DigitsData
 from largebatch.data.crops import Crop, Pixels, crop_box, random_box
 from largebatch.data.images import HubImageSource, TensorImages, digits, open_images
-from largebatch.data.interface import Batch, Indices, Preparation, Sources, derive_seed
+from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
+from largebatch.data.source import Batch, Sources
 
 from .config import Config, Views
 

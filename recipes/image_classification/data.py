@@ -4,7 +4,8 @@ import torch
 
 from largebatch.config.data import DigitsData, HubImages
 from largebatch.data.images import HubImageSource, digits, normalize_pixels, open_images
-from largebatch.data.interface import Batch, Preparation, SampleSource, Sources
+from largebatch.data.preparation import Preparation
+from largebatch.data.source import Batch, SampleSource, Sources
 
 from .config import Config
 from .mixup import MixedPairs, mix

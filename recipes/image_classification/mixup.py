@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from largebatch.data.interface import Batch, Indices, SampleSource, derive_seed
+from largebatch.data.order import Indices, derive_seed
+from largebatch.data.source import Batch, SampleSource
 
 
 @dataclass(eq=False)

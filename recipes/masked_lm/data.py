@@ -13,20 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from largebatch.data.interface import (
-    IGNORE_INDEX,
-    Batch,
-    Indices,
-    Preparation,
-    SampleSource,
-    Sources,
-    check_vocabulary,
-    count_targets,
-    derive_seed,
-    load_tokenizer,
-    open_mixed,
-    tokenized_samples,
-)
+from largebatch.data.mixture import open_mixed
+from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
+from largebatch.data.source import Batch, SampleSource, Sources
+from largebatch.data.text import IGNORE_INDEX, count_targets, tokenized_samples
+from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 
 from .config import Config, MaskedHubText, MaskedMegatronText, MaskedPydoc

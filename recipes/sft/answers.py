@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from largebatch.data.interface import IGNORE_INDEX, Batch, SampleSource
+from largebatch.data.source import Batch, SampleSource
+from largebatch.data.text import IGNORE_INDEX
 from largebatch.data.tokenizer import PretrainedTokenizer, load_tokenizer
 from largebatch.run import Run
 from largebatch.storage.files import replace_file

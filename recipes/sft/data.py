@@ -17,10 +17,14 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
+from largebatch.data.columns import Use
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.interface import Preparation, Sources, Use, load_tokenizer, open_mixed, open_splits
+from largebatch.data.hub import open_splits
+from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Permutation
-from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
+from largebatch.data.preparation import Preparation
+from largebatch.data.source import Sources
+from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts, load_tokenizer
 from largebatch.errors import DataError
 
 from .chat_template import AS_TEXT, ChatTemplate, InexactTemplate, UnusableConversation

@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
-from largebatch.data.interface import IGNORE_INDEX, Batch, Indices, count_targets
+from largebatch.data.order import Indices
+from largebatch.data.source import Batch
+from largebatch.data.text import IGNORE_INDEX, count_targets
 from largebatch.errors import DataError
 
 from .config import AdditionData, HubPairs

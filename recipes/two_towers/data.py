@@ -16,19 +16,14 @@ import numpy as np
 import torch
 from pyarrow import compute, types
 
+from largebatch.data.columns import Use
+from largebatch.data.hub import open_splits
 from largebatch.data.images import TensorImages, digits
-from largebatch.data.interface import (
-    Batch,
-    Indices,
-    Preparation,
-    Sources,
-    Use,
-    check_vocabulary,
-    derive_seed,
-    load_tokenizer,
-    open_mixed,
-    open_splits,
-)
+from largebatch.data.mixture import open_mixed
+from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
+from largebatch.data.source import Batch, Sources
+from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 from largebatch.words import counted
 

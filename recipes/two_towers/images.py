@@ -17,10 +17,13 @@ import xxhash
 from datasets.fingerprint import Hasher
 from PIL import Image
 
+from largebatch.data.columns import Use
 from largebatch.data.crops import Crop, Pixels, center_crop, crop_box, random_box
+from largebatch.data.hub import open_splits
 from largebatch.data.images import Rows, decode, encoded_images
-from largebatch.data.interface import Batch, Indices, Use, derive_seed, open_splits
+from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation, kept
+from largebatch.data.source import Batch
 from largebatch.data.tars import open_tars
 from largebatch.errors import DataError
 from largebatch.words import counted, printable

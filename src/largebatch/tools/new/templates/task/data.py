@@ -3,7 +3,9 @@
 import numpy as np
 import torch
 
-from largebatch.data.interface import Batch, Indices, Preparation, Sources, derive_seed
+from largebatch.data.order import Indices, derive_seed
+from largebatch.data.preparation import Preparation
+from largebatch.data.source import Batch, Sources
 
 from .config import Config
 
