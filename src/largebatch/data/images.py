@@ -125,7 +125,8 @@ def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "dat
     import datasets
     from pyarrow import ArrowInvalid, compute, float64, types
 
-    images, labels = config.image_column, config.label_column
+    images = config.image_column
+    labels = config.label_column
     dataset = dataset.select_columns([images, labels])
     label_type = dataset.features.arrow_schema.field(labels).type
     is_text = dataset.builder_name == "text_rows"
