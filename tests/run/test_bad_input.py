@@ -95,14 +95,14 @@ def data_missing_on_one_machine(run_dir: Path, error: Exception) -> None:
     from accelerate import Accelerator
 
     data = tasks.module("causal_lm", "data")
-    blocks = data.pydoc_samples
+    blocks = data.tokenized_samples
 
-    def missing(config):
+    def missing(*given):
         if os.environ["RANK"] == "1":
             raise error
-        return blocks(config)
+        return blocks(*given)
 
-    data.pydoc_samples = missing
+    data.tokenized_samples = missing
     Accelerator.is_local_main_process = True
     train(PYDOC, *SMALL, run_dir=run_dir)
 

@@ -33,7 +33,7 @@ def poison(is_bad: Callable[[int, int], bool], where: str) -> None:
                 loss_sum = loss_sum + float("nan")
             if where == "gradient":
                 # A finite loss with a gradient that is not: the square root at zero.
-                loss_sum = loss_sum + torch.sqrt((loss_sum * 0.0).clamp(min=0.0))
+                loss_sum = loss_sum + torch.sqrt(loss_sum * 0.0)
         backward(self, loss_sum)
 
     Step.backward = poisoned
