@@ -1,4 +1,4 @@
-"""Uses of private interfaces of FSDP2, DDP and the flight recorder, as read in torch 2.11 to 2.13."""
+"""Uses of private interfaces of FSDP2, DDP and the flight recorder, as read in torch 2.11 to 2.15."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
