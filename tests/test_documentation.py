@@ -382,7 +382,7 @@ def test_every_field_has_a_user():
 
 
 # That of a mixture has no epochs.
-IN_SAMPLES = ("--train.duration", '{"samples": 10000000}', "--evaluation.every=null", "--checkpoint.every=null")
+IN_SAMPLES = ("--train.duration", '{"samples": 1000000000}', "--evaluation.every=null", "--checkpoint.every=null")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

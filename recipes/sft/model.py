@@ -206,7 +206,7 @@ def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
         model.add_adapter(adapters)
     except ValueError as error:
         raise UserError(
-            f"model.lora: {error}; install that peft or, for target_modules, name the model's linear layers or all-linear"
+            f"model.lora: {error}; install that peft or, in target_modules, write names of linear layers, or all-linear"
         ) from error
 
 

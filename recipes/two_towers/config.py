@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from largebatch.config import RecipeConfig, check
-from largebatch.config.data import DigitsData, EncodedImages, HubOrLocal, Mixable, Tokenized
+from largebatch.config.data import DigitsData, EncodedImages, HubOrLocal, Mixable, Patterns, Tokenized
 from largebatch.config.models import LargeModel, Transformer
 from largebatch.config.sections import NonEmptyList, NonNegativeInt, NumLayers, PositiveFloat, Section, Size
 
@@ -186,6 +186,19 @@ class Loss(Section):
     """What pairs with the same first or second text are to each other. "left_out": neither positive nor negative."""
 
 
+class LabeledImages(Section):
+    """Images of known classes, such as ImageNet's validation set, which are not trained on."""
+
+    path: Literal["imagefolder", "webdataset", "parquet", "csv", "json"]
+    """Their format, as for `image_classification`."""
+    files: Patterns
+    """File, folder or glob, or a list of them; {000..041} in a path stands for 42 numbers."""
+    image_column: str = "image"
+    """Column with the images; in tars the ending of their names, such as "jpg"."""
+    label_column: str = "label"
+    """Column with the class indices; in tars the ending of the files that hold them, such as "cls"."""
+
+
 class ZeroShot(Section):
     """Classification by the names of classes: that of the nearest name, which is a mean over templates."""
 
@@ -193,6 +206,8 @@ class ZeroShot(Section):
     """The name of each class, in the order of the labels."""
     templates: NonEmptyList[Annotated[str, Field(pattern=r"\{\}")]]
     """Texts with {} for the name, such as "a photo of a {}."."""
+    images: LabeledImages | None = None
+    """The images, which `evaluation.sets.zero_shot` says when to classify; null: the evaluation images of digits."""
 
 
 class Config(RecipeConfig):
@@ -204,6 +219,7 @@ class Config(RecipeConfig):
     zero_shot: ZeroShot | None = None
 
     free_on_resume = ("zero_shot",)
+    further_sets = ("zero_shot",)
 
     @property
     def vectors_per_sample(self) -> int:
@@ -223,7 +239,7 @@ class Config(RecipeConfig):
         # A ResNet's last stage has four positions of these pixels.
         size = 2 * self.model.patch_size if isinstance(self.model, ResNetTowers) else 32
         data = {"source": "digits", "image_size": size, "max_tokens": 32}
-        return {"data": data, "model.vocab_size": 256, "model.end_of_text": 0}
+        return {"data": data, "model.vocab_size": 256, "model.end_of_text": 0, "zero_shot": None, "evaluation.sets": {}}
 
     @check
     def _models_of_the_data(self) -> Iterator[str]:
@@ -264,7 +280,15 @@ class Config(RecipeConfig):
 
     @check
     def _names_of_all_classes(self) -> Iterator[str]:
-        if self.zero_shot and not isinstance(self.data, NamedDigits):
-            yield "zero_shot: this data has no classes; remove it"
-        elif self.zero_shot and len(self.zero_shot.class_names) != len(DIGIT_NAMES):
-            yield f"zero_shot.class_names: {len(self.zero_shot.class_names)} names for {len(DIGIT_NAMES)} classes"
+        names = self.zero_shot.class_names if self.zero_shot else DIGIT_NAMES
+        images = self.zero_shot.images if self.zero_shot else None
+        if ("zero_shot" in self.evaluation.sets) != (images is not None):
+            yield 'evaluation.sets: "zero_shot" and zero_shot.images go together; write both, or neither'
+        if isinstance(self.data, NamedDigits) and images:
+            yield "zero_shot.images: digits have classes and one color; remove it"
+        elif isinstance(self.data, NamedDigits) and len(names) != len(DIGIT_NAMES):
+            yield f"zero_shot.class_names: {len(names)} names for {len(DIGIT_NAMES)} classes"
+        elif (
+            self.zero_shot and not isinstance(self.data, NamedDigits) and not (images and isinstance(self.data, Images))
+        ):
+            yield "zero_shot: this data has no classes; write zero_shot.images for captioned images, or remove it"

@@ -22,26 +22,36 @@ from largebatch.data.images import TensorImages, digits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, Sources
+from largebatch.data.source import Batch, SampleSource, Sources
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 from largebatch.words import counted
 
-from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, Images, ImageText, NamedDigits, TextPairs
-from .images import open_captioned, text_id
+from .config import (
+    DIGIT_NAMES,
+    CaptionedImages,
+    Config,
+    Headings,
+    Images,
+    ImageText,
+    NamedDigits,
+    TextPairs,
+)
+from .images import open_captioned, open_labeled, text_id
 
 TEMPLATES = ("{}", "the digit {}", "a photo of the number {}", "a handwritten {}")
 UNDERLINE = re.compile(r"([*=\-~^])\1{2,}")
 SHORTEST = 80  # characters of a paragraph that a heading is to be found by
 
 
-def sources(config: Config, preparation: Preparation) -> Sources:
-    """The training and evaluation pairs.
+def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, ...]:
+    """The training and evaluation pairs, and any labeled images.
 
     Raises:
         DataError: The data or the tokenizer cannot be loaded or used.
     """
-    return open_mixed(config.data, config.seed, partial(_open, Texts(config), preparation))
+    pairs = open_mixed(config.data, config.seed, partial(_open, Texts(config), preparation))
+    return *pairs, *open_labeled(config, preparation)
 
 
 def _open(texts: "Texts", preparation: Preparation, data: Images | Headings | TextPairs, seed: int) -> Sources:

@@ -6,7 +6,7 @@ after the number of different captions.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
@@ -17,18 +17,19 @@ import xxhash
 from datasets.fingerprint import Hasher
 from PIL import Image
 
+from largebatch.config.data import HubImages
 from largebatch.data.columns import Use
 from largebatch.data.crops import Crop, Pixels, center_crop, crop_box, random_box
 from largebatch.data.hub import open_splits
-from largebatch.data.images import Rows, decode, encoded_images
+from largebatch.data.images import HubImageSource, Rows, decode, encoded_images, open_images
 from largebatch.data.order import Indices, derive_seed
-from largebatch.data.preparation import Preparation, kept
+from largebatch.data.preparation import NotPrepared, Preparation, kept
 from largebatch.data.source import Batch
 from largebatch.data.tars import open_tars
 from largebatch.errors import DataError
 from largebatch.words import counted, printable
 
-from .config import CaptionedImages
+from .config import CaptionedImages, Config
 
 BYTES_OF_AN_IMAGE = 50_000  # about
 MAX_REPLACEMENTS = 10  # that are tried for one pair
@@ -168,3 +169,41 @@ class CaptionedImageSource:
             return Crop(center_crop(image, size, part=1))
         random = np.random.default_rng(derive_seed(self.seed, "augmentation", epoch, index))
         return Crop(crop_box(image, random_box(image, MIN_AREA, random), size))
+
+
+@dataclass(eq=False)
+class LabeledImageSource(HubImageSource):
+    """Images to classify, cropped as the evaluation images of pairs."""
+
+    def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:  # noqa: ARG002 - none is random
+        return Crop(center_crop(image, self.config.image_size, part=1))
+
+
+def open_labeled(config: Config, preparation: Preparation) -> Iterator[LabeledImageSource]:
+    """Yield the images of zero-shot evaluation, if there are any.
+
+    Raises:
+        DataError: They cannot be opened, or a label has no name.
+    """
+    if config.zero_shot is None or config.zero_shot.images is None:
+        return
+    images = config.zero_shot.images
+    section = HubImages.model_validate(
+        {
+            **config.data.model_dump(include={"image_size", "mean", "std", "prepare"}),
+            **images.model_dump(exclude={"files"}),
+            "source": "datasets",
+            "data_files": {"train": images.files, "eval": images.files},
+            "num_classes": len(config.zero_shot.class_names),
+            "train_augmentation": "none",
+            "num_train_samples": 1,
+            "num_eval_samples": 1,
+        }
+    )
+    try:
+        _, rows = open_images(section, preparation)
+        yield LabeledImageSource(rows, section, None)
+    except NotPrepared:
+        raise
+    except DataError as error:
+        raise DataError(f"zero_shot.images: {error}") from error

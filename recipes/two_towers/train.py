@@ -37,7 +37,7 @@ RANKS = (1, 10)
 
 def main(config: Config, options: RunOptions) -> None:
     run = Run(config, options)
-    train_set, eval_set = run.load(sources)
+    train_set, eval_set, *labeled = run.load(sources)
 
     model: nn.Module = run.build(build_model)
     optimizer = build_optimizer(model, run.plan)
@@ -58,26 +58,36 @@ def main(config: Config, options: RunOptions) -> None:
             encoded["ids"] = batch["ids"]
         return encoded
 
+    everything: dict[str, torch.Tensor] = {}
+    """What evaluation compares with: all pairs, and the names of all classes."""
+
+    def encode_classes() -> None:
+        def encode_prompts(batch: Batch) -> dict[str, torch.Tensor]:
+            return {"vectors": model(input_ids=batch["input_ids"])["features"].squeeze(1)}
+
+        assert config.zero_shot is not None
+        vectors = run.rows(prompts, len(prompts), encode_prompts)["vectors"]
+        of_classes = vectors.view(len(config.zero_shot.class_names), -1, vectors.shape[1])
+        # The mean of each class's name over the templates.
+        everything["classes"] = normalize(of_classes.mean(dim=1), dim=-1)
+
+    def are_named(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Whether each image is nearest to the name of its class."""
+        return ((images @ everything["classes"].T).argmax(dim=1) == labels).float()
+
     def evaluate() -> None:
         """Measure how often the other one of a pair is among the nearest of all evaluation pairs, both ways, and how
-        often an image is nearest to the name of its class."""
+        often a digit is nearest to its name."""
+        have_classes = config.zero_shot is not None and not labeled
 
         def row(batch: Batch) -> dict[str, torch.Tensor]:
             encoded = encode(batch)
             return {"first": encoded["first"], "second": encoded["second"], "ids": batch["ids"][:, :2]}
 
-        everything: dict[str, torch.Tensor] = {}
-
-        def encode_prompts(batch: Batch) -> dict[str, torch.Tensor]:
-            return {"vectors": model(input_ids=batch["input_ids"])["features"].squeeze(1)}
-
         def encode_everything() -> None:
             everything.update(run.rows(eval_set, config.evaluation.samples_of(len(eval_set)), row))
-            if config.zero_shot:
-                vectors = run.rows(prompts, len(prompts), encode_prompts)["vectors"]
-                of_classes = vectors.view(len(config.zero_shot.class_names), -1, vectors.shape[1])
-                # The mean of each class's name over the templates.
-                everything["classes"] = normalize(of_classes.mean(dim=1), dim=-1)
+            if have_classes:
+                encode_classes()
 
         def evaluate_batch(batch: Batch) -> dict[str, Value]:
             own = row(batch)
@@ -87,12 +97,17 @@ def main(config: Config, options: RunOptions) -> None:
                 # Another pair with the same text is as right.
                 is_right = (everything["ids"][nearest] == own["ids"].unsqueeze(1)).any(dim=2)
                 found |= {f"{name}@{rank}": is_right[:, :rank].any(dim=1).float() for rank in RANKS}
-            if config.zero_shot:
-                best = (own["first"] @ everything["classes"].T).argmax(dim=1)
-                found["zero_shot_accuracy"] = (best == batch["labels"]).float()
+            if have_classes:
+                found["zero_shot_accuracy"] = are_named(own["first"], batch["labels"])
             return found
 
         run.evaluate(eval_set, evaluate_batch, before=encode_everything)
+
+    def classify(batch: Batch) -> dict[str, Value]:
+        """Measure how often a labeled image is nearest to the name of its class."""
+        assert isinstance(config.data, Images)
+        pixels = normalize_pixels(batch["pixel_values"], config.data, run.dtype)
+        return {"accuracy": are_named(model(pixel_values=pixels)["features"].squeeze(1), batch["labels"])}
 
     def encode_and_log(batch: Batch) -> dict[str, torch.Tensor]:
         encoded = encode(batch)
@@ -106,6 +121,8 @@ def main(config: Config, options: RunOptions) -> None:
         run.update(step)
         if run.should_evaluate:
             evaluate()
+        if labeled and run.should_evaluate_on("zero_shot"):
+            run.evaluate(labeled[0], classify, "zero_shot", before=encode_classes)
     run.finish()
 
 

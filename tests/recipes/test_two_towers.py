@@ -1,6 +1,7 @@
 """Two towers against plain loops that compute the matrix of all pairs at once, and what is refused."""
 
 import json
+import re
 import runpy
 from functools import cache, partial
 from itertools import product
@@ -191,8 +192,8 @@ def test_weights_load_with_from_pretrained(words, kind, tmp_path):
     assert logged["reverse_recall@1"] == pytest.approx((batch["labels"][nearest] == batch["labels"]).double().mean())
     if kind == CLIPModel:
         # A tenth by chance.
-        (code,) = (block.split("```")[0] for block in README.read_text().split("```python\nimport")[1:])
-        (tmp_path / "probe.py").write_text("import" + code.replace('"runs/clip_digits', f'"{tmp_path}/run'))
+        (code,) = re.findall(r"(?s)```python\n(import numpy.*?)```", README.read_text())
+        (tmp_path / "probe.py").write_text(code.replace('"runs/clip_digits', f'"{tmp_path}/run'))
         assert 0.2 < runpy.run_path(str(tmp_path / "probe.py"))["accuracy"] < 1
         # And they start another run.
         train_in_job(CLIP_DIGITS, tmp_path / "second", *words, f"--model.initial_weights={tmp_path / 'run/model'}")

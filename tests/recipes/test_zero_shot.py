@@ -1,0 +1,111 @@
+"""Labeled images classified by the names of their classes, while captioned images are trained."""
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_two_towers import CLIP
+from torch.nn.functional import normalize
+from transformers import CLIPModel
+
+import tasks
+from jobs import train_in_job
+from largebatch.config import load_config
+from largebatch.data.preparation import Preparation
+from largebatch.errors import DataError
+from largebatch.storage.files import read_json_lines
+from paths import CLIP_DIGITS
+from problems import problems_of
+
+NAMES = ("a red thing", "green", "blue")
+TEMPLATES = ("{}", "a photo of {}.")
+SIZE = 32
+NUM_OF_CLASS = 5
+
+
+def noise(number):
+    return np.random.default_rng(number).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A recipe's words: 48 captioned images, and 15 to classify, in folders."""
+    rows = ["image,caption"]
+    for number in range(48):
+        Image.fromarray(noise(number)).save(tmp_path / f"{number}.png")
+        rows.append(f"{tmp_path / f'{number}.png'},number {number}")
+    (tmp_path / "pairs.csv").write_text("\n".join(rows))
+    for label, number in product(range(len(NAMES)), range(NUM_OF_CLASS)):
+        folder = tmp_path / f"labeled/{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        # The seed of its pixels tells where it is among all.
+        Image.fromarray(noise(100 + NUM_OF_CLASS * label + number)).save(folder / f"{number}.png")
+    data = {
+        "source": "datasets",
+        "path": "csv",
+        "data_files": dict.fromkeys(("train", "eval"), str(tmp_path / "pairs.csv")),
+        "num_train_samples": 48,
+        "num_eval_samples": 48,
+        "image_size": SIZE,
+        "mean": [0.5] * 3,
+        "std": [0.25] * 3,
+        "max_tokens": 24,
+    }
+    images = {"path": "imagefolder", "files": str(tmp_path / "labeled")}
+    zero_shot = {"class_names": NAMES, "templates": TEMPLATES, "images": images}
+    return (
+        *CLIP,
+        f"--data={json.dumps(data)}",
+        f"--zero_shot={json.dumps(zero_shot)}",
+        '--evaluation.sets={"zero_shot": {"every": {"steps": 2}}}',
+    )
+
+
+@pytest.mark.slow
+def test_labeled_images_are_classified_as_by_transformers(words, tmp_path):
+    train_in_job(CLIP_DIGITS, tmp_path / "run", *words)
+    lines = read_json_lines(tmp_path / "run/evaluations.jsonl")
+    assert [line["step"] for line in lines if "zero_shot/accuracy" in line] == [2, 4]
+    assert all("zero_shot_accuracy" not in line for line in lines)
+    config = load_config(CLIP_DIGITS, words)
+    model = CLIPModel.from_pretrained(tmp_path / "run/model").eval()
+    prompts = [template.format(name).encode() for name, template in product(NAMES, TEMPLATES)]
+    tokens = torch.tensor([[*prompt.ljust(config.data.max_tokens, b"\0")] for prompt in prompts])
+    pixels = np.stack([noise(100 + number) for number in range(len(NAMES) * NUM_OF_CLASS)]).transpose(0, 3, 1, 2)
+    with torch.no_grad():
+        texts = normalize(model.get_text_features(input_ids=tokens).pooler_output, dim=-1)
+        images = model.get_image_features(pixel_values=torch.tensor((pixels / 255 - 0.5) / 0.25).float()).pooler_output
+    classes = normalize(texts.view(len(NAMES), len(TEMPLATES), -1).mean(dim=1), dim=-1)
+    found = (images @ classes.T).argmax(dim=1).numpy()
+    assert 0 < np.mean(found == np.arange(len(found)) // NUM_OF_CLASS) < 1
+    assert lines[-1]["zero_shot/accuracy"] == pytest.approx(np.mean(found == np.arange(len(found)) // NUM_OF_CLASS))
+
+
+def test_a_class_without_a_name(words, tmp_path):
+    (tmp_path / "labeled/9").mkdir()
+    Image.fromarray(noise(9)).save(tmp_path / "labeled/9/0.png")
+    with pytest.raises(DataError, match=r"zero_shot\.images: data\.label_column: sample 15 .* has the label 3"):
+        tasks.sources("two_towers")(load_config(CLIP_DIGITS, words), Preparation())
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (["--evaluation.sets={}"], 'evaluation.sets: "zero_shot" and zero_shot.images go together'),
+        (["--zero_shot=null"], 'evaluation.sets: "zero_shot" and zero_shot.images go together'),
+        (["--zero_shot.images=null", "--evaluation.sets={}"], "zero_shot: this data has no classes; write zero_shot."),
+        (['--data={"source": "digits", "max_tokens": 32}'], "zero_shot.images: digits have classes"),
+    ],
+)
+def test_images_that_are_there_in_vain_or_missing(more, problem, words):
+    problems = problems_of(*words, *more, recipe=CLIP_DIGITS)
+    assert any(each.startswith(problem) for each in problems), problems
+
+
+def test_a_recipe_with_classes_of_its_own_is_verified_on_digits(words):
+    config = load_config(CLIP_DIGITS, words)
+    overrides = [f"--{name}={json.dumps(value)}" for name, value in config.tiny_data().items()]
+    assert load_config(CLIP_DIGITS, [*words, *overrides]).zero_shot is None
