@@ -329,6 +329,13 @@ def test_a_compressed_file_that_is_damaged_is_named(ending, compress, tmp_path):
         assert_refused(rf"^{file} cannot be read: .*; correct it", file, "json")
 
 
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst", "zip"])
+def test_what_is_not_compressed_is_named(ending, tmp_path):
+    file = tmp_path / f"rows.jsonl.{ending}"
+    file.write_text('{"q": 1}')
+    assert_refused(rf"{file} cannot be read: ", file, "json")
+
+
 def test_a_zst_that_is_cut_off(tmp_path):
     whole = zstandard.compress(b'{"q": 1}\n' * 1000)
     (tmp_path / "cut.zst").write_bytes(whole[: len(whole) // 2])

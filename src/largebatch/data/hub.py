@@ -15,8 +15,9 @@ from huggingface_hub.constants import HF_HOME
 
 from largebatch.config.data import HubOrLocal, names_in
 from largebatch.data.columns import Uses, no_column
+from largebatch.data.damage import damage_told
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.local_files import LocalFile, damage_told, found_files, local_file
+from largebatch.data.local_files import LocalFile, found_files, local_file
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.data.unread import name_columns, name_files
 from largebatch.errors import DataError, file_errors, is_transient, reason_of

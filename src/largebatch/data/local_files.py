@@ -7,15 +7,11 @@ leave out some names.
 import os
 import re
 import stat
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from glob import glob
-from lzma import LZMAError
 from pathlib import Path
 from typing import NamedTuple, NoReturn
-from zipfile import BadZipFile
 
 import xxhash
 
@@ -73,18 +69,6 @@ def local_file(path: Path, field: str) -> LocalFile:
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{field}: {path} is not a file; write the paths of files")
     return LocalFile(path, status.st_size, status.st_mtime_ns)
-
-
-@contextmanager
-def damage_told(file: object) -> Iterator[None]:
-    """Raise DataError with the file's name for what its content, which may be compressed, raises when it is read."""
-    try:
-        yield
-    # Damaged archives raise errors of many kinds. What the file system says has a number.
-    except (ValueError, RecursionError, EOFError, OSError, zlib.error, LZMAError, BadZipFile) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise DataError(f"{file} cannot be read: {error}; correct it") from error
 
 
 def state_of(files: Iterable[LocalFile]) -> str:

@@ -22,7 +22,7 @@ import datasets
 import fsspec
 
 from largebatch.data.columns import Use, Uses, no_column
-from largebatch.data.local_files import damage_told
+from largebatch.data.damage import damage_told
 from largebatch.errors import DataError
 from largebatch.words import printable
 
