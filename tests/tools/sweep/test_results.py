@@ -9,7 +9,8 @@ import pytest
 from ending_files import end_run
 from largebatch.errors import UserError
 from largebatch.tools.sweep.points import BATCH, RATE, Sweep, grid
-from largebatch.tools.sweep.results import Results
+from largebatch.tools.sweep.results import Results, shown
+from largebatch.tools.sweep.verdicts import Cell
 from paths import DIGITS
 from run_folders import write_lines, write_run
 
@@ -249,3 +250,16 @@ def test_one_run_without_evaluations_does_not_hide_the_others(tmp_path):
     folder = write_sweep(tmp_path, "\n0.1  64  1.0 1.2\n0.2  64  1.5 1.5\n")
     (folder / "base_lr=0.1_seed=1/evaluations.jsonl").unlink()
     assert cells(Results.read(folder).table())["base_lr=0.1"] == ["1 (1)", "best so far"]
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ((1234.0, 1234.5), "1,234 ± 0.35 (2)"),
+        ((900.0, 1500.0), "1,200 ± 424 (2)"),
+        ((20.0, 420.0), "220 ± 283 (2)"),
+        ((0.0123456, 0.0123456), "0.01235 ± 0 (2)"),
+    ],
+)
+def test_digits_that_tell(values, told):
+    assert shown(Cell(values)) == told

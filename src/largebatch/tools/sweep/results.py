@@ -146,7 +146,11 @@ def shown(cell: Cell, sign: int = 1) -> str:
     """A cell of a table."""
     if not cell.values:
         return f"diverged ({cell.diverged})" if cell.diverged else "–"
-    of_mean, of_std = (",.0f", ",.0f") if abs(cell.mean) >= 1000 else (".4g", ".2g")
-    spread = f" ± {cell.std:{of_std}}" if len(cell.values) > 1 else ""
+    spread = f" ± {_figures(cell.std, 2)}" if len(cell.values) > 1 else ""
     diverged = f", {cell.diverged} diverged" if cell.diverged else ""
-    return f"{sign * cell.mean:{of_mean}}{spread} ({len(cell.values)}{diverged})"
+    return f"{_figures(sign * cell.mean, 4)}{spread} ({len(cell.values)}{diverged})"
+
+
+def _figures(number: float, digits: int) -> str:
+    """A number with so many digits that tell, without an exponent if it is large."""
+    return f"{number:,.0f}" if abs(number) >= 10 ** (digits - 1) else f"{number:.{digits}g}"
