@@ -174,7 +174,9 @@ def table_of_paths(folder, kind, heading, rows):
     [
         ("csv", ["image,label"], ["IMAGE,2", "IMAGE,0"]),
         ("csv", ["image;split;label"], ["IMAGE;NA;2.0", "IMAGE;;00"]),
+        ("csv", ["image,label"], ["IMAGE, 2 ", "IMAGE,False"]),
         ("json", [], ['{"image": "IMAGE", "label": 2}', '{"image": "IMAGE", "label": 0.0}']),
+        ("json", [], ['{"image": "IMAGE", "label": "2"}', '{"image": "IMAGE", "label": false}']),
     ],
 )
 def test_classes_in_a_table_of_paths(kind, heading, rows, tmp_path):
@@ -188,16 +190,14 @@ def test_classes_in_a_table_of_paths(kind, heading, rows, tmp_path):
     [
         # Read by pandas, the second one would be `label.1`, which nothing reads.
         ("csv", ["image,label,label"], ["IMAGE,2,1"], "'label' occurs twice, so one of its values would be lost"),
-        (
-            "csv",
-            ["image,label"],
-            ["IMAGE,1", "IMAGE,cat"],
-            "data.label_column: 'label' of 'train': .*'cat'.*; write one",
-        ),
-        ("csv", ["image,label"], ["IMAGE,1", "IMAGE,0.5"], "sample 1 of 'train' has the label 0.5"),
-        ("csv", ["image,label"], ["IMAGE,1", "IMAGE,"], "data.label_column: 'label' of 'train': .* ''"),
+        ("csv", ["image,label"], ["IMAGE,1", "IMAGE,cat"], "sample 1 of 'train' has the label \"cat\"; write a whole"),
+        ("csv", ["image,label"], ["IMAGE,1", "IMAGE,0.5"], "sample 1 of 'train' has the label \"0.5\""),
+        ("csv", ["image,label"], ["IMAGE,1", "IMAGE,1_0"], "sample 1 of 'train' has the label \"1_0\""),
+        ("csv", ["image,label"], ["IMAGE,1", "IMAGE,7"], "sample 1 of 'train' has the label \"7\".* data.num_classes 3"),
+        ("csv", ["image,label"], ["IMAGE,1", "IMAGE,"], "sample 1 of 'train' has the label \"\""),
+        ("csv", ["image,label"], ["IMAGE,1", ",1"], "sample 1 of 'train' has no image in the column 'image'"),
         ("json", [], ['{"image": "IMAGE", "label": null}'], "sample 0 of 'train' has the label null"),
-        ("json", [], ['{"image": "IMAGE", "label": [1]}'], r"data.label_column: 'label' of 'train': .*'\[1\]'"),
+        ("json", [], ['{"image": "IMAGE", "label": [1]}'], r"sample 0 of 'train' has the label \"\[1\]\""),
     ],
 )
 def test_what_is_no_class_in_a_table_of_paths(kind, heading, rows, told, tmp_path):

@@ -1,6 +1,7 @@
 """Labeled images classified by the names of their classes, while captioned images are trained."""
 
 import json
+import re
 from itertools import product
 
 import numpy as np
@@ -13,6 +14,7 @@ from transformers import CLIPModel
 
 import tasks
 from jobs import train_in_job
+from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError
@@ -89,6 +91,14 @@ def test_a_class_without_a_name(words, tmp_path):
     Image.fromarray(noise(9)).save(tmp_path / "labeled/9/0.png")
     with pytest.raises(DataError, match=r"zero_shot\.images: data\.label_column: sample 15 .* has the label 3"):
         tasks.sources("two_towers")(load_config(CLIP_DIGITS, words), Preparation())
+
+
+def test_images_that_cannot_be_read_are_named_by_prepare(words, tmp_path, capsys):
+    (tmp_path / "labeled/2/1.png").write_bytes(b"nothing")
+    assert main(["prepare", str(CLIP_DIGITS), *words, "--check"]) == 2
+    told = capsys.readouterr()
+    assert re.search(r"(?m)^data\.zero_shot +15 samples found$", told.out)
+    assert "1 sample cannot be read:\n  - zero_shot sample 11: the image of sample 11 cannot be decoded" in told.err
 
 
 @pytest.mark.parametrize(

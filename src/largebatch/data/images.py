@@ -1,6 +1,7 @@
 """Labeled images: scikit-learn's digits, or any image data set through `datasets`."""
 
 import io
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from largebatch.errors import DataError, is_transient, reason_of
 
 if TYPE_CHECKING:
     import datasets
+    import pyarrow
 
 Rows: TypeAlias = "datasets.Dataset | TarRows"
 """Rows with encoded images and their labels or texts, by their indices."""
@@ -123,39 +125,50 @@ def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset"
 
 def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "datasets.Dataset":
     import datasets
-    from pyarrow import ArrowInvalid, compute, float64, types
+    from pyarrow import compute, float64, types
 
     images = config.image_column
     labels = config.label_column
-    dataset = dataset.select_columns([images, labels])
+    dataset = dataset.select_columns([*dict.fromkeys((images, labels))])
+    if dataset.builder_name == "text_rows":
+        texts = dataset.with_format("arrow")[:][labels]
+        numbers = _numbers(texts)
+        _check_labels(numbers, config, split, lambda index: json.dumps(texts[index].as_py()))
+        dataset = dataset.remove_columns(labels).add_column(labels, numbers.astype(np.int64))
     label_type = dataset.features.arrow_schema.field(labels).type
-    is_text = dataset.builder_name == "text_rows"
-    if not (is_text or types.is_integer(label_type) or types.is_floating(label_type) or types.is_boolean(label_type)):
+    if not (types.is_integer(label_type) or types.is_floating(label_type) or types.is_boolean(label_type)):
         raise DataError(
             f"data.label_column: the column {labels!r} has {label_type}; write one class for each image, as a whole "
             f"number from 0 to {config.num_classes - 1}"
         )
     dataset = encoded_images(dataset, images)
     table = dataset.with_format("arrow")[:]
-    try:
-        numbers = table[labels].cast(float64(), safe=False)
-    except ArrowInvalid as error:
-        raise DataError(
-            f"data.label_column: {labels!r} of {split!r}: {error}; write one class for each image, as a whole number "
-            f"from 0 to {config.num_classes - 1}"
-        ) from None
     # Null becomes NaN.
-    _check_labels(numbers.to_numpy(), config, split)
-    missing = np.logical_and(*(compute.struct_field(table[images], part).is_null() for part in ("bytes", "path")))
-    if missing.any():
+    _check_labels(table[labels].cast(float64(), safe=False).to_numpy(), config, split)
+    # An empty cell of a CSV is a path without a letter.
+    is_there = (compute.binary_length(compute.struct_field(table[images], part)) for part in ("bytes", "path"))
+    sizes = sum(compute.fill_null(size, 0).to_numpy() for size in is_there)
+    if not sizes.all():
         raise DataError(
-            f"data.image_column: sample {missing.argmax()} of {split!r} has no image in the column {images!r}; remove "
+            f"data.image_column: sample {sizes.argmin()} of {split!r} has no image in the column {images!r}; remove "
             "the sample, or write its image's bytes or path"
         )
     if dataset.builder_name == "imagefolder" and isinstance(dataset.features[labels], datasets.ClassLabel):
         paths = compute.struct_field(table[images], "path")
         _check_layout(compute.replace_substring_regex(paths, "/[^/]*$", "").unique().to_pylist(), config, split)
     return dataset
+
+
+def _numbers(texts: "pyarrow.ChunkedArray") -> NDArray[np.float64]:
+    """The labels in cells of a CSV, or in values of JSON, as numbers: NaN for what is not a whole one."""
+    from pyarrow import compute, float64
+
+    words = compute.utf8_lower(compute.utf8_trim_whitespace(texts))
+    for word, digit in (("true", "1"), ("false", "0")):
+        words = compute.replace_substring_regex(words, f"^{word}$", digit)
+    is_whole = compute.match_substring_regex(words, r"^\d+(\.0*)?$")
+    numbers: NDArray[np.float64] = compute.if_else(is_whole, words, None).cast(float64()).to_numpy()
+    return numbers
 
 
 def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None:
@@ -180,11 +193,14 @@ def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None
         )
 
 
-def _check_labels(labels: NDArray[np.int64 | np.float64], config: HubImages, split: str) -> None:
+def _check_labels(
+    labels: NDArray[np.int64 | np.float64], config: HubImages, split: str, given: Callable[[int], str] | None = None
+) -> None:
+    """Raise DataError for the first that is no class, as it is `given`."""
     wrong = ~np.isin(labels, np.arange(config.num_classes))
     if wrong.any():
-        index = wrong.argmax()
-        label = f"{labels[index]:.15g}".replace("nan", "null")
+        index = int(wrong.argmax())
+        label = given(index) if given else f"{labels[index]:.15g}".replace("nan", "null")
         raise DataError(
             f"data.label_column: sample {index} of {split!r} has the label {label}; write a whole number from 0 to "
             f"{config.num_classes - 1}, or correct data.num_classes {config.num_classes}"
@@ -217,8 +233,7 @@ class HubImageSource:
             decode(encoded, index, partial(self.crop, index=index, epoch=epoch))
             for encoded, index in zip(rows[self.config.image_column], indices.tolist(), strict=True)
         ]
-        # Those of CSV and JSON are text.
-        labels = torch.from_numpy(np.asarray(rows[self.config.label_column], np.float64).astype(np.int64))
+        labels = torch.tensor(rows[self.config.label_column], dtype=torch.int64)
         batch = {"pixel_values": torch.from_numpy(np.stack([crop.pixels for crop in crops])), "labels": labels}
         if self.augmentation_seed is not None and epoch is not None:
             batch["mirrored"] = torch.tensor([crop.mirrored for crop in crops])

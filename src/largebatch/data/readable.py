@@ -13,6 +13,8 @@ from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError, UserError, reason_of
 from largebatch.words import bulleted, counted
 
+NAMES = {"num_train_samples": ("training", 0), "num_eval_samples": ("evaluation", None)}
+"""What the sets are, and the epoch that their samples are fetched for."""
 SAMPLES_AT_ONCE = 100
 MAX_SHOWN = 20
 
@@ -21,7 +23,8 @@ def check_readable(opened: Mapping[str, SampleSource], counts: Mapping[str, int]
     """Read each sample once, in loader processes as training does, except those that have checksums.
 
     Args:
-        opened: The training and the evaluation set, by the config's fields for their numbers of samples.
+        opened: The training and the evaluation set, by the config's fields for their numbers of samples, and further
+            sets by their names.
         counts: Their numbers of samples.
         num_workers: How many loader processes read them.
 
@@ -30,7 +33,8 @@ def check_readable(opened: Mapping[str, SampleSource], counts: Mapping[str, int]
     """
     problems: list[str] = []
     num_wrong = 0
-    for which, epoch, (field, source) in zip(("training", "evaluation"), (0, None), opened.items(), strict=False):
+    for field, source in opened.items():
+        which, epoch = NAMES.get(field, (field, None))
         if getattr(source, "has_checksums", False):
             continue
         starts = range(0, counts[field], SAMPLES_AT_ONCE)

@@ -118,11 +118,11 @@ def _prepare(config: RecipeConfig, where: str, preparation: Preparation, options
         print(f"{where}{name} is read at commit {commit}; ID@COMMIT in the recipe stays there")
     config = at_commits(config, commits)
     uncounted = _without_numbers(config)
-    opened = dict(zip(COUNTED, _open(uncounted, preparation), strict=False))
+    opened = dict(zip((*COUNTED, *config.further_sets), _open(uncounted, preparation), strict=False))
     counts = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
     for field, available in counts.items():
-        expected = getattr(config.data, field)
-        print(f"{where}data.{field:<18} {available:>15,} samples found; the recipe expects {expected:,}")
+        expects = f"; the recipe expects {getattr(config.data, field):,}" if field in COUNTED else ""
+        print(f"{where}data.{field:<18} {available:>15,} samples found{expects}")
         if remark := getattr(opened[field], "remark", None):
             print(printable(f"{where}{remark}"))
     if options.check:
@@ -138,7 +138,7 @@ def _prepare(config: RecipeConfig, where: str, preparation: Preparation, options
             # With the recipe's numbers, as a run opens it.
             sources = _open(config, replace(preparation, allowed="nothing", verify_checksums=False))
         check_sizes(sources, config.data)
-    return counts
+    return {field: counts[field] for field in COUNTED}
 
 
 def _without_numbers(config: RecipeConfig) -> RecipeConfig:
