@@ -298,7 +298,7 @@ def test_parts_count_from_zero_or_one(output_of, run_command, monkeypatch):
         (["mine", "--write", "--data.block_size=4"], "or are overridden; remove --write"),
         (["mine", "--workers=1", "--data.path=parquet"], "could not be loaded"),
         *(
-            (["mine", "--shard", part], "is not a part; write 1/4")
+            (["mine", f"--shard={part}"], "is not a part; write 1/4")
             for part in ("4/3", "1", "1/0", "-1/3", "a/b", f"1/{'9' * 5000}")
         ),
     ],

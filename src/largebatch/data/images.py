@@ -146,11 +146,11 @@ def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "dat
     # Null becomes NaN.
     _check_labels(table[labels].cast(float64(), safe=False).to_numpy(), config, split)
     # An empty cell of a CSV is a path without a letter.
-    is_there = (compute.binary_length(compute.struct_field(table[images], part)) for part in ("bytes", "path"))
-    sizes = sum(compute.fill_null(size, 0).to_numpy() for size in is_there)
-    if not sizes.all():
+    paths = compute.fill_null(compute.struct_field(table[images], "path"), "")
+    missing = compute.struct_field(table[images], "bytes").is_null().to_numpy() & (paths.to_numpy() == "")
+    if missing.any():
         raise DataError(
-            f"data.image_column: sample {sizes.argmin()} of {split!r} has no image in the column {images!r}; remove "
+            f"data.image_column: sample {missing.argmax()} of {split!r} has no image in the column {images!r}; remove "
             "the sample, or write its image's bytes or path"
         )
     if dataset.builder_name == "imagefolder" and isinstance(dataset.features[labels], datasets.ClassLabel):
