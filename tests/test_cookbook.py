@@ -163,11 +163,11 @@ def test_own_optimizers_step_as_the_page_says(recipe):
     assert torch.allclose(stepped(scaled, gradients[:1], trust=0.5), expected, rtol=1e-6)
 
 
-def test_noise_belongs_to_a_sample(recipe):
+@pytest.mark.parametrize("drawn", ["time", "noise"])
+def test_noise_belongs_to_a_sample(drawn, recipe):
     def fetch(indices, epoch, seed=0):
         source = import_from(recipe.parent, "data").Noisy(load_config(recipe, [f"--seed={seed}"]), 8, "train")
-        batch = source.fetch(np.array(indices), epoch)
-        return torch.cat([batch["time"].unsqueeze(1), batch["noise"], batch["tokens"]], dim=1)
+        return source.fetch(np.array(indices), epoch)[drawn]
 
     assert_drawn_by_seed_epoch_and_sample(fetch, partial(fetch, seed=1))
     assert torch.equal(fetch([1, 2], None), fetch([1, 2], None))

@@ -171,9 +171,9 @@ class OtherNorm(nn.BatchNorm2d):
 
 
 def check(layer: nn.Module, recipe: Path, words: tuple[str, ...]) -> None:
-    """Compare a model of one layer with a plan."""
+    """Compare a model of one layer, which is in another, with a plan."""
     plan = resolve(load_config(recipe, words), 2)
-    model = nn.Sequential(layer)
+    model = nn.Sequential(nn.Sequential(layer))
     backend = SimpleNamespace(plan=plan, launch=Launch("ddp", 0, 2, 2), gather_objects=lambda value: [value, value])
     check_before(model, build_optimizer(model, plan), backend)
 
@@ -182,9 +182,14 @@ def check(layer: nn.Module, recipe: Path, words: tuple[str, ...]) -> None:
     ("layer", "recipe", "words", "message"),
     [
         (nn.GroupNorm(1, 4), DIGITS, (), "the model has no BatchNorm layer, which decides whether"),
-        (nn.BatchNorm1d(4), PYDOC, (), "0 is a BatchNorm layer, which decides whether"),
-        (nn.SyncBatchNorm(4), DIGITS, (), "0 is of class SyncBatchNorm, but the plan has model.sync_batch_norm: false"),
-        (OtherNorm(4), DIGITS, (SYNC,), "0 is of class OtherNorm, but the plan has model.sync"),
+        (nn.BatchNorm1d(4), PYDOC, (), "0.0 is a BatchNorm layer, which decides whether"),
+        (
+            nn.SyncBatchNorm(4),
+            DIGITS,
+            (),
+            "0.0 is of class SyncBatchNorm, but the plan has model.sync_batch_norm: false",
+        ),
+        (OtherNorm(4), DIGITS, (SYNC,), "0.0 is of class OtherNorm, but the plan has model.sync"),
     ],
 )
 def test_models_that_are_not_what_the_plan_says(layer, recipe, words, message):

@@ -82,16 +82,18 @@ def test_a_file_that_is_in_both_splits_by_its_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("train", "evaluation", "rows"),
+    ("train", "evaluation", "rows", "held_out"),
     [
-        ("train+test[:50%]", "test[50%:]", ["train", "train 2", "test"]),
-        ("train[:50%]", "train[50%:]+test", ["train"]),
-        ("train", "train", ["train", "train 2"]),
+        ("train+test[:50%]", "test[50%:]", ["train", "train 2", "test"], ["test 2"]),
+        ("train[:50%]", "train[50%:]+test", ["train"], ["train 2", "test", "test 2"]),
+        ("train", "train", ["train", "train 2"], ["train", "train 2"]),
     ],
 )
-def test_parts_of_one_split_have_its_files(train, evaluation, rows, tmp_path):
+def test_parts_of_one_split_have_its_files(train, evaluation, rows, held_out, tmp_path):
     write_lines(tmp_path, "train", "test")
-    assert read(tmp_path, train_split=train, eval_split=evaluation) == rows
+    section = hub_text(tmp_path, train_split=train, eval_split=evaluation)
+    found = open_splits(section, Preparation(), {"a": Use("text_column")})
+    assert [split["a"][:] for split in found] == [rows, held_out]
 
 
 def test_a_split_whose_name_begins_as_another(tmp_path):

@@ -193,7 +193,12 @@ def test_classes_in_a_table_of_paths(kind, heading, rows, tmp_path):
         ("csv", ["image,label"], ["IMAGE,1", "IMAGE,cat"], "sample 1 of 'train' has the label \"cat\"; write a whole"),
         ("csv", ["image,label"], ["IMAGE,1", "IMAGE,0.5"], "sample 1 of 'train' has the label \"0.5\""),
         ("csv", ["image,label"], ["IMAGE,1", "IMAGE,1_0"], "sample 1 of 'train' has the label \"1_0\""),
-        ("csv", ["image,label"], ["IMAGE,1", "IMAGE,7"], "sample 1 of 'train' has the label \"7\".* data.num_classes 3"),
+        (
+            "csv",
+            ["image,label"],
+            ["IMAGE,1", "IMAGE,7"],
+            "sample 1 of 'train' has the label \"7\".* data.num_classes 3",
+        ),
         ("csv", ["image,label"], ["IMAGE,1", "IMAGE,"], "sample 1 of 'train' has the label \"\""),
         ("csv", ["image,label"], ["IMAGE,1", ",1"], "sample 1 of 'train' has no image in the column 'image'"),
         ("json", [], ['{"image": "IMAGE", "label": null}'], "sample 0 of 'train' has the label null"),

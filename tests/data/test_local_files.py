@@ -122,6 +122,8 @@ def test_a_folder_is_read_once():
     Path("latest.jsonl").symlink_to("data/a/0.jsonl")
     for second in ("data/a/0.jsonl", "data/../data", str(Path("data").absolute()), "latest.jsonl"):
         assert_refused(r"data/a/0\.jsonl would be read 2 times", ["data", second])
+    Path("data/latest.jsonl").symlink_to("a/0.jsonl")
+    assert_refused(r"data/a/0\.jsonl would be read 2 times", "data")
 
 
 def test_a_folder_that_cannot_be_listed(monkeypatch):

@@ -121,3 +121,5 @@ def test_documents_without_ends_are_not_kept_apart(sequences, documents, tmp_pat
     prefix = write(tmp_path / "corpus", sequences=sequences, documents=documents)
     with pytest.raises(DataError, match=r"data\.attention: the first document of .*corpus does not end with token 0"):
         sources_of([good, prefix], attention="document", block_size=4)
+    with pytest.raises(DataError, match=r"data\.attention: the first document of .*corpus does not end with token 0"):
+        sources_of(prefix, attention="document", block_size=4)

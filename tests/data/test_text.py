@@ -96,6 +96,12 @@ def test_a_model_without_a_tokenizer(opened, tmp_path):
         opened(tokenizer=str(folder))
 
 
+def test_a_tokenizer_that_is_damaged(opened, tokenizer, tmp_path):
+    (tmp_path / "tokenizer/tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"data\.tokenizer: '.*tokenizer' could not be loaded"):
+        opened(tokenizer=tokenizer)
+
+
 def test_vocabulary_must_hold_the_tokenizer(opened, tokenizer):
     with pytest.raises(DataError, match="vocab_size: 4 is below the 5 tokens"):
         opened(DOCUMENTS, "--model.vocab_size=4", tokenizer=tokenizer)

@@ -34,8 +34,11 @@ def test_it_takes_as_many_gpus_as_the_batch_allows(gpus, used, make_train):
     assert f"--num_processes {used} " in make_train(gpus)
 
 
-def test_a_number_of_processes_that_is_given_is_taken(make_train):
+def test_a_number_of_processes_that_is_given_is_taken_or_refused(make_train):
     assert "--num_processes 4 " in make_train(1, NUM_PROCESSES="4")
+    refused = make_train(1, NUM_PROCESSES="8")
+    assert "64 is not a multiple of" in refused
+    assert "accelerate launch" not in refused
 
 
 def test_a_recipe_that_is_wrong_on_any_number(make_train):

@@ -203,3 +203,15 @@ def test_no_such_folder_and_no_such_model(tmp_path, monkeypatch):
         UserError, match=r"'nobody/nothing' could not be downloaded: .*; write a local folder, or the id"
     ):
         find_folder("nobody/nothing")
+
+
+def test_a_model_in_the_hubs_cache(tmp_path, monkeypatch):
+    """What `huggingface_hub` has downloaded before is found where it put it."""
+    revision = "0" * 40
+    model = tmp_path / "models--somebody--something"
+    folder = saved(model / "snapshots" / revision)
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text(revision)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert find_folder("somebody/something").samefile(folder)

@@ -13,7 +13,8 @@ from torch import nn
 
 from evaluate_saved import evaluate_saved
 from jobs import failure_of, run_job, train
-from largebatch.config import load_config
+from largebatch.config import as_json, load_config
+from largebatch.config.differences import differences
 from largebatch.errors import UserError
 from largebatch.optim.build import build_optimizer
 from largebatch.plan import explain, resolve
@@ -190,6 +191,11 @@ def test_running_statistics_are_averaged_too(tmp_path):
 
 
 RESUMED = (*TINY_GPT, EMA, "--train.stop_after_steps=12")
+
+
+def test_a_run_that_is_resumed_must_be_allowed_to_change_it():
+    recorded = as_json(load_config(PYDOC))
+    assert "optimizer.ema_half_life.samples" in differences(recorded, load_config(PYDOC, (EMA,)))
 
 
 @pytest.mark.slow

@@ -45,6 +45,8 @@ def test_names_are_exempt_where_asked():
     assert decayed | exempt == {name for name, _ in model.named_parameters()}
     # Of 2 blocks with a norm, 5 weights, 2 biases, `A_log` and `D`; the embedding, which is tied; and the last norm.
     assert decay_summary(groups) == "none on 11 of 22 parameters"
+    _, exempt = decayed_and_exempt(groups_of(model, weight_decay=0.1, no_decay=["embedding"]), model)
+    assert exempt == {"backbone.embeddings.weight"}
 
 
 def test_a_model_declares_what_is_exempt():

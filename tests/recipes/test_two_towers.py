@@ -297,6 +297,7 @@ def test_a_column_without_texts_is_named(values, row, tmp_path):
             '"bert" is for pairs of texts, the others are',
         ),
         (CLIP_DIGITS, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
+        (EMBED_PYDOC, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
         (CLIP_DIGITS, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features"),
         (CLIP_RN50, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features"),
