@@ -119,9 +119,12 @@ def test_another_place_of_the_same_data_keeps_it():
     assert load_config(IMAGENET, words).expected == load_config(IMAGENET).expected is not None
 
 
-def test_a_figure_after_tokens_of_data_that_has_none(tmp_path):
-    with pytest.raises(ConfigError, match=r"expected\.after"):
-        recipe_with(tmp_path, FIGURE | {"after": {"tokens": 5}})
+@pytest.mark.parametrize("wrong", [{"seeds": 0}, {"after": {"tokens": 5}}])
+def test_wrong_figures(wrong, tmp_path):
+    """No seed, and tokens of data that has none."""
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=rf"expected\.{name}"):
+        recipe_with(tmp_path, FIGURE | wrong)
 
 
 def test_a_figure_may_be_added_to_an_unfinished_run(tmp_path):

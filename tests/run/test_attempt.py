@@ -58,17 +58,24 @@ def test_numbers_that_others_take_at_the_last_moment_are_left_to_them(attempts, 
     assert [record["token"] for record in records(attempts).values()] == [*others, attempt.token]
 
 
-def test_a_record_is_whole_before_its_name_appears(attempts, monkeypatch):
+def test_a_record_is_whole_and_on_the_disk_before_its_name_appears(attempts, monkeypatch):
     link = os.link
+    fsync = os.fsync
+    synced = []
     linked = []
 
+    def note(file):
+        synced.append(os.fstat(file).st_ino)
+        fsync(file)
+
     def look(source, target):
-        linked.append(json.loads(source.read_text())["attempt"])
+        linked.append((json.loads(source.read_text())["attempt"], source.stat().st_ino in synced))
         link(source, target)
 
+    monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(os, "link", look)
     claim(attempts, {})
-    assert linked == [1]
+    assert linked == [(1, True)]
 
 
 def test_a_file_system_that_does_not_answer_for_a_moment_is_no_later_attempt(attempts, monkeypatch):

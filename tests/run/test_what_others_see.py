@@ -10,28 +10,28 @@ from largebatch.run import resume
 from largebatch.storage.catalog import entries
 from saving import make_checkpoint
 
-# What the main process says of a checkpoint that is intact for it: that it is there, and seen; no error; no problem.
+# What the other process says of a checkpoint that is intact for it: that it is there, and seen; no error; no problem.
 INTACT = [True, True, None, (None, False)]
 GONE = [True, False, None, ("there is no such folder", False)]
 
 
-class Second:
-    """The second of two processes; `main` is what the first one gathers."""
+class OneOfTwo:
+    """One of two processes; `other` is what the other one gathers."""
 
     raise_on_all_ranks = Processes.raise_on_all_ranks
-    rank = 1
     world_size = 2
 
-    def __init__(self, main):
-        self._main = iter(main)
+    def __init__(self, rank, other):
+        self.rank = rank
+        self._other = iter(other)
 
     def gather_objects(self, value):
-        return [next(self._main), value]
+        return [value, next(self._other)] if self.rank == 0 else [next(self._other), value]
 
 
 @pytest.fixture
 def latest(tmp_path, monkeypatch):
-    """The checkpoint that the second process takes, if it sees the newest after so many seconds."""
+    """The checkpoint that a process takes, if it sees the newest after so many seconds."""
     for step in (1, 2):
         make_checkpoint(tmp_path / f"step_{step:08d}")
     candidates = entries(tmp_path)
@@ -39,7 +39,7 @@ def latest(tmp_path, monkeypatch):
     hidden = newest.rename(tmp_path / "hidden")
     now = [0.0]
 
-    def found(seconds, *main):
+    def found(seconds, *other, rank=1):
         def sleep(duration):
             now[0] += duration
             if now[0] == seconds:
@@ -47,7 +47,7 @@ def latest(tmp_path, monkeypatch):
 
         monkeypatch.setattr(resume, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
         monkeypatch.setattr(resume, "read_manifest", lambda path: path)
-        (path, _), _ = resume.latest_usable(candidates, Second(main))
+        (path, _), _ = resume.latest_usable(candidates, OneOfTwo(rank, other))
         return path.name
 
     return found
@@ -55,6 +55,10 @@ def latest(tmp_path, monkeypatch):
 
 def test_one_that_another_process_sees_later(latest):
     assert latest(20, *INTACT) == "step_00000002"
+
+
+def test_one_that_the_main_process_sees_later(latest):
+    assert latest(20, *INTACT, rank=0) == "step_00000002"
 
 
 def test_one_that_another_process_never_sees(latest):

@@ -110,9 +110,12 @@ def test_linked_folders_are_not_used_and_what_they_link_to_stays(tmp_path):
     "marker",
     [
         [],
+        None,
         {},
         {"files": []},
         {"files": {"rank_00000.safetensors": {"size": 7, "checksum": "0"}}},
+        {"files": {"manifest.json": {"size": 2}}},
+        {"files": {"manifest.json": {"size": "2", "checksum": "0"}}},
     ],
 )
 def test_markers_of_another_form_are_refused(marker, tmp_path):
@@ -161,7 +164,12 @@ def test_each_file_is_read_by_one_of_the_processes(num_shares, tmp_path):
 
 @pytest.mark.parametrize(
     ("keep_last", "for_ever", "left"),
-    [(None, (), [1, 2, 3, 4, 5, 6]), (2, (6, 4, 1), [1, 2, 4, 5, 6]), (1, (5, 2), [2, 5, 6])],
+    [
+        (None, (), [1, 2, 3, 4, 5, 6]),
+        (9, (), [1, 2, 3, 4, 5, 6]),
+        (2, (6, 4, 1), [1, 2, 4, 5, 6]),
+        (1, (5, 2), [2, 5, 6]),
+    ],
 )
 def test_old_complete_checkpoints_are_deleted(keep_last, for_ever, left, folder):
     prune(folder, keep_last, lambda step: step in for_ever, ATTEMPT)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,6 +10,7 @@ from largebatch.storage import files
 from largebatch.storage.files import (
     FileRecord,
     read_record,
+    remove_folder,
     replace_file,
     replace_json_file,
     write_file,
@@ -89,3 +91,9 @@ def test_links_of_others_are_not_followed(tmp_path):
     write_file(tmp_path / "other", views(b"new"))
     assert mine.read_bytes() == b"mine"
     assert [(tmp_path / name).read_bytes() for name in ("file", "other")] == [b"new", b"new"]
+
+
+def test_a_folder_that_cannot_be_deleted_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "rmdir", Mock(side_effect=PermissionError))
+    with pytest.raises(PermissionError):
+        remove_folder(tmp_path)

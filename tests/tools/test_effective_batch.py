@@ -36,10 +36,10 @@ def test_7_on_8_devices_is_56_and_on_10_nodes_560(framework):
 
 
 def test_the_table_and_the_recipes_lines(output_of):
-    words = ["effective-batch", "--from=ddp", "--batch-size=32", "--devices=2", "--accumulation=3"]
+    words = ["effective-batch", "--from=dp", "--batch-size=64", "--devices=8", "--accumulation=3"]
     table, recipe = output_of(*words, "--lr=0.1").split("in the recipe:\n")
-    assert [line.split()[-1] for line in table.splitlines()] == ["192", "32", "2", "3"]
-    assert '"batch": {"global_batch_size": 192, "micro_batch_size": 32},' in recipe
+    assert [line.split()[-1] for line in table.splitlines()] == ["192", "8", "8", "3"]
+    assert '"batch": {"global_batch_size": 192, "micro_batch_size": 8},' in recipe
     assert '"base_lr": 0.1, "reference_batch_size": 192, "scaling": "none"}' in recipe
     assert '"base_lr": "LR"' in output_of(*words)
 

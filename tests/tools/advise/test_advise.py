@@ -100,6 +100,13 @@ def test_a_batch_that_costs_nothing_is_not_the_models_critical_batch(advise, tmp
     assert "a batch that costs nothing, which is below the critical batch of this model" in prose(errors)
 
 
+def test_a_run_that_has_measured_nothing(advise, tmp_path):
+    (tmp_path / "summary.json").write_text('{"steps": 3}')
+    code, _, errors = advise("--measured", tmp_path)
+    assert code == 2
+    assert NO_NUMBER in errors
+
+
 NO_NUMBER = "positive number of samples"
 
 

@@ -99,8 +99,10 @@ def test_planted(mistake):
 def test_what_a_task_imports(file, line, said):
     path = Path("recipes/causal_lm", file)
     path.write_text(f"{line}\n{path.read_text()}")
-    findings = [str(each).partition("; ")[0] for each in lint_files([Path(RECIPE)]) if each.rule == "import"]
-    assert findings == [f"{path}: line 1: largebatch has no {each}" for each in said]
+    findings = [each for each in lint_files([Path(RECIPE)]) if each.rule == "import"]
+    found = [str(each).partition("; ")[0] for each in findings]
+    assert found == [f"{path}: line 1: largebatch has no {each}" for each in said]
+    assert all(each.message.endswith('says under "Renamed" what to write instead') for each in findings)
 
 
 # What looks like one of the mistakes and is none.
