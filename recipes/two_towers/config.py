@@ -239,7 +239,8 @@ class Config(RecipeConfig):
         # A ResNet's last stage has four positions of these pixels.
         size = 2 * self.model.patch_size if isinstance(self.model, ResNetTowers) else 32
         data = {"source": "digits", "image_size": size, "max_tokens": 32}
-        return {"data": data, "model.vocab_size": 256, "model.end_of_text": 0, "zero_shot": None, "evaluation.sets": {}}
+        without: dict[str, Any] = {"zero_shot": None, "evaluation.sets": {}} if self.zero_shot else {}
+        return {"data": data, "model.vocab_size": 256, "model.end_of_text": 0, **without}
 
     @check
     def _models_of_the_data(self) -> Iterator[str]:
@@ -280,15 +281,16 @@ class Config(RecipeConfig):
 
     @check
     def _names_of_all_classes(self) -> Iterator[str]:
-        names = self.zero_shot.class_names if self.zero_shot else DIGIT_NAMES
-        images = self.zero_shot.images if self.zero_shot else None
-        if ("zero_shot" in self.evaluation.sets) != (images is not None):
+        zero_shot = self.zero_shot
+        has_images = zero_shot is not None and zero_shot.images is not None
+        if ("zero_shot" in self.evaluation.sets) != has_images:
             yield 'evaluation.sets: "zero_shot" and zero_shot.images go together; write both, or neither'
-        if isinstance(self.data, NamedDigits) and images:
+        if zero_shot is None:
+            return
+        if not isinstance(self.data, NamedDigits):
+            if not has_images or not isinstance(self.data, Images):
+                yield "zero_shot: this data has no classes; write zero_shot.images for captioned images, or remove it"
+        elif has_images:
             yield "zero_shot.images: digits have classes and one color; remove it"
-        elif isinstance(self.data, NamedDigits) and len(names) != len(DIGIT_NAMES):
-            yield f"zero_shot.class_names: {len(names)} names for {len(DIGIT_NAMES)} classes"
-        elif (
-            self.zero_shot and not isinstance(self.data, NamedDigits) and not (images and isinstance(self.data, Images))
-        ):
-            yield "zero_shot: this data has no classes; write zero_shot.images for captioned images, or remove it"
+        elif len(zero_shot.class_names) != len(DIGIT_NAMES):
+            yield f"zero_shot.class_names: {len(zero_shot.class_names)} names for {len(DIGIT_NAMES)} classes"
