@@ -86,6 +86,16 @@ def test_labeled_images_are_classified_as_by_transformers(words, tmp_path):
     assert lines[-1]["zero_shot/accuracy"] == pytest.approx(np.mean(found == np.arange(len(found)) // NUM_OF_CLASS))
 
 
+def test_the_whole_image_is_looked_at(words, tmp_path):
+    """As of pairs, and not the center that `image_classification` takes."""
+    framed = np.pad(np.full((58, 58, 3), 255, np.uint8), ((3, 3), (3, 3), (0, 0)))
+    Image.fromarray(framed).save(tmp_path / "labeled/0/0.png")
+    *_, labeled = tasks.sources("two_towers")(load_config(CLIP_DIGITS, words), Preparation())
+    pixels = labeled.fetch(np.array([0]), None)["pixel_values"]
+    assert pixels[0, :, 0].max() < 50
+    assert pixels[0, :, 16, 16].tolist() == [255] * 3
+
+
 def test_a_class_without_a_name(words, tmp_path):
     (tmp_path / "labeled/9").mkdir()
     Image.fromarray(noise(9)).save(tmp_path / "labeled/9/0.png")
