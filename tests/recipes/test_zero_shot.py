@@ -22,10 +22,11 @@ from largebatch.storage.files import read_json_lines
 from paths import CLIP_DIGITS
 from problems import problems_of
 
-NAMES = ("a red thing", "green", "blue")
-TEMPLATES = ("{}", "a photo of {}.")
+NAMES = ("a red thing", "green", "blue", "more", "x", "something else")
+TEMPLATES = ("{}", "zz {} zzzzzzzz")
 SIZE = 32
-NUM_OF_CLASS = 5
+# Of each class another number of images, so that accuracies tell classes apart.
+LABELS = [label for label in range(len(NAMES)) for _ in range(label + 1)]
 
 
 def noise(number):
@@ -34,17 +35,16 @@ def noise(number):
 
 @pytest.fixture
 def words(tmp_path):
-    """A recipe's words: 48 captioned images, and 15 to classify, in folders."""
+    """A recipe's words: 48 captioned images, and some to classify, in folders."""
     rows = ["image,caption"]
     for number in range(48):
         Image.fromarray(noise(number)).save(tmp_path / f"{number}.png")
         rows.append(f"{tmp_path / f'{number}.png'},number {number}")
     (tmp_path / "pairs.csv").write_text("\n".join(rows))
-    for label, number in product(range(len(NAMES)), range(NUM_OF_CLASS)):
+    for number, label in enumerate(LABELS):
         folder = tmp_path / f"labeled/{label}"
         folder.mkdir(parents=True, exist_ok=True)
-        # The seed of its pixels tells where it is among all.
-        Image.fromarray(noise(100 + NUM_OF_CLASS * label + number)).save(folder / f"{number}.png")
+        Image.fromarray(noise(100 + number)).save(folder / f"{number:02}.png")
     data = {
         "source": "datasets",
         "path": "csv",
@@ -54,7 +54,7 @@ def words(tmp_path):
         "image_size": SIZE,
         "mean": [0.5] * 3,
         "std": [0.25] * 3,
-        "max_tokens": 24,
+        "max_tokens": 32,
     }
     images = {"path": "imagefolder", "files": str(tmp_path / "labeled")}
     zero_shot = {"class_names": NAMES, "templates": TEMPLATES, "images": images}
@@ -76,20 +76,23 @@ def test_labeled_images_are_classified_as_by_transformers(words, tmp_path):
     model = CLIPModel.from_pretrained(tmp_path / "run/model").eval()
     prompts = [template.format(name).encode() for name, template in product(NAMES, TEMPLATES)]
     tokens = torch.tensor([[*prompt.ljust(config.data.max_tokens, b"\0")] for prompt in prompts])
-    pixels = np.stack([noise(100 + number) for number in range(len(NAMES) * NUM_OF_CLASS)]).transpose(0, 3, 1, 2)
+    pixels = np.stack([noise(100 + number) for number in range(len(LABELS))]).transpose(0, 3, 1, 2)
     with torch.no_grad():
         texts = normalize(model.get_text_features(input_ids=tokens).pooler_output, dim=-1)
         images = model.get_image_features(pixel_values=torch.tensor((pixels / 255 - 0.5) / 0.25).float()).pooler_output
-    classes = normalize(texts.view(len(NAMES), len(TEMPLATES), -1).mean(dim=1), dim=-1)
-    found = (images @ classes.T).argmax(dim=1).numpy()
-    assert 0 < np.mean(found == np.arange(len(found)) // NUM_OF_CLASS) < 1
-    assert lines[-1]["zero_shot/accuracy"] == pytest.approx(np.mean(found == np.arange(len(found)) // NUM_OF_CLASS))
+    texts = texts.view(len(NAMES), len(TEMPLATES), -1)
+    mean, first = (
+        np.mean((images @ normalize(classes, dim=-1).T).argmax(dim=1).numpy() == LABELS)
+        for classes in (texts.mean(dim=1), texts[:, 0])
+    )
+    # One template alone would say something else.
+    assert lines[-1]["zero_shot/accuracy"] == pytest.approx(mean) != pytest.approx(first)
 
 
 def test_the_whole_image_is_looked_at(words, tmp_path):
     """As of pairs, and not the center that `image_classification` takes."""
     framed = np.pad(np.full((58, 58, 3), 255, np.uint8), ((3, 3), (3, 3), (0, 0)))
-    Image.fromarray(framed).save(tmp_path / "labeled/0/0.png")
+    Image.fromarray(framed).save(tmp_path / "labeled/0/00.png")
     *_, labeled = tasks.sources("two_towers")(load_config(CLIP_DIGITS, words), Preparation())
     pixels = labeled.fetch(np.array([0]), None)["pixel_values"]
     assert pixels[0, :, 0].max() < 50
@@ -99,16 +102,16 @@ def test_the_whole_image_is_looked_at(words, tmp_path):
 def test_a_class_without_a_name(words, tmp_path):
     (tmp_path / "labeled/9").mkdir()
     Image.fromarray(noise(9)).save(tmp_path / "labeled/9/0.png")
-    with pytest.raises(DataError, match=r"zero_shot\.images: data\.label_column: sample 15 .* has the label 3"):
+    with pytest.raises(DataError, match=r"zero_shot\.images: data\.label_column: sample 21 .* has the label 6"):
         tasks.sources("two_towers")(load_config(CLIP_DIGITS, words), Preparation())
 
 
 def test_images_that_cannot_be_read_are_named_by_prepare(words, tmp_path, capsys):
-    (tmp_path / "labeled/2/1.png").write_bytes(b"nothing")
+    (tmp_path / "labeled/2/04.png").write_bytes(b"nothing")
     assert main(["prepare", str(CLIP_DIGITS), *words, "--check"]) == 2
     told = capsys.readouterr()
-    assert re.search(r"(?m)^data\.zero_shot +15 samples found$", told.out)
-    assert "1 sample cannot be read:\n  - zero_shot sample 11: the image of sample 11 cannot be decoded" in told.err
+    assert re.search(r"(?m)^data\.zero_shot +21 samples found$", told.out)
+    assert "1 sample cannot be read:\n  - zero_shot sample 4: the image of sample 4 cannot be decoded" in told.err
 
 
 @pytest.mark.parametrize(
