@@ -78,16 +78,19 @@ def launched(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
     return result, run_dir
 
 
+def noise_in(output: str) -> list[str]:
+    """Lines that nobody wants to read; the launcher itself imports DeepSpeed, before any code of ours runs."""
+    lines = [line for line in output.splitlines() if "Setting accelerator to CPU" not in line]
+    return [line for line in lines if re.search("Warning|WARNING|INFO|deprecated|Traceback", line)]
+
+
 def test_rank_0_speaks_once_under_the_strategy_that_was_asked_for(launched):
     result, run_dir = launched
     assert f"Strategy      {STRATEGY} on " in result.stdout
     assert read_object(run_dir / "summary.json")["strategy"] == STRATEGY
     assert result.stdout.count("samples per optimizer step") == 1
     assert result.stdout.count(f"\nfinished {STEPS} steps") == 1
-    # What nobody wants to read; the launcher itself imports DeepSpeed, before any code of ours runs.
-    noise = re.compile("Warning|WARNING|INFO|deprecated|Traceback")
-    lines = [line for line in (result.stdout + result.stderr).splitlines() if noise.search(line)]
-    assert [line for line in lines if "Setting accelerator to CPU" not in line] == []
+    assert noise_in(result.stdout + result.stderr) == []
 
 
 def test_run_folder(launched):
