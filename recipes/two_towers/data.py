@@ -27,16 +27,7 @@ from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 from largebatch.words import counted
 
-from .config import (
-    DIGIT_NAMES,
-    CaptionedImages,
-    Config,
-    Headings,
-    Images,
-    ImageText,
-    NamedDigits,
-    TextPairs,
-)
+from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, Images, ImageText, NamedDigits, TextPairs
 from .images import open_captioned, open_labeled, text_id
 
 TEMPLATES = ("{}", "the digit {}", "a photo of the number {}", "a handwritten {}")

@@ -110,7 +110,7 @@ def test_images_that_cannot_be_read_are_named_by_prepare(words, tmp_path, capsys
     (tmp_path / "labeled/2/04.png").write_bytes(b"nothing")
     assert main(["prepare", str(CLIP_DIGITS), *words, "--check"]) == 2
     told = capsys.readouterr()
-    assert re.search(r"(?m)^data\.zero_shot +21 samples found$", told.out)
+    assert re.search(r"(?m)^zero_shot +21 samples found$", told.out)
     assert "1 sample cannot be read:\n  - zero_shot sample 4: the image of sample 4 cannot be decoded" in told.err
 
 

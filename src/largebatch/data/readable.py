@@ -40,7 +40,7 @@ def check_readable(opened: Mapping[str, SampleSource], counts: Mapping[str, int]
         starts = range(0, counts[field], SAMPLES_AT_ONCE)
         chunks = [(np.arange(start, min(start + SAMPLES_AT_ONCE, counts[field])), epoch) for start in starts]
         tried = load(_Tried(source), chunks, num_workers, torch.device("cpu"))
-        for (indices, _), loaded in zip(chunks, tqdm(tried, f"data.{field}", len(chunks), disable=None), strict=True):
+        for (indices, _), loaded in zip(chunks, tqdm(tried, which, len(chunks), disable=None), strict=True):
             wrong = indices[loaded.batch["cannot_be_read"].numpy()].tolist()
             num_wrong += len(wrong)
             for index in wrong[: MAX_SHOWN - len(problems)]:

@@ -121,8 +121,12 @@ def _prepare(config: RecipeConfig, where: str, preparation: Preparation, options
     opened = dict(zip((*COUNTED, *config.further_sets), _open(uncounted, preparation), strict=False))
     counts = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
     for field, available in counts.items():
-        expects = f"; the recipe expects {getattr(config.data, field):,}" if field in COUNTED else ""
-        print(f"{where}data.{field:<18} {available:>15,} samples found{expects}")
+        name = field
+        expects = ""
+        if field in COUNTED:
+            name = f"data.{field}"
+            expects = f"; the recipe expects {getattr(config.data, field):,}"
+        print(f"{where}{name:<23} {available:>15,} samples found{expects}")
         if remark := getattr(opened[field], "remark", None):
             print(printable(f"{where}{remark}"))
     if options.check:
