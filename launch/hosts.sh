@@ -51,11 +51,11 @@ for host in "${hosts[@]}"; do
   [[ $host != */* && $host != -* ]] || { echo "error: $1: $host is not the name of a machine; write names or addresses, one per line" >&2; exit 2; }
 done
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-port=$(bash "$here/free_port.sh" "${hosts[0]}")
+port=$(BASH_ENV='' bash "$here/free_port.sh" "${hosts[0]}")
 export RUN_DIR=${RUN_DIR:-runs/$(basename "$2" .json)}
 [[ $RUN_DIR != *://* ]] || { echo "error: RUN_DIR=$RUN_DIR: runs are not written to object stores; write a folder of a shared file system" >&2; exit 2; }
 export LARGEBATCH_JOB_ID=${LARGEBATCH_JOB_ID:-$(date +%Y%m%d_%H%M%S)_$$}
-LARGEBATCH_RESTART=$(bash "$here/claim_start.sh" "$RUN_DIR/jobs/$LARGEBATCH_JOB_ID")
+LARGEBATCH_RESTART=$(BASH_ENV='' bash "$here/claim_start.sh" "$RUN_DIR/jobs/$LARGEBATCH_JOB_ID")
 export LARGEBATCH_RESTART LARGEBATCH_LOGS=$RUN_DIR/jobs/$LARGEBATCH_JOB_ID/start_$LARGEBATCH_RESTART
 LARGEBATCH_TOKEN=$LARGEBATCH_JOB_ID.$LARGEBATCH_RESTART.$(</proc/sys/kernel/random/uuid)
 export LARGEBATCH_TOKEN

@@ -121,7 +121,7 @@ folder=${LARGEBATCH_LOGS:-}/preflight
 if [[ -z ${LARGEBATCH_TOKEN:-} ]]; then
   if [[ -z $job || -z $restart ]]; then
     ((nodes == 1)) || fail 2 "$nodes nodes need the same name for this start: set LARGEBATCH_JOB_ID to the job's id and LARGEBATCH_RESTART to the number of its restarts on all of them, or use launch/hosts.sh"
-    restart=$(bash "$code/launch/claim_start.sh" "$run_dir/jobs/${job:-none}")
+    restart=$(BASH_ENV='' bash "$code/launch/claim_start.sh" "$run_dir/jobs/${job:-none}")
     [[ -z $job ]] || export LARGEBATCH_RESTART=$restart
   fi
   export LARGEBATCH_LOGS=$run_dir/jobs/${job:-none}/start_$restart

@@ -270,7 +270,7 @@ check_nodes() {
 }
 
 while :; do
-  port=$(bash "$code/launch/free_port.sh" "${node_names[0]}") || leave $? "error: there is no free port on ${node_names[0]}; see above"
+  port=$(BASH_ENV='' bash "$code/launch/free_port.sh" "${node_names[0]}") || leave $? "error: there is no free port on ${node_names[0]}; see above"
   LARGEBATCH_TOKEN=$SLURM_JOB_ID.$restart.$(</proc/sys/kernel/random/uuid)
   export LARGEBATCH_TOKEN
   # What a try on another port or on other nodes has left must not be taken for this one's.

@@ -58,8 +58,8 @@ def main(config: Config, options: RunOptions) -> None:
             encoded["ids"] = batch["ids"]
         return encoded
 
+    # What an evaluation compares with: all pairs, and the names of all classes.
     everything: dict[str, torch.Tensor] = {}
-    """What evaluation compares with: all pairs, and the names of all classes."""
 
     def encode_classes() -> None:
         def encode_prompts(batch: Batch) -> dict[str, torch.Tensor]:
@@ -102,6 +102,7 @@ def main(config: Config, options: RunOptions) -> None:
             return found
 
         run.evaluate(eval_set, evaluate_batch, before=encode_everything)
+        everything.clear()  # not kept on the device while training
 
     def classify(batch: Batch) -> dict[str, Value]:
         """Measure how often a labeled image is nearest to the name of its class."""

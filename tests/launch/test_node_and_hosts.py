@@ -316,9 +316,10 @@ def test_a_host_that_is_no_name_starts_nothing(launch, tmp_path, name):
 
 def test_every_start_over_ssh_has_a_folder_and_a_token(launch, tmp_path):
     leave_files_in(tmp_path / "run/jobs/9/start_0")
+    (tmp_path / "profile").write_text("echo welcome\n")
     tokens = set()
     for restart in "12":
-        code, log = hosts(launch, tmp_path, LARGEBATCH_JOB_ID="9")
+        code, log = hosts(launch, tmp_path, LARGEBATCH_JOB_ID="9", BASH_ENV=str(tmp_path / "profile"))
         assert code == 0, log
         trained_in = environment_in(tmp_path / "run")
         logs = tmp_path / f"run/jobs/9/start_{restart}"
