@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import deepspeed
 import torch
 from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
+from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
 from deepspeed.runtime.zero.partition_parameters import is_zero_param
 from torch import nn
+from torch.nn.functional import linear
 
 from largebatch.backend.torch_internals import hide_from_modes
 from largebatch.errors import UserError
@@ -27,6 +29,15 @@ def switch_off_shared_memory() -> None:
 def hide_gathers_from_modes() -> None:
     """Have ZeRO-3 gather and free weights outside of the modes that watch operations."""
     hide_from_modes(coordinator.PartitionedParameterCoordinator, "fetch_sub_module", "release_sub_module")
+
+
+def add_biases_before_rounding() -> None:
+    """Have ZeRO-3's linear layers compute what torch's do: in bf16, they round the product before they add the bias."""
+
+    def forward(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return linear(inputs, weight, bias)
+
+    LinearFunctionForZeroStage3.forward = staticmethod(forward)
 
 
 def refuse_replaced_weights() -> None:

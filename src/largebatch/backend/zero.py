@@ -17,6 +17,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from largebatch.backend.base import Backend, Observed, Stepped, Update
 from largebatch.backend.deepspeed_config import fill_from_plan
 from largebatch.backend.deepspeed_internals import (
+    add_biases_before_rounding,
     buffers_of_states,
     buffers_of_weights,
     copy_from_masters,
@@ -61,6 +62,7 @@ class ZeroBackend(Backend):
         if self.plan.compute.activation_checkpointing == "selective":
             hide_gathers_from_modes()
         refuse_replaced_weights()
+        add_biases_before_rounding()
         assert self.launch.deepspeed_config is not None
         plugin = DeepSpeedPlugin(
             hf_ds_config=fill_from_plan(self.launch.deepspeed_config, self.plan),

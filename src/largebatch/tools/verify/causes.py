@@ -143,11 +143,6 @@ ONLY_IN_BF16 = (
     "in fp32 the first of them agrees: something is computed in bf16 that depends on how the batch is divided, such as "
     "a sum over samples; compute it in run.dtype"
 )
-# deepspeed 0.19.8, runtime/zero/linear.py, `LinearFunctionForZeroStage3`.
-ROUNDED_TWICE = (
-    "in fp32 the first of them agrees, and only ZeRO-3 differs: there, DeepSpeed rounds the product of a linear layer "
-    "to bf16 before it adds the bias"
-)
 
 
 def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
@@ -171,8 +166,7 @@ def likely_cause(rows: Sequence[Row], verification: Verification) -> str | None:
         return fault
     config = verification.config
     if config.precision == "bf16" and verification.agrees_in_fp32(differing[0].combination):
-        rounds_twice = all(_strategy(row.combination).zero_stage == 3 for row in differing)
-        return ROUNDED_TWICE if rounds_twice else ONLY_IN_BF16
+        return ONLY_IN_BF16
     return "; or ".join(_fitting(compared, config.batch.micro_batch_size)) or None
 
 
