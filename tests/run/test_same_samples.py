@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from jobs import failure_of, train
+from jobs import failure_of, run_job, train
 from largebatch.errors import DataError
 from largebatch.run.same_samples import check_same_samples
+from largebatch.storage.run_folder import RunFolder
 from largebatch.task_folders import import_from
 from paths import MAPS
 
 
-def train_on_other_samples(run_dir):
-    """As where data are in the order of a set of strings."""
+def train_on_other_samples(run_dir, shift=None, *words):
+    """As where data are in the order of a set of strings, if `shift` is None."""
     source = import_from(MAPS.parent, "data").MapSource
     fetch = source.fetch
-    rank = int(os.environ["RANK"])
-    source.fetch = lambda self, indices, epoch: fetch(self, (indices + rank) % len(self), epoch)
-    train(MAPS, "--train.stop_after_steps=1", run_dir=run_dir)
+    shift = int(os.environ["RANK"]) if shift is None else shift
+    source.fetch = lambda self, indices, epoch: fetch(self, (indices + shift) % len(self), epoch)
+    train(MAPS, "--train.stop_after_steps=1", *words, run_dir=run_dir)
 
 
 @pytest.mark.slow
@@ -30,6 +31,18 @@ def test_samples_in_another_order(tmp_path):
     report = failure_of(train_on_other_samples, tmp_path / "run")
     assert "`fetch` in data.py returns another 'map' of the training samples than on rank 0" in report
     assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_samples_that_change_while_a_run_is_interrupted(tmp_path):
+    place = {"strategy": "single"}
+    run_dir = tmp_path / "run"
+    run_job(train_on_other_samples, run_dir, 0, **place)
+    longer = "--train.stop_after_steps=2"
+    report = failure_of(train_on_other_samples, run_dir, 1, longer, **place)
+    assert "'map' of the training samples are not those that the checkpoint was trained with" in report
+    run_job(train_on_other_samples, run_dir, 1, longer, "--allow-change=data", **place)
+    assert [line["step"] for line in RunFolder(run_dir).metrics()] == [1, 2]
 
 
 class Source:
@@ -56,7 +69,7 @@ class Source:
         return len(batch["image"])
 
 
-def check(source, num_workers, expected=None):
+def check(source, num_workers, expected=None, before=None):
     """The numbers of a source that would be sent, which must be like those that are expected."""
     sent = []
 
@@ -64,8 +77,8 @@ def check(source, num_workers, expected=None):
         sent.append(function())
         return json.loads(json.dumps(expected or sent[0]))
 
-    backend = SimpleNamespace(world_size=2, raise_on_all_ranks=nullcontext, from_main_process=from_main_process)
-    check_same_samples([source, source], num_workers, backend)
+    backend = SimpleNamespace(raise_on_all_ranks=nullcontext, from_main_process=from_main_process)
+    check_same_samples([source, source], num_workers, backend, before)
     return sent[0]
 
 
@@ -116,3 +129,5 @@ def test_what_only_rounds_differently_is_not_refused(num_workers):
     ):
         with pytest.raises(DataError, match=said):
             check(Source(change), num_workers, expected)
+        with pytest.raises(DataError, match=f"{said}.* not those that the checkpoint"):
+            check(Source(change), num_workers, before=expected)

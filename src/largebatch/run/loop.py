@@ -41,6 +41,7 @@ from largebatch.run.feed import training_feed
 from largebatch.run.micro_batch_size import rehearse_longest
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start
+from largebatch.run.same_samples import Numbers
 from largebatch.run.step import Step
 from largebatch.run.watch.stop import StopRequests
 from largebatch.run.watch.waiting import in_thread, wait_together
@@ -59,6 +60,7 @@ class Loop:
         recorder: Keeps and shows what happens.
         stop: Notes requests to stop.
         model_files: The files that go with the model's weights, by name.
+        samples: What `check_same_samples` returned.
     """
 
     def __init__(
@@ -69,11 +71,13 @@ class Loop:
         recorder: Recorder,
         stop: StopRequests,
         model_files: dict[str, bytes],
+        samples: Numbers,
     ):
         self.config = config
         self.backend = backend
         self.plan = backend.plan
         self.start = start
+        self.samples = samples
         self.recorder = recorder
         self.metrics = recorder.metrics
         self.stop = stop
@@ -227,7 +231,8 @@ class Loop:
         # A run that resumes from the checkpoint has all lines up to it.
         self.recorder.noise_scale.complete()
         self.recorder.flush()
-        self.writer.save(self.completed_steps, lambda: {**self.bad_steps.for_manifest(), "best": self.best.latest})
+        about = {"best": self.best.latest, "samples": self.samples}
+        self.writer.save(self.completed_steps, lambda: self.bad_steps.for_manifest() | about)
 
     def _follow_kept(self, step: int, is_last: bool = False) -> None:
         """Have the command of `checkpoint.then` follow a complete checkpoint, if it is kept."""

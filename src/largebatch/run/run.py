@@ -19,6 +19,7 @@ from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
 from largebatch.config import RecipeConfig
 from largebatch.config.commits import at_commits, find_commits
+from largebatch.config.differences import is_within
 from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_sizes
 from largebatch.data.preparation import Preparation
@@ -45,7 +46,7 @@ from largebatch.run.record.recorder import Recorder
 from largebatch.run.record.task_metrics import Logged
 from largebatch.run.record.trackers import check_trackers
 from largebatch.run.resume import find_start
-from largebatch.run.same_samples import check_same_samples
+from largebatch.run.same_samples import Numbers, check_same_samples
 from largebatch.run.step import Step
 from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
@@ -112,6 +113,7 @@ class Run(Generic[Config]):
         self.config = at_commits(self._given, self.plan.commits)
         self._starting_weights: StartingWeights | None = None
         self._pretrained_folder: Path | None = None
+        self._samples: Numbers = {}
         self._loop: Loop | None = None
         torch.set_default_dtype(self.dtype)
         # The recipe builds its model next, and every process draws the same initial weights.
@@ -150,8 +152,8 @@ class Run(Generic[Config]):
                 prepare.
 
         Raises:
-            UserError: They cannot be opened, do not have the plan's sizes, or a process reads other samples by the same
-                indices; every process raises it.
+            UserError: They cannot be opened, do not have the plan's sizes, or a process, or the run before it was
+                interrupted, has other samples by the same indices; every process raises it.
         """
 
         preparation = Preparation(f"largebatch prepare {self._options.recipe or 'RECIPE'}")
@@ -162,7 +164,10 @@ class Run(Generic[Config]):
             return opened
 
         sources = self._starting.once_per_machine_first(open_checked)
-        check_same_samples(sources, self.config.data.num_workers, self.backend)
+        manifest = self._start.manifest
+        is_changed = self._start.changes or is_within("data", self._options.allow_change)
+        before = None if manifest is None or is_changed else manifest.samples
+        self._samples = check_same_samples(sources, self.config.data.num_workers, self.backend, before)
         for name, source in zip(("training", "evaluation"), sources, strict=False):
             available = getattr(source, "num_available", len(source))
             if available > len(source):
@@ -272,7 +277,7 @@ class Run(Generic[Config]):
                 raise UserError("--perturb-weights changes the weights of a single process; launch one")
             perturb_weights(backend.model, seed)
         recorder = Recorder(self._given, backend, self.folder, self._start, self._options, utilization)
-        self._loop = Loop(self._given, backend, self._start, recorder, self._stop, files)
+        self._loop = Loop(self._given, backend, self._start, recorder, self._stop, files, self._samples)
         self._loop.agree_on_compiling()
         self._starting.check()
         # Garbage collection during training need not go through everything that exists by now.

@@ -1,7 +1,7 @@
-"""Whether all processes read the same samples by the same indices: each of them trains on a share of one order."""
+"""Whether all processes, and a run that resumes, read the same samples by the same indices: there is one order."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from largebatch.data.loading import load
 from largebatch.data.source import SampleSource
 from largebatch.errors import DataError
 
+Numbers = Mapping[str, list[float]]
 # Of each set, from all over it, because the first ones may all have one label.
 SAMPLES = 8
 # Numbers of each tensor of a sample that are compared, at most.
@@ -25,13 +26,14 @@ PART_OF_VARIATION = 0.1
 PART_OF_SIZE = 1e-3
 
 
-def check_same_samples(sources: Sequence[SampleSource], num_workers: int, backend: Backend) -> None:
-    """Raise DataError on all processes if the training or evaluation samples of one are not those of the main process.
+def check_same_samples(
+    sources: Sequence[SampleSource], num_workers: int, backend: Backend, before: Numbers | None
+) -> Numbers:
+    """Raise DataError on all processes if the training or evaluation samples of one are not those of the main process,
+    or not those of `before`: what this function returned when the run began.
 
-    Every process must call this. Nothing is read in a job of one process.
+    Every process must call this.
     """
-    if backend.world_size == 1:
-        return
     mine: dict[str, list[float]] = defaultdict(list)
     # A source that draws from torch's generator must not change the initial weights.
     with backend.raise_on_all_ranks(), torch.random.fork_rng(devices=[]):
@@ -56,6 +58,13 @@ def check_same_samples(sources: Sequence[SampleSource], num_workers: int, backen
                     "them); the order of os.listdir or glob (sort it); random numbers that do not come from "
                     "`derive_seed`; other files on that machine"
                 )
+        for what, numbers in (before or {}).items():
+            if not _are_alike(np.array(expected.get(what, [])), np.array(numbers)):
+                raise DataError(
+                    f"{what} are not those that the checkpoint was trained with: files have changed since; restore "
+                    "them, start over with --resume none, or go on with what there is now: --allow-change data"
+                )
+    return expected
 
 
 def _are_alike(mine: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:

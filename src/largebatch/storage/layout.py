@@ -116,6 +116,7 @@ class Manifest(BaseModel):
     bad_steps: Count  # steps so far whose update was skipped
     grad_norms: tuple[FiniteFloat, ...] = ()  # of the latest steps, with which `faults.spike` compares
     best: BestEvaluation | None = None  # that of `checkpoint.keep_best`, whose checkpoint is complete
+    samples: dict[str, list[FiniteFloat]] = {}  # numbers of some samples, with which a resumed run compares its own
     config: JsonObject  # the resolved recipe, as JSON
     plan: JsonObject
     parameters: dict[str, ParameterInfo]
