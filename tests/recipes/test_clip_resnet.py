@@ -1,7 +1,9 @@
 """CLIP's ResNet: its parameters, its outputs, which are open_clip's, its training, and what is saved of it."""
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_two_towers import FP64, SGD, STEPS, TINY_TOWER, plain, softmax_loss
 from torch.nn.functional import normalize
 from transformers import CLIPConfig
@@ -11,6 +13,7 @@ from jobs import run_job, train_in_job
 from largebatch.config import load_config
 from largebatch.data.images import normalize_pixels
 from paths import CLIP_DIGITS, CLIP_RN50
+from stepping import prepared
 from test_strategies import assert_same, recorded
 
 resnet = tasks.module("two_towers", "resnet")
@@ -79,11 +82,21 @@ def test_training(strategy, world_size, tmp_path):
     assert_same(result, expected, STEPS, tolerance=1e-10)
 
 
+def starting_buffers(run_dir, *words):
+    run, *_ = prepared(CLIP_DIGITS, run_dir, *WORDS, *words)
+    state = run.unwrapped_model.state_dict()
+    return {name: buffer.numpy() for name, buffer in run.unwrapped_model.named_buffers() if name in state}
+
+
 @pytest.mark.slow
 def test_it_is_read_back(tmp_path):
     train_in_job(CLIP_DIGITS, tmp_path / "run", *WORDS, strategy="fsdp")
     folder = tmp_path / "run/model"
     _, report = resnet.ResNetCLIP.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values())
-    # And it starts another run.
-    train_in_job(CLIP_DIGITS, tmp_path / "second", *WORDS, f"--model.initial_weights={folder}")
+    # And it starts another run, with its running statistics.
+    (started,) = run_job(starting_buffers, tmp_path / "second", f"--model.initial_weights={folder}", strategy="single")
+    saved = load_file(folder / "model.safetensors")
+    assert sum("running_var" in name for name in started) > 5
+    for name, buffer in started.items():
+        assert np.array_equal(buffer, saved[name]), name

@@ -87,6 +87,7 @@ class SeededWeights:
         self._draws = draws
         self._seed = seed
         self.checksums: dict[str, str] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a parameter, in row-major order.

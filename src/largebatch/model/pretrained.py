@@ -85,6 +85,7 @@ class PretrainedWeights:
 
     def __init__(self, folder: Path, model: nn.Module, adapters: SeededWeights | None = None):
         self.checksums: dict[str, str] = {} if adapters is None else adapters.checksums
+        self.buffers: dict[str, torch.Tensor] = {}
         self._places: dict[str, tuple[str, str]] = {}
         self._folder = folder
         self._adapters = adapters
@@ -134,6 +135,17 @@ class PretrainedWeights:
             if stored_tensor.shape not in (shape, () if shape == (1,) else shape):
                 yield f"{found[0]} is of shape {stored_tensor.shape}, but the model's is of shape {shape}"
             self.checksums[aliases[0]] = f"{file}, {(self._folder / file).stat().st_size} bytes, {stored_tensor}"
+        saved = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if name not in saved:
+                continue
+            if name not in stored:
+                missing.append(name)
+                continue
+            value = self._files.read(stored[name], name)
+            if value.shape != buffer.shape:
+                yield f"{name} is of shape {tuple(value.shape)}, but the model's is of shape {tuple(buffer.shape)}"
+            self.buffers[name] = value
         known = {name for aliases in names.values() for name in aliases} | {name for name, _ in model.named_buffers()}
         unknown = [name for name in stored if name not in known]
         if self._adapters is not None:

@@ -78,6 +78,8 @@ class StartingWeights(Protocol):
 
     checksums: dict[str, str]
     """A checksum of each parameter's values, or of what they depend on, which must be equal on every process."""
+    buffers: dict[str, torch.Tensor]
+    """The buffers that do not start as the model sets them, such as BatchNorm's statistics."""
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a parameter, in row-major order, on the CPU."""
@@ -85,11 +87,17 @@ class StartingWeights(Protocol):
 
 
 def set_weights(backend: Backend, weights: StartingWeights) -> None:
-    """Set all parameters; every process must call it. BackendMismatch if they would start from different weights."""
+    """Set all parameters, and buffers that weights come with; every process must call it.
+
+    Raises:
+        BackendMismatch: Processes would start from different weights.
+    """
 
     def fill(state: EngineState) -> None:
         for piece in state.pieces:
             piece.write(piece.start, weights.read(piece.vector.removeprefix(f"{WEIGHT}/"), piece.start, piece.stop))
+        for name, value in weights.buffers.items():
+            state.buffers[name].copy_(value)
 
     with torch.no_grad():
         backend.restore(fill, {})
