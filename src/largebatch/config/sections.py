@@ -227,7 +227,7 @@ class KeepBest(Section):
 
     metric: NonEmpty = "loss"
     """Its name in evaluations.jsonl."""
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"]
     """Whether the lowest or the highest value is the best."""
 
 

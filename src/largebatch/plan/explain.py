@@ -113,7 +113,8 @@ def _steps(plan: RunPlan) -> list[str]:
         lines.append(f'"{name}" evaluated {_when(each)}')
     checkpoint = plan.checkpoint
     every = f"every {checkpoint.every.length}, " if checkpoint.every else ""
-    best = f"after each best {checkpoint.keep_best.metric}, " if checkpoint.keep_best else ""
+    keep = checkpoint.keep_best
+    best = f"after each {'lowest' if keep.mode == 'min' else 'highest'} {keep.metric} so far, " if keep else ""
     kept = f"; one every {checkpoint.keep_every.length} is never deleted" if checkpoint.keep_every else ""
     lines.append(
         f"checkpoint {every}{best}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}"

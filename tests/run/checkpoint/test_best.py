@@ -29,7 +29,7 @@ def test_better_than_all_before(mode, steps):
 
 
 def test_a_checkpoint_that_was_not_written_is_not_the_best():
-    best = Best(KeepBest(), None)
+    best = Best(KeepBest(mode="min"), None)
     assert found(best, [3.0, 2.0]) == [1, 2]
     best.forget(2)
     assert best.latest == BestEvaluation("loss", "min", 1, 3.0)
@@ -42,9 +42,9 @@ def test_a_checkpoint_that_was_not_written_is_not_the_best():
 
 def test_what_the_checkpoint_of_the_start_says():
     before = BestEvaluation("loss", "min", 4, 2.0)
-    assert not Best(KeepBest(), before).is_found(5, {"loss": 2.5})
+    assert not Best(KeepBest(mode="min"), before).is_found(5, {"loss": 2.5})
     # Values of another metric cannot be compared.
-    assert Best(KeepBest(metric="perplexity"), before).is_found(5, {"perplexity": 12.0})
+    assert Best(KeepBest(metric="perplexity", mode="min"), before).is_found(5, {"perplexity": 12.0})
     assert not Best(None, before).is_found(5, {"loss": 1.0})
 
 
@@ -71,7 +71,7 @@ def test_a_set_that_is_evaluated_less_often():
 
 def test_averages_that_there_are_not():
     load_config(PYDOC, ['--checkpoint.keep_best={"metric": "schema/loss"}'])
-    problem = problem_of('--checkpoint.keep_best={"metric": "ema/loss"}')
+    problem = problem_of('--checkpoint.keep_best={"metric": "ema/loss", "mode": "min"}')
     assert problem.endswith("averaged weights need optimizer.ema_half_life; write it, or another one")
 
 
@@ -119,6 +119,6 @@ def test_a_run_keeps_its_best(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_without_the_metric_says_so(tmp_path, capfd):
-    words = (*WORDS, '--checkpoint.keep_best={"metric": "f1"}', "--train.stop_after_steps=4")
+    words = (*WORDS, '--checkpoint.keep_best={"metric": "f1", "mode": "max"}', "--train.stop_after_steps=4")
     train(PYDOC, *words, run_dir=tmp_path / "run")
     assert capfd.readouterr().out.count("no evaluation so far had 'f1', but only loss, perplexity") == 2
