@@ -49,7 +49,7 @@ def test_what_the_checkpoint_of_the_start_says():
 
 
 def test_a_metric_that_no_evaluation_has():
-    best = Best(KeepBest(metric="shifted/loss"), None)
+    best = Best(KeepBest(metric="shifted/loss", mode="min"), None)
     assert best.not_found() is None
     for other in ("loss", "ema/loss"):
         assert not best.is_found(1, {other: 1.0})
@@ -62,7 +62,7 @@ def test_a_metric_that_no_evaluation_has():
 
 
 def test_a_set_that_is_evaluated_less_often():
-    best = Best(KeepBest(metric="shifted/loss"), None, ["shifted"])
+    best = Best(KeepBest(metric="shifted/loss", mode="min"), None, ["shifted"])
     assert not best.is_found(1, {"loss": 1.0})
     assert best.not_found() is None
     assert not best.is_found(2, {"shifted/accuracy": 1.0})
