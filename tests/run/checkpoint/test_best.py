@@ -70,7 +70,7 @@ def test_a_set_that_is_evaluated_less_often():
 
 
 def test_averages_that_there_are_not():
-    load_config(PYDOC, ['--checkpoint.keep_best={"metric": "schema/loss"}'])
+    load_config(PYDOC, ['--checkpoint.keep_best={"metric": "schema/loss", "mode": "min"}'])
     problem = problem_of('--checkpoint.keep_best={"metric": "ema/loss", "mode": "min"}')
     assert problem.endswith("averaged weights need optimizer.ema_half_life; write it, or another one")
 
