@@ -84,6 +84,16 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
             "given twice, or training does without it, as without dropout, or a window that no layer has; correct or "
             "remove it"
         )
+    if place and settings.get("output_router_logits"):
+        raise UserError(
+            f'model.path: the config.json of {model.path!r} has "output_router_logits": true, the loss of a router, '
+            "which training does not add; write false there"
+        )
+    if getattr(config, "quantization_config", None):
+        raise UserError(
+            f"model.path: {model.path!r} is quantized (quantization_config in its config.json), and all weights are "
+            "trained in fp32; write a folder with the model's whole weights"
+        )
     for name, value in settings.items():
         # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has its own names.
         if "drop" in name and isinstance(value, float):
@@ -115,6 +125,7 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     """
     config = configuration(model)
     missing = []
+    unknown = []
     dtype = torch.get_default_dtype()
     is_without_weights = nn.LayerNorm(1).weight.is_meta
     folder = None if model.path is None or is_without_weights else folder_to_load(model.path, "model.path")
@@ -131,6 +142,7 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
                 use_safetensors=True,
             )
             missing = sorted(info["missing_keys"])
+            unknown = sorted(info["unexpected_keys"])
     except Exception as error:
         raise _unusable(model, error) from error
     if missing:
@@ -140,6 +152,20 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
             f"{', '.join(missing[:3])}, which would start at random; write the folder or hub id of a whole causal "
             "language model, saved with save_pretrained"
         )
+    if unknown:
+        raise UserError(
+            f"model.path: {model.path!r} has weights that its config.json has no place for, such as "
+            f"{', '.join(unknown[:3])}, without which it computes something else; correct config.json, or write the "
+            "folder or hub id of a causal language model"
+        )
+    for module in loaded.modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            # Nothing is padded with it: it is a token like others, whose vector would be 0 and never trained.
+            if model.path is None:
+                with torch.no_grad():
+                    vector = module.weight[module.padding_idx]
+                    vector.copy_(torch.randn_like(vector) * module.weight.std())
+            module.padding_idx = None
     if model.lora is not None:
         _add_adapters(loaded, model.lora)
     if model.stores_frozen_in_bf16:

@@ -169,6 +169,46 @@ def test_weights_that_are_missing_are_not_drawn(tmp_path):
         loaded(tmp_path)
 
 
+def edit_config(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n_layer": 1}, r"has weights that its config\.json has no place for, such as transformer\.h\.1\."),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"is quantized \(quantization_config in its config\.json\)"),
+    ],
+)
+def test_a_configuration_with_which_the_weights_mean_something_else(fields, message, tmp_path):
+    load_causal_lm(section(config=GPT2 | {"n_layer": 2})).save_pretrained(tmp_path)
+    edit_config(tmp_path, **fields)
+    with pytest.raises(UserError, match=message):
+        loaded(tmp_path)
+
+
+def test_the_loss_of_a_router(tmp_path):
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_experts": 2}
+    config = {"model_type": "qwen3_moe", "num_key_value_heads": 2, "num_experts_per_tok": 1, **sizes}
+    load_causal_lm(section(config=config)).save_pretrained(tmp_path)
+    edit_config(tmp_path, output_router_logits=True)
+    with pytest.raises(UserError, match="the loss of a router, which training does not add"):
+        loaded(tmp_path)
+
+
+def test_what_would_be_padding_is_a_token(tmp_path):
+    """OLMo's default is 1, and nothing here is padded with it."""
+    config = {"model_type": "olmo", "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1}
+    drawn = load_causal_lm(section(config=config | {"num_attention_heads": 2}))
+    drawn.save_pretrained(tmp_path)
+    for model in (drawn, loaded(tmp_path)):
+        embedding = model.get_input_embeddings().weight
+        assert 0.5 < embedding[1].std() / embedding.std() < 2
+        model(TOKENS).logits.sum().backward()
+        assert (embedding.grad[TOKENS[0]] != 0).any(dim=1).all()
+
+
 def test_an_adapter_is_not_taken_for_a_model(folder, tmp_path):
     """Also where it is beside the files of its model."""
     adapted = loaded(folder, LORA)
