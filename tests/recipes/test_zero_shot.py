@@ -2,13 +2,12 @@
 
 import json
 import re
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_two_towers import CLIP
+from test_two_towers import CLIP, encoded_names
 from torch.nn.functional import normalize
 from transformers import CLIPModel
 
@@ -21,6 +20,7 @@ from largebatch.errors import DataError
 from largebatch.storage.files import read_json_lines
 from paths import CLIP_DIGITS
 from problems import problems_of
+from small_data import of_file
 
 NAMES = ("a red thing", "green", "blue", "more", "x", "something else")
 TEMPLATES = ("{}", "zz {} zzzzzzzz")
@@ -45,17 +45,8 @@ def words(tmp_path):
         folder = tmp_path / f"labeled/{label}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise(100 + number)).save(folder / f"{number:02}.png")
-    data = {
-        "source": "datasets",
-        "path": "csv",
-        "data_files": dict.fromkeys(("train", "eval"), str(tmp_path / "pairs.csv")),
-        "num_train_samples": 48,
-        "num_eval_samples": 48,
-        "image_size": SIZE,
-        "mean": [0.5] * 3,
-        "std": [0.25] * 3,
-        "max_tokens": 32,
-    }
+    data = of_file(tmp_path / "pairs.csv", "csv", 48)
+    data |= {"image_size": SIZE, "mean": [0.5] * 3, "std": [0.25] * 3, "max_tokens": 32}
     images = {"path": "imagefolder", "files": str(tmp_path / "labeled")}
     zero_shot = {"class_names": NAMES, "templates": TEMPLATES, "images": images}
     return (
@@ -74,13 +65,10 @@ def test_labeled_images_are_classified_as_by_transformers(words, tmp_path):
     assert all("zero_shot_accuracy" not in line for line in lines)
     config = load_config(CLIP_DIGITS, words)
     model = CLIPModel.from_pretrained(tmp_path / "run/model").eval()
-    prompts = [template.format(name).encode() for name, template in product(NAMES, TEMPLATES)]
-    tokens = torch.tensor([[*prompt.ljust(config.data.max_tokens, b"\0")] for prompt in prompts])
+    texts = encoded_names(model, config)
     pixels = np.stack([noise(100 + number) for number in range(len(LABELS))]).transpose(0, 3, 1, 2)
     with torch.no_grad():
-        texts = normalize(model.get_text_features(input_ids=tokens).pooler_output, dim=-1)
         images = model.get_image_features(pixel_values=torch.tensor((pixels / 255 - 0.5) / 0.25).float()).pooler_output
-    texts = texts.view(len(NAMES), len(TEMPLATES), -1)
     mean, first = (
         np.mean((images @ normalize(classes, dim=-1).T).argmax(dim=1).numpy() == LABELS)
         for classes in (texts.mean(dim=1), texts[:, 0])
