@@ -187,8 +187,6 @@ def encoded_names(model, config):
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "kind"), [(CLIP, CLIPModel), (SIGLIP, SiglipModel)])
 def test_weights_load_with_from_pretrained(words, kind, tmp_path):
-    """Ten names in two templates are 6 micro-batches of 3 prompts, and 2."""
-    words = (*words, "--batch.micro_batch_size=3")
     train_in_job(CLIP_DIGITS, tmp_path / "run", *words, strategy="fsdp")
     model, report = kind.from_pretrained(tmp_path / "run/model", output_loading_info=True)
     assert not any(report.values())
