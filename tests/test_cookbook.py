@@ -14,7 +14,7 @@ from safetensors.torch import load_file, load_model, save_model
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import cross_entropy
 
-from jobs import run_job, train
+from jobs import train_in_job
 from largebatch.config import load_config
 from largebatch.data.preparation import Preparation
 from largebatch.storage.files import read_json_lines
@@ -45,12 +45,6 @@ def recipe(tmp_path_factory) -> Path:
     return folder / "sequences.json"
 
 
-def run_recipe(recipe: Path, run_dir: Path, *words: str, **place) -> list[dict]:
-    """Train, and return the lines of metrics.jsonl."""
-    run_job(partial(train, run_dir=run_dir), recipe, f"--evaluation={EVALUATION}", *words, **place)
-    return read_json_lines(run_dir / "metrics.jsonl")
-
-
 @pytest.fixture(scope="module")
 def pretrained(recipe, tmp_path_factory) -> Path:
     torch.manual_seed(5)
@@ -60,14 +54,22 @@ def pretrained(recipe, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(recipe, pretrained, tmp_path_factory) -> tuple[Path, tuple[str, ...], list[dict]]:
+def alone(recipe, pretrained, tmp_path_factory) -> tuple[Path, tuple[str, ...]]:
+    """The folder of a run, and its overrides."""
     run_dir = tmp_path_factory.mktemp("alone") / "run"
-    words = (f"--model.pretrained={pretrained}", f"--optimizer={CLIPPED}", f"--optimizer.groups={GROUPS}")
-    return run_dir, words, run_recipe(recipe, run_dir, *words, strategy="single")
+    words = (
+        f"--model.pretrained={pretrained}",
+        f"--optimizer={CLIPPED}",
+        f"--optimizer.groups={GROUPS}",
+        f"--evaluation={EVALUATION}",
+    )
+    train_in_job(recipe, run_dir, *words, strategy="single")
+    return run_dir, words
 
 
 def test_one_process_against_plain_torch(recipe, pretrained, alone):
-    run_dir, _, metrics = alone
+    run_dir, _ = alone
+    metrics = read_json_lines(run_dir / "metrics.jsonl")
     config = load_config(recipe)
     model = import_from(recipe.parent, "model").build_model(config)
     final = load_file(run_dir / "model/model.safetensors")
@@ -117,16 +119,16 @@ def assert_same(mine, theirs):
 
 
 def test_a_sharded_strategy(recipe, alone, tmp_path):
-    run_dir, words, _ = alone
-    run_recipe(recipe, tmp_path / "run", *words, strategy="zero3")
+    run_dir, words = alone
+    train_in_job(recipe, tmp_path / "run", *words, strategy="zero3")
     assert_same(tmp_path / "run", run_dir)
 
 
 def test_resumed_under_another_strategy(recipe, alone, tmp_path):
-    whole, words, _ = alone
+    whole, words = alone
     for strategy, world_size, last in (("ddp", 2, 4), ("zero2", 3, 9)):
         more = (*words, f"--train.stop_after_steps={last}", "--batch.micro_batch_size=2")
-        run_recipe(recipe, tmp_path / "run", *more, strategy=strategy, world_size=world_size)
+        train_in_job(recipe, tmp_path / "run", *more, strategy=strategy, world_size=world_size)
     summaries = [json.loads((run / "summary.json").read_text())["evaluation"] for run in (tmp_path / "run", whole)]
     assert summaries[0] == pytest.approx(summaries[1], rel=1e-5)
     assert (tmp_path / "run/generated.txt").read_text() == (whole / "generated.txt").read_text()

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from itertools import accumulate, chain, pairwise, product
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -22,7 +21,7 @@ from pydoc_data.topics import topics
 import pytest
 from PIL import Image
 
-from jobs import run_job, train
+from jobs import train_in_job
 from largebatch.__main__ import build_parser, main
 from largebatch.config import load_config, override_words
 from largebatch.errors import ConfigError
@@ -115,7 +114,7 @@ def repository(project, monkeypatch):
         monkeypatch.setenv(name, "nodes")
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    for name in ("STRATEGY", "RUN_DIR", "NUM_PROCESSES", "MAKEFLAGS", "MAKELEVEL", "PYTEST_ADDOPTS"):
+    for name in ("RUN_DIR", "NUM_PROCESSES", "MAKELEVEL", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
     return project
 
@@ -177,7 +176,7 @@ def check_launch(words: list[str]) -> None:
 
 def check_preflight(words: list[str]) -> None:
     """The options exist; the nodes do not."""
-    build_parser("preflight").parse_known_args(words)
+    build_parser("preflight").parse_known_args(words[1:])
 
 
 def check_submission(words: list[str]) -> None:
@@ -202,19 +201,6 @@ def check_image(words: list[str]) -> None:
         assert_planned(recipe, [], 8)
 
 
-def check_verification(words: list[str], monkeypatch) -> None:
-    """The recipe, with what takes the place of its data, has a plan on each number of processes."""
-
-    def plan_instead(options):
-        tiny = tiny_data_overrides(load_config(options.config, options.overrides)) if options.tiny_data else []
-        for world_size in options.world_sizes:
-            assert_planned(str(options.config), [*tiny, *options.overrides], world_size)
-        return True
-
-    monkeypatch.setattr("largebatch.tools.verify.table.verify", plan_instead)
-    assert main(words) == 0
-
-
 def check_measurement(words: list[str]) -> None:
     """The program knows the study."""
     program, study = words[:2]
@@ -222,12 +208,29 @@ def check_measurement(words: list[str]) -> None:
     assert study in told
 
 
+def plan_instead(options) -> bool:
+    """What stands in for the runs of `verify`: the recipe, with what takes the place of its data, has a plan on each
+    number of processes."""
+    tiny = tiny_data_overrides(load_config(options.config, options.overrides)) if options.tiny_data else []
+    for world_size in options.world_sizes:
+        assert_planned(str(options.config), [*tiny, *options.overrides], world_size)
+    return True
+
+
+CHECKS = {
+    "accelerate": check_launch,
+    "sbatch": check_submission,
+    "docker": check_image,
+    "recorder": check_measurement,
+    "preflight": check_preflight,
+}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The folder of a run of `gpt_pydoc`, made before there are any stand-ins."""
     run_dir = tmp_path_factory.mktemp("trained") / "gpt_pydoc"
-    start = partial(train, PYDOC, *TINY_GPT, "--train.stop_after_steps=2", run_dir=run_dir)
-    run_job(start, strategy="single")
+    train_in_job(PYDOC, run_dir, *TINY_GPT, "--train.stop_after_steps=2", strategy="single")
     return run_dir
 
 
@@ -254,6 +257,7 @@ def test_links_lead_somewhere():
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_work(document, trained, repository, monkeypatch, capsys):
     shown = commands(document)
+    monkeypatch.setattr("largebatch.tools.verify.table.verify", plan_instead)
     write_own_recipe(document.read_text())
     if any("images/train" in command for command in shown):
         write_own_data()
@@ -266,19 +270,10 @@ def test_commands_work(document, trained, repository, monkeypatch, capsys):
         # An error that is shown is compared word by word in test_readme.
         code = 2 if f"$ {command}\nerror:" in document.read_text() else 0
         for program, *words in calls_of(command):
-            if program == "accelerate":
-                check_launch(words)
-            elif program == "sbatch":
-                check_submission(words)
-            elif program == "docker":
-                check_image(words)
-            elif program == "recorder":
-                check_measurement(words)
-            elif program == "largebatch" and words[0] == "verify":
-                check_verification(words, monkeypatch)
-            elif program == "largebatch" and words[0] == "preflight":
-                check_preflight(words)
-            elif program == "largebatch" and words[0] == "submit":
+            name = words[0] if program == "largebatch" else program
+            if name in CHECKS:
+                CHECKS[name](words)
+            elif name == "submit":
                 # The image that enroot, which has a stand-in, would have made.
                 (repository.parent / "carried").mkdir(exist_ok=True)
                 (repository.parent / "carried/largebatch.sqsh").touch()

@@ -6,7 +6,6 @@ section of its own with a check, random mirroring, plain layers as a model, and 
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from jobs import run_job, train
+from jobs import train_in_job
 from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.data.order import epoch_order
@@ -104,11 +103,11 @@ def first_loss(recipe):
 @pytest.mark.slow
 def test_training_resuming_export_and_report(project, tmp_path, capsys):
     recipe = project / RECIPE
-    run_job(partial(train, run_dir=tmp_path / "whole"), recipe)
+    train_in_job(recipe, tmp_path / "whole")
     chain = [("ddp", 2, 5), ("zero2", 2, 11), ("fsdp", 3, 18)]
     for strategy, world_size, last in chain:
-        start = partial(train, recipe, f"--train.stop_after_steps={last}", run_dir=tmp_path / "chain")
-        run_job(start, strategy=strategy, world_size=world_size)
+        until = f"--train.stop_after_steps={last}"
+        train_in_job(recipe, tmp_path / "chain", until, strategy=strategy, world_size=world_size)
         # The others run it from outside of its task's folder.
         moved = tmp_path / "moved.json"
         raw = json.loads((project / RECIPE).read_text()) | {"$schema": "atlas/recipes/maps/recipe.schema.json"}

@@ -1,9 +1,8 @@
 """A real Slurm cluster on one Linux machine, for tests and for trying things.
 
-    sudo python tests/cluster/slurm_cluster.py                          # a shell on its login node
-    sudo python tests/cluster/slurm_cluster.py --hosts 2 sinfo --long   # one command there
+    sudo python tests/cluster/slurm_cluster.py --hosts 2   # a shell on its login node
 
-The cluster is gone when the command ends. Each host is a set of namespaces (network, processes, mounts, host name) with
+The cluster is gone when the shell ends. Each host is a set of namespaces (network, processes, mounts, host name) with
 a real slurmd, on a bridge that leads nowhere else; slurmctld and munged run on the login node. All of it lives inside
 one outer set of namespaces, so clusters do not see each other and need no names of their own, and nothing outlives its
 owner. Folders are the machine's own and shared by all hosts, except /run, which belongs to the cluster.
@@ -185,17 +184,15 @@ class Cluster:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=3, help="number of hosts (default: 3)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run on the login node (default: a shell)")
     options = parser.parse_args()
     with tempfile.NamedTemporaryFile(prefix="slurm_cluster.") as log:
         try:
             cluster = Cluster(options.hosts, Path(log.name))
         except ClusterError as error:
             sys.exit(f"error: {error}")
-        words = options.command or [os.environ.get("SHELL", "bash")]
-        if not options.command:
-            print(f"The daemons' log is {log.name}; exit takes the cluster away.")
-        result = subprocess.run(cluster.on_login_node(*words, cwd=Path.cwd()), env=cluster.environment)
+        print(f"The daemons' log is {log.name}; exit takes the cluster away.")
+        shell = cluster.on_login_node(os.environ.get("SHELL", "bash"), cwd=Path.cwd())
+        result = subprocess.run(shell, env=cluster.environment)
         cluster.close()
     sys.exit(result.returncode)
 

@@ -8,6 +8,7 @@ import apptainer
 from paths import ROOT
 from played import write_commands
 from slurm_job import wait_for_empty_queue
+from small_data import rows_in
 
 pytestmark = pytest.mark.slow
 
@@ -16,13 +17,11 @@ ROWS = [f"{number} {''.join(map(chr, range(32, 127))) * 10}" for number in range
 
 
 def test_an_array(cluster, tmp_path):
-    text = tmp_path / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS))
-    data = {"source": "datasets", "path": "json", "data_files": {"train": str(text), "eval": str(text)}}
-    data |= {"tokenizer": "bytes", "block_size": 64, "num_train_samples": 1000, "num_eval_samples": 10}
+    data = rows_in(tmp_path / "text.jsonl", [{"text": row} for row in ROWS])
+    data |= {"tokenizer": "bytes", "block_size": 64, "num_train_samples": 1000, "eval_split": "train"}
     # Slurm would wait for memory that the hosts do not have.
     options = ("--array=0-2", "--cpus-per-task=1", "--mem-per-cpu=0", "--time=20", f"--output={tmp_path}/%a.log")
-    words = ("slurm/prepare.sbatch", "gpt_pydoc", "--data", json.dumps(data | {"eval_split": "train"}))
+    words = ("slurm/prepare.sbatch", "gpt_pydoc", "--data", json.dumps(data))
     settings = {
         "HF_HOME": str(tmp_path / "cache"),
         "LARGEBATCH_CONTAINER": "apptainer:image.sif",

@@ -8,9 +8,11 @@ from paths import ROOT
 # Read from nvidia-nccl-cu13 2.29.7, which this version of torch requires.
 TORCH = "2.13.0"
 PACKAGES = {"libibverbs": "libibverbs1", "libmlx5": "ibverbs-providers"}
-OF_THE_DRIVER = {"libcuda", "libnvidia-ml"}  # the runtime of containers mounts the host's
-OPTIONAL = {"libgdrapi", "libnccl-net", "libnccl-gin", "libnccl-rma"}  # GDRCopy, and plugins that a site may have
-LINKED = {"libc", "libdl", "libgcc_s", "libm", "libnccl", "libpthread", "librt", "libstdc++"}
+NOT_INSTALLED = {
+    *("libcuda", "libnvidia-ml"),  # of the driver: the runtime of containers mounts the host's
+    *("libgdrapi", "libnccl-net", "libnccl-gin", "libnccl-rma"),  # GDRCopy, and plugins that a site may have
+    *("libc", "libdl", "libgcc_s", "libm", "libnccl", "libpthread", "librt", "libstdc++"),  # linked
+}
 
 
 def libraries_named_in(content):
@@ -19,13 +21,13 @@ def libraries_named_in(content):
 
 
 def test_what_nccl_opens_by_name():
-    opened = PACKAGES.keys() | OF_THE_DRIVER | OPTIONAL
+    opened = set(PACKAGES)
     if nccl := next((each for each in distributions() if (each.name or "").startswith("nvidia-nccl")), None):
         (library,) = (file for file in nccl.files or () if file.name.startswith("libnccl.so"))
-        opened = libraries_named_in(library.locate().read_bytes()) - LINKED
+        opened = libraries_named_in(library.locate().read_bytes()) - NOT_INSTALLED
     else:
         pinned = f"torch=={TORCH}" in (ROOT / "requirements.txt").read_text().splitlines()
         assert pinned, "read the names again from the nvidia-nccl wheel of the new torch: install it, and run this test"
     (installed,) = re.findall(r"apt-get install (.*?)&&", (ROOT / "Dockerfile").read_text(), re.DOTALL)
-    for name in opened - OF_THE_DRIVER - OPTIONAL:
+    for name in opened:
         assert PACKAGES.get(name) in installed.split(), name

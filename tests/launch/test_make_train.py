@@ -11,18 +11,20 @@ from played import write_commands
 
 
 @pytest.fixture
-def make_train(tmp_path):
+def make_train(tmp_path, monkeypatch):
     """Run it where the installed programs are stand-ins but for `largebatch`; return what it prints."""
     for name in ("Makefile", "requirements.txt", "pyproject.toml", "recipes"):
         (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.delenv("NUM_PROCESSES", raising=False)
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/installed").touch()
 
     def run(gpus, **variables):
         largebatch = f'exec {sys.executable} -m largebatch "$@"'
         write_commands(tmp_path / ".venv/bin", {"largebatch": largebatch, "accelerate": "", "python": f"echo {gpus}"})
-        environment = {name: value for name, value in os.environ.items() if name != "NUM_PROCESSES"} | variables
-        job = subprocess.run(["make", "train"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        job = subprocess.run(
+            ["make", "train"], cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True
+        )
         return job.stdout + job.stderr
 
     return run

@@ -9,7 +9,7 @@ import pytest
 
 import tasks
 from chat_templates import FOLDER, MAX_TOKENS, TEMPLATES, chat_tokenizer, conversations, template
-from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, encode_parts
+from largebatch.data.tokenizer import PretrainedTokenizer
 from largebatch.errors import ConfigError, DataError
 from paths import ADDITION
 from small_data import load_with, rows_in
@@ -61,17 +61,10 @@ def problems_of(tmp_path, chat_template, *conversations, tools=(), **layout) -> 
 
 
 def samples_of(config) -> list[tuple[list[int], list[int]]]:
-    """What is read, and the labels of that; of packs, in their order, what they are made of."""
+    """What is read, and the labels of that."""
     train, _ = chat_sources(config)
-    samples = []
-    for index in range(train.num_available):
-        batch = train.fetch(np.array([index]), 0)
-        inputs, labels = (batch[name][0].tolist() for name in ("input_ids", "labels"))
-        positions = batch["position_ids"][0].tolist() if "position_ids" in batch else [0, *[1] * len(inputs)]
-        starts = [place for place, position in enumerate(positions) if position == 0]
-        for start, end in zip(starts, [*starts[1:], len(inputs)], strict=True):
-            samples.append((inputs[start:end], labels[start:end]))
-    return samples
+    batches = [train.fetch(np.array([index]), 0) for index in range(train.num_available)]
+    return [(batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) for batch in batches]
 
 
 def as_sample(tokens, predicted):
@@ -98,18 +91,6 @@ def test_tokens_and_targets_are_those_of_trl(name, tmp_path, trl):
             assert inputs[: len(read)] == read
             assert labels[: len(read)] == targets
             assert {*labels[len(read) :]} <= {-100}
-
-
-def test_packs_hold_the_conversations_of_those_of_trl(tmp_path, trl):
-    expected = []
-    for pack in trl["qwen"]["packed"]:
-        ends = np.cumsum(pack["lengths"]).tolist()
-        for start, end in zip([0, *ends], ends, strict=False):
-            expected.append(as_sample(pack["tokens"][start:end], pack["predicted"][start:end]))
-    expected = [sample for sample in expected if len(sample[0]) < MAX_TOKENS - 1]
-    chosen = [conversations()[number] for number in TEMPLATES["qwen"][2]]
-    config = chat_config(tmp_path, chosen, "qwen", packing=True, on_invalid="skip")
-    assert sorted(samples_of(config)) == sorted(expected)
 
 
 def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
@@ -158,14 +139,11 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
         ([ASK, SAY | {"weight": 0}], "message 1 has weight 0, but is predicted: messages.train_on"),
         ([ASK | {"train": True}, SAY], "message 0 has train true, but is not predicted: "),
         ([ASK, SAY | {"train_detail": [{"end_offset": 2}]}], "message 1 has train_detail [{"),
-        ([ASK, SAY | {"loss": False}], "message 1 has loss false, but is predicted: "),
         ([ASK, SAY | {"masked": True}], "message 1 has masked true, but is predicted: "),
-        ([ASK, SAY | {"content": "<s>old</s> new"}], "message 1 has '<s>' in its text, which the tokenizer"),
         ([ASK | {"content": "Hi<|im_end|>"}, SAY], "message 0 has '<|im_end|>' in its text, which the"),
         ([ASK, SAY | {"reasoning_content": "</s>"}], "message 1 has '</s>' in its text, which the"),
         ([ASK, SAY | {"tool_calls": "f"}], 'message 1 has the tool_calls "f"; write a list of functions'),
         ("[" * 10**5, ", cannot be read as JSON: maximum recursion depth exceeded"),
-        ([ASK, {"role": "function_call", "content": "[" * 10**5}], 'the content of message 1, "[[['),
         ([ASK, CALL | {"tool_calls": [{"name": "f", "arguments": "[" * 10**5}]}], 'the arguments of message 1, "[[['),
         ([SAY, ASK, SAY], "it begins with the assistant, and nothing before it can be answered"),
         ([ASK, CALL], "the chat template fails: "),
@@ -207,22 +185,6 @@ def test_the_time_of_a_conversation_grows_with_its_length(chat_template, block_s
     assert encoded["problem"] == [""]
     assert encoded["num_tokens"] == [8 * 3000]
     assert len(encoded["predicted"][0]) == 2 * num_spans
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_tokens_before_a_place_are_those_of_the_text_before_it(name, tmp_path):
-    bos, eos, chosen = TEMPLATES[name]
-    chat_tokenizer(template(name), bos, eos).save_pretrained(tmp_path)
-    tokenizer = PretrainedTokenizer(str(tmp_path))
-    text, _ = tasks.module("sft", "chat_template").ChatTemplate(tokenizer).write(conversations()[chosen[0]]["messages"])
-    (*tokens, _) = tokenizer.encode([text])[0]
-    for place in range(len(text) + 1):
-        (*part, _) = tokenizer.encode([text[:place]])[0]
-        if part == tokens[: len(part)]:
-            assert encode_parts(tokenizer, text, [place]) == (tokens, [len(part)])
-        else:
-            with pytest.raises(IndivisibleText):
-                encode_parts(tokenizer, text, [place])
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,15 @@
 """The CIFAR recipe on pictures of CIFAR's size: augmentation, mirroring and stem, however they are shared out."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jobs import run_job
+from jobs import train_in_job
+from largebatch.storage.files import read_json_lines
 from paths import CIFAR
 from pictures import png, write_parquet
 from small_data import of_file
-from test_strategies import assert_same, recorded
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +24,8 @@ SHORT = (
     "--evaluation.every=null",
     "--checkpoint.every=null",
     "--learning_rate.warmup=null",
+    "--logging.every=1",
+    "--logging.trackers=[]",
     '--learning_rate.decay={"name": "constant"}',
 )
 # Of noise there is nothing to learn: gradients are so small that fp32's rounding shows.
@@ -43,19 +44,12 @@ def words(tmp_path) -> tuple[str, ...]:
     return (*SMALL, *SHORT, EXACT, *data, *columns)
 
 
-def trained(words: tuple[str, ...], run_dir: Path, strategy: str, world_size: int = 2) -> dict:
-    """What rank 0 has recorded; running statistics are common to the processes in evaluations only."""
-    result = run_job(recorded, CIFAR, run_dir, *words, strategy=strategy, world_size=world_size)[0]
-    statistics = ("running_mean", "running_var", "num_batches_tracked")
-    for weights in result["weights"]:
-        for name in [*weights]:
-            if name.endswith(statistics):
-                del weights[name]
-    return result
-
-
 def test_the_same_training_wherever_pictures_are_prepared(words, tmp_path):
-    alone = trained((*words, "--data.num_workers=0"), tmp_path / "alone", "single", 1)
-    shared = trained((*words, "--data.num_workers=1"), tmp_path / "shared", "ddp")
-    assert_same(shared, alone, STEPS)
-    assert shared["evaluations"][0]["loss"] == pytest.approx(alone["evaluations"][0]["loss"], rel=1e-5)
+    losses = {}
+    for strategy, num_workers in (("single", 0), ("ddp", 1)):
+        run_dir = tmp_path / strategy
+        train_in_job(CIFAR, run_dir, *words, f"--data.num_workers={num_workers}", strategy=strategy)
+        lines = read_json_lines(run_dir / "metrics.jsonl") + read_json_lines(run_dir / "evaluations.jsonl")
+        losses[strategy] = [line["loss"] for line in lines]
+    assert len(losses["single"]) == STEPS + 1
+    assert losses["ddp"] == pytest.approx(losses["single"], rel=1e-5)

@@ -4,11 +4,10 @@ At the batch it was tuned at, `.ci/run` trains it by `make train`. `bench/result
 """
 
 import json
-from functools import partial
 
 import pytest
 
-from jobs import run_job, train
+from jobs import train_in_job
 from largebatch.storage.files import read_json_lines
 from paths import DIGITS
 
@@ -20,12 +19,10 @@ FIGURE = {"metric": "accuracy", "value": 0.8, "spread": 0.05, "seeds": 3, "after
 
 def test_accuracy_and_how_it_compares_with_a_figure(tmp_path):
     words = ["--batch.global_batch_size=512", f"--expected={json.dumps(FIGURE)}"]
-    run_job(partial(train, run_dir=tmp_path / "run"), DIGITS, *words)
+    train_in_job(DIGITS, tmp_path / "run", *words)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["evaluation"]["accuracy"] >= 0.96
     lines = read_json_lines(tmp_path / "run/evaluations.jsonl")
     found = next(line["accuracy"] for line in lines if line["epoch"] >= 12)
-    # 0.8 - 4.303 x 0.05 x sqrt(4 / 3), and as much above.
-    assert summary["expected"]["low"] == pytest.approx(0.5516, abs=1e-3)
+    # tests/plan has what follows from it.
     assert summary["expected"]["found"] == found
-    assert summary["expected"]["verdict"] == ("inside" if 0.5516 <= found <= 1.0484 else "outside")

@@ -77,16 +77,15 @@ def test_four_fifths_masked_a_tenth_random_a_tenth_left():
 
 
 def test_masks_depend_on_seed_epoch_and_sample_alone():
-    def places(source, indices, epoch):
-        return source.fetch(np.array(indices), epoch)["labels"] != IGNORE_INDEX
+    def seen_and_predicted(source, indices, epoch):
+        batch = source.fetch(np.array(indices), epoch)
+        return torch.stack([batch["input_ids"], batch["labels"]], dim=1)
 
     train, evaluation = masked_sources(load_config(BERT))
     other_seed, evaluated_alike = masked_sources(load_config(BERT, ("--seed=1",)))
-    assert_drawn_by_seed_epoch_and_sample(partial(places, train), partial(places, other_seed))
-    one, other = (train.fetch(np.array(indices), 5)["input_ids"] for indices in ([3, 1], [1, 3]))
-    assert torch.equal(one, other[[1, 0]])
-    assert torch.equal(places(evaluation, [7, 3], None), places(evaluation, [3, 7], None)[[1, 0]])
-    assert torch.equal(places(evaluated_alike, [3, 7], None), places(evaluation, [3, 7], None))
+    assert_drawn_by_seed_epoch_and_sample(partial(seen_and_predicted, train), partial(seen_and_predicted, other_seed))
+    evaluated = seen_and_predicted(evaluation, [7, 3], None)
+    assert torch.equal(seen_and_predicted(evaluated_alike, [3, 7], None), evaluated[[1, 0]])
 
 
 def test_special_tokens_are_neither_predicted_nor_drawn(tmp_path):
@@ -100,7 +99,6 @@ def test_special_tokens_are_neither_predicted_nor_drawn(tmp_path):
             assert (predicted.sum(axis=1) == 5).all()
             assert labels[predicted].min() >= len(SPECIAL)
             assert set(np.unique(inputs[predicted])) <= {*range(4, 45)}
-            assert (inputs[~predicted] == tokens[~predicted]).all()
 
 
 def test_what_cannot_be_masked(tmp_path):

@@ -1,5 +1,7 @@
 """Mixup: who is mixed with whom, and on what the weights depend; test_strategies has a plain loop with it."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ import tasks
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
 from paths import VIT_DIGITS
+from small_data import assert_drawn_by_seed_epoch_and_sample
 
 image_sources = tasks.sources("image_classification")
 partners = tasks.module("image_classification", "mixup").partners
@@ -24,15 +27,15 @@ def test_neighbors_are_partners_and_one_that_is_left_over_is_its_own():
 
 
 def test_weights_follow_from_seed_epoch_and_first_sample_alone():
+    def weights(source, first_ones, epoch):
+        return source.fetch(np.repeat(first_ones, 2), epoch)["own_weight"][::2]
+
     train, _ = sources()
-    whole = train.fetch(np.array([5, 900, 17, 3, 40, 41]), 2)["own_weight"]
-    assert torch.equal(train.fetch(np.array([17, 3]), 2)["own_weight"], whole[2:4])
-    assert torch.equal(train.fetch(np.array([17, 40]), 2)["own_weight"], whole[2:4])
-    assert (whole.view(3, 2)[:, 0] == whole.view(3, 2)[:, 1]).all()
-    assert len(set(whole.tolist())) == 3
-    assert (train.fetch(np.array([17, 3]), 3)["own_weight"] != whole[2:4]).all()
-    assert (sources(seed=1)[0].fetch(np.array([17, 3]), 2)["own_weight"] != whole[2:4]).all()
-    assert train.fetch(np.array([17, 3, 5]), 2)["own_weight"][2] == 1
+    other_seed, _ = sources(seed=1)
+    assert_drawn_by_seed_epoch_and_sample(partial(weights, train), partial(weights, other_seed))
+    *pairs, left_over = train.fetch(np.array([17, 3, 17, 40, 5]), 2)["own_weight"].tolist()
+    assert len(set(pairs)) == 1
+    assert left_over == 1
 
 
 def test_evaluation_is_of_plain_images():

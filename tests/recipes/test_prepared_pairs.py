@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 import numpy as np
-import pandas
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -67,67 +66,63 @@ def test_tokens_that_are_not_there_are_not_made_where_that_is_not_allowed(config
     assert bytes(predicted[predicted >= 0].tolist()) == b"8\0"
 
 
-@pytest.mark.parametrize("place", ["rows", "encoder"])
-def test_a_process_that_is_killed_for_memory(place, config, tmp_path, monkeypatch):
+ROWS = (text_rows, "rows_of")
+ENCODER = (tasks.module("sft", "data").PairEncoder, "__call__")
+
+
+@pytest.mark.parametrize(("owner", "name"), [ROWS, ENCODER], ids=["rows", "encoder"])
+def test_a_process_that_is_killed_for_memory(owner, name, config, tmp_path, monkeypatch):
     """Of those that read rows, and of those that tokenize them."""
     # Each of two processes has a file.
     shutil.copy(tmp_path / "pairs.jsonl", tmp_path / "more.jsonl")
     parent = os.getpid()
-    encoder = tasks.module("sft", "data").PairEncoder
-    killed = (encoder, "__call__") if place == "encoder" else (text_rows, "rows_of")
-    original = getattr(*killed)
+    original = getattr(owner, name)
 
     def end(*arguments):
         if os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments)
 
-    monkeypatch.setattr(*killed, end)
+    monkeypatch.setattr(owner, name, end)
     with pytest.raises(DataError, match=r"data was killed, perhaps for lack of memory; write fewer --workers"):
         open_with(config)
 
 
 def test_columns_of_parquet_are_as_python_writes_them(tmp_path):
-    """A whole number beside a missing one is a decimal in pandas, and in its file."""
+    """As pandas writes them, a whole number beside a missing one is a decimal."""
     columns = {
         "text": ["00001", "NA", " é"],
         "whole": [7, -1, 10**18],
-        "missing": [1, None, 3],
-        "decimal": [0.5, 3e5, 0.1],
+        "missing": [1.0, None, 3.0],
+        "decimal": [0.5, 3e5, math.nan],
+        "single": pyarrow.array([0.1, 2, 1.5], pyarrow.float32()),
+        "rate": [Decimal("0E-9"), Decimal("1E-9"), None],
+        "amount": [Decimal("0.50"), Decimal("10.00"), Decimal("11.00")],
     }
     others = {"is": [True] * 3, "time": [datetime(2024, 1, 5, tzinfo=UTC)] * 3}
     file = tmp_path / "rows.parquet"
-    pandas.DataFrame(columns | others).to_parquet(file)
+    parquet.write_table(pyarrow.table(columns | others), file)
     data = of_file(file, "parquet", 3)
-    texts = texts_of(section(data, "{text}|{whole}|{missing}|{decimal}|", "{text}"))
-    assert texts == ["00001|7|1.0|0.5|00001", "NA|-1||300000.0|NA", " é|1000000000000000000|3.0|0.1| é"]
+    assert texts_of(section(data, "{text}|{whole}|{missing}|{decimal}|{single}|{rate}|", "{amount}")) == [
+        "00001|7|1.0|0.5|0.10000000149011612|0.000000000|0.50",
+        "NA|-1||300000.0|2.0|0.000000001|10.00",
+        " é|1000000000000000000|3.0|nan|1.5||11.00",
+    ]
     for name in others:
         with pytest.raises(DataError, match=f"the column '{name}' has .*, neither text nor a number"):
             open_with(section(data, f"{{{name}}}", "{text}"))
 
 
-def test_other_numbers_of_parquet_and_sparks_layout(tmp_path):
-    """Folders of parts, beside files that are none of the data's; what only folders are named is no column."""
+def test_what_only_folders_are_named_is_no_column(tmp_path):
+    """In Spark's layout, in folders of parts."""
     folder = tmp_path / "spark" / "lang=de"
     folder.mkdir(parents=True)
-    (folder / "_SUCCESS").touch()
-    (folder / ".part-0.parquet.crc").write_bytes(b"crc")
     for number in range(2):
-        amounts = [Decimal("0.50"), Decimal(f"1{number}.00")]
-        columns = {
-            "single": pyarrow.array([0.1, 2], pyarrow.float32()),
-            "nan": pyarrow.array([math.nan, 1.5]),
-            "amount": pyarrow.array(amounts, pyarrow.decimal128(10, 2)),
-            "rate": pyarrow.array([Decimal("0E-9"), Decimal("1E-9")], pyarrow.decimal128(12, 9)),
-        }
-        parquet.write_table(pyarrow.table(columns), folder / f"part-{number}.parquet")
-    data = of_file(tmp_path / "spark/**/*.parquet", "parquet", 4)
-    texts = texts_of(section(data, "{single}|{nan}|{rate}|", "{amount}"))
-    first = "0.10000000149011612|nan|0.000000000|0.50"
-    second = "2.0|1.5|0.000000001|"
-    assert texts == [first, f"{second}10.00", first, f"{second}11.00"]
-    with pytest.raises(DataError, match=r"data\.prompt: no column 'lang'; the data has single, nan"):
-        open_with(section(data, "{lang}", "{amount}"))
+        parquet.write_table(pyarrow.table({"text": [f"{number}"]}), folder / f"part-{number}.parquet")
+    data = of_file(tmp_path / "spark", "parquet", 2)
+    assert texts_of(section(data, "{text}", "{text}")) == ["00", "11"]
+    with pytest.raises(DataError, match=r"data\.prompt: no column 'lang'; the data has text"):
+        open_with(section(data, "{lang}", "{text}"))
 
 
 def test_text_of_parquet_that_is_not_utf8_is_a_sentence(tmp_path):

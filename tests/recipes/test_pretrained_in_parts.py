@@ -91,15 +91,12 @@ def weights_of_a_run(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "strategy", "more"),
-    [("gpt2", "ddp", (LORA,)), ("qwen2", "fsdp", (LORA,)), ("mistral", "zero3", ())],
-)
-def test_processes_read_what_from_pretrained_reads(name, strategy, more, tmp_path):
-    folder = saved(tmp_path / "model", name, max_shard_size="20KB" if strategy == "zero3" else "5GB")
-    found = run_job(weights_of_a_run, tmp_path / "run", *words_for(folder, *more), strategy=strategy)[0]
+@pytest.mark.parametrize(("name", "strategy"), [("gpt2", "ddp"), ("qwen2", "fsdp"), ("mistral", "zero3")])
+def test_processes_read_what_from_pretrained_reads(name, strategy, tmp_path):
+    folder = saved(tmp_path / "model", name, max_shard_size="20KB")
+    found = run_job(weights_of_a_run, tmp_path / "run", *words_for(folder, LORA), strategy=strategy)[0]
     assert_reads(found, folder)
-    assert any("lora_A" in name for name in found) == (LORA in more)
+    assert any("lora_A" in name for name in found)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt2", "bloom"])

@@ -20,7 +20,7 @@ ROWS = [
     {"question": "beta", "reply": "alpha alpha beta"},
     {"question": "gamma gamma", "reply": "beta"},
 ]
-ALPHA, BETA, GAMMA, EOS, BOS, ASK, SAY = range(2, 9)
+ALPHA, BETA, GAMMA, EOS, MASK, BOS, ASK, SAY = range(2, 10)
 
 
 @pytest.fixture
@@ -35,16 +35,22 @@ def opened(tmp_path):
     return open_sources
 
 
+def texts_in(tokens) -> list[bytes]:
+    """Rows of bytes, with a dash where nothing is predicted."""
+    return [bytes(row) for row in tokens.masked_fill(tokens < 0, ord("-")).tolist()]
+
+
 def fetched(source, *indices):
     return source.fetch(np.array(indices), None)
 
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    """Whole words; texts begin with <bos>."""
-    names = ["[UNK]", "[PAD]", "alpha", "beta", "gamma", "<eos>", "<bos>", "<ask>", "<say>"]
+    """Whole words; texts begin with two tokens, as GLM's do."""
+    names = ["[UNK]", "[PAD]", "alpha", "beta", "gamma", "<eos>", "<mask>", "<bos>", "<ask>", "<say>"]
     saved = word_tokenizer(names, eos_token="<eos>", bos_token="<bos>", pad_token="[PAD]")
-    begin = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    special = [("<mask>", MASK), ("<bos>", BOS)]
+    begin = processors.TemplateProcessing(single="<mask> <bos> $A", special_tokens=special)
     saved.backend_tokenizer.post_processor = begin
 
     def save(chat_template=None):
@@ -64,11 +70,8 @@ def test_answers_are_predicted_with_their_end_and_prompts_are_not(opened):
     rows = [{"question": "2+3", "reply": 5}, {"question": "Ü", "reply": "é 10"}]
     train, evaluation = opened(rows, prompt="{question}=", answer=" {reply}")
     batch = fetched(train, 0, 1)
-    assert batch["input_ids"].tolist() == [[*b"2+3= 5", 0, 0, 0], [*"Ü= é 10".encode()]]
-    assert batch["labels"].tolist() == [
-        [-100, -100, -100, *b" 5", 0, -100, -100, -100],
-        [-100, -100, *" é 10".encode(), 0],
-    ]
+    assert texts_in(batch["input_ids"]) == [b"2+3= 5\0\0\0", "Ü= é 10".encode()]
+    assert texts_in(batch["labels"]) == [b"--- 5\0---", "-- é 10\0".encode()]
     assert train.weight(batch) == 3 + 7
     assert batch.keys() == {"input_ids", "labels"}
     assert targets_of(evaluation, 0) == [*b" 5", 0]
@@ -77,8 +80,8 @@ def test_answers_are_predicted_with_their_end_and_prompts_are_not(opened):
 def test_pretrained_tokenizers_begin_a_prompt_and_not_an_answer(opened, tokenizer):
     train, _ = opened(tokenizer=tokenizer(), prompt="{question} ")
     batch = fetched(train, 1)
-    assert batch["input_ids"].tolist() == [[BOS, BETA, ALPHA, ALPHA, BETA]]
-    assert batch["labels"].tolist() == [[-100, ALPHA, ALPHA, BETA, EOS]]
+    assert batch["input_ids"].tolist() == [[MASK, BOS, BETA, ALPHA, ALPHA, BETA]]
+    assert batch["labels"].tolist() == [[-100, -100, ALPHA, ALPHA, BETA, EOS]]
 
 
 CHAT = (
@@ -131,7 +134,7 @@ def test_special_tokens_in_a_text_are_no_text(opened, tokenizer):
     ):
         opened(rows, **data)
     train, _ = opened(rows[1:], **data)
-    assert fetched(train, 0)["input_ids"].tolist() == [[BOS, ASK, BETA, GAMMA]]
+    assert fetched(train, 0)["input_ids"].tolist() == [[MASK, BOS, ASK, BETA, GAMMA]]
 
 
 # --- packs --------------------------------------------------------------------------------------------------------
@@ -141,12 +144,9 @@ def test_a_pack_is_its_pairs_one_behind_the_other(opened):
     rows = [{"question": "ab", "reply": "c"}, {"question": "d", "reply": "efg"}, {"question": "hi", "reply": "j"}]
     train, evaluation = opened(rows, packing=True, block_size=8, num_train_samples=2)
     batch = fetched(train, 1, 0)
-    assert batch["input_ids"].tolist() == [[*b"hij", 0, 0, 0, 0], [*b"abc", *b"defg"]]
+    assert texts_in(batch["input_ids"]) == [b"hij\0\0\0\0", b"abcdefg"]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0, 0, 0], [0, 1, 2, 0, 1, 2, 3]]
-    assert batch["labels"].tolist() == [
-        [-100, *b"j", 0, -100, -100, -100, -100],
-        [-100, *b"c", 0, *b"efg", 0],
-    ]
+    assert texts_in(batch["labels"]) == [b"-j\0----", b"-c\0efg\0"]
     assert train.weight(batch) == 2 + 2 + 4
     # Evaluation counts single pairs.
     assert targets_of(evaluation, 0) == [*b"c", 0]
@@ -166,12 +166,8 @@ def test_the_number_of_packs_is_told():
 def test_sums_are_right_and_held_out_ones_are_not_trained_on():
     train, evaluation = addition()
     assert (len(train), len(evaluation)) == (9000, 1000)
-    seen = set()
-    for row in [*train, *evaluation]:
-        first, _, second = row["prompt"].removesuffix("=").partition("+")
-        assert int(first) + int(second) == int(row["answer"])
-        seen.add((int(first), int(second)))
-    assert seen == {(a, b) for a in range(100) for b in range(100)}
+    rows = {(row["prompt"], row["answer"]) for row in [*train, *evaluation]}
+    assert rows == {(f"{a}+{b}=", f"{a + b}") for a in range(100) for b in range(100)}
 
 
 # --- what cannot be used ------------------------------------------------------------------------------------------
@@ -198,9 +194,8 @@ def test_one_empty_column_of_several_leaves_a_prompt(opened):
     """As of instructions with an optional input; null and nothing are the same."""
     rows = [{"question": "2+3", "context": context, "reply": "5"} for context in ("", None, "of numbers")]
     train, _ = opened(rows, prompt="{question}\n{context}=")
-    batch = fetched(train, 0, 1, 2)
-    read = [bytes(row).rstrip(b"\0") for row in batch["input_ids"].tolist()]
-    assert read == [b"2+3\n=5", b"2+3\n=5", b"2+3\nof numbers=5"]
+    read = texts_in(fetched(train, 0, 2, 1)["input_ids"])
+    assert read == [b"2+3\n=5" + bytes(10), b"2+3\nof numbers=5", b"2+3\n=5" + bytes(10)]
     rows.append({"question": "", "context": None, "reply": "5"})
     with pytest.raises(
         DataError, match=r"1 of \d+ \w+ pairs has an empty prompt or answer \(the first is row 3\); correct the"
@@ -285,16 +280,11 @@ def test_samples_have_no_length_in_tokens():
 
 # --- parts are encoded as parts ------------------------------------------------------------------------------------
 
-INSTRUCTIONS = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
-    "{% else %} {{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
-)
-
 
 @pytest.fixture(params=["whole", "first"])
 def spaced(request, tmp_path):
     """A tokenizer that puts a space before texts, as Llama 2's does, or as `Metaspace` does by itself."""
-    letters = sorted(set("▁[]INST/hiyes0123456789+=Anwr: "))
+    letters = sorted(set("▁127Answer:"))
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter: 3 + number for number, letter in enumerate(letters)}
     letters_alone = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     if request.param == "whole":
@@ -307,7 +297,7 @@ def spaced(request, tmp_path):
         letters_alone.decoder = decoders.Metaspace(prepend_scheme="first")
     letters_alone.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     saved = PreTrainedTokenizerFast(
-        tokenizer_object=letters_alone, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=INSTRUCTIONS
+        tokenizer_object=letters_alone, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
     saved.save_pretrained(tmp_path / "tokenizer")
     return saved
@@ -322,24 +312,3 @@ def test_a_pair_is_the_tokens_of_its_whole_text(prompt, answer, spaced, opened, 
     assert [*batch["input_ids"][0].tolist(), spaced.eos_token_id] == expected
     predicted = len(expected) - len(spaced(prompt)["input_ids"])
     assert targets_of(train, 0) == expected[-predicted:]
-
-
-def test_a_prompt_as_chat_is_its_conversation(spaced, opened, tmp_path):
-    rows = [{"question": "hi", "reply": "yes"}]
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    train, _ = opened(rows, tokenizer=str(tmp_path / "tokenizer"), format="chat")
-    tokens = [*fetched(train, 0)["input_ids"][0].tolist(), spaced.eos_token_id]
-    assert tokens == spaced.apply_chat_template(messages, return_dict=True)["input_ids"]
-
-
-def test_all_that_a_tokenizer_puts_before_a_text_is_there_once(opened, tmp_path):
-    """Not only a token for the beginning: GLM's tokenizer puts two tokens there."""
-    letters = Tokenizer(models.WordLevel({"[gMASK]": 0, "<sop>": 1, "</s>": 2, "a": 3, "b": 4}, unk_token="a"))
-    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    letters.decoder = decoders.Fuse()
-    special = [("[gMASK]", 0), ("<sop>", 1)]
-    letters.post_processor = processors.TemplateProcessing(single="[gMASK] <sop> $A", special_tokens=special)
-    saved = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="</s>")
-    saved.save_pretrained(tmp_path / "tokenizer")
-    train, _ = opened([{"question": "a", "reply": "b"}], tokenizer=str(tmp_path / "tokenizer"))
-    assert fetched(train, 0)["input_ids"].tolist() == [[0, 1, 3, 4]]

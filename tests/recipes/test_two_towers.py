@@ -233,9 +233,7 @@ def test_passages_that_are_equal_are_counted_by_prepare(pairs, tmp_path, capsys)
     assert capsys.readouterr().out.count(told) == 2
 
 
-@pytest.mark.parametrize(
-    ("values", "row"), [([1, 2], 0), ([None, None], 0), ([["a"], ["b"]], 0), (["a", None], 1), (["a", ""], 1)]
-)
+@pytest.mark.parametrize(("values", "row"), [([1, 2], 0), (["a", None], 1), (["a", ""], 1)])
 def test_a_column_without_texts_is_named(values, row, tmp_path):
     file = tmp_path / "pairs.parquet"
     parquet.write_table(pyarrow.table({"query": values, "positive": ["a", "b"]}), file)

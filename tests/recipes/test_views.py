@@ -32,10 +32,8 @@ def sources(request, tmp_path):
     """From overrides to both sets, of the digits or of large JPEGs that could be decoded at a smaller scale."""
     if request.param == "digits":
         return lambda *words: view_sources(load_config(SIMCLR, words))
-    noise = np.random.default_rng(0).integers(0, 255, (4, 12, 15, 3), dtype=np.uint8)
-    large = [Image.fromarray(each).resize((600, 500)) for each in noise]
     file = tmp_path / "data.parquet"
-    write_parquet(file, [jpeg(np.asarray(each)) for each in large], [0, 1, 0, 1])
+    write_parquet(file, [jpeg(np.asarray(gradient_image(600, 500)))] * 4, [0, 1, 0, 1])
     data = of_file(file, "parquet", 4)
     data |= {"image_size": 16, "mean": [0.5] * 3, "std": [0.3] * 3, "num_classes": 2}
     return lambda *words: view_sources(load_with(SIMCLR, data, "--neighbors={}", "--neighbors.count=1", *words))

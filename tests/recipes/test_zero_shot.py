@@ -18,6 +18,7 @@ from largebatch.config import load_config
 from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError
 from largebatch.storage.files import read_json_lines
+from largebatch.tools.local_jobs.small_runs import tiny_data_overrides
 from paths import CLIP_DIGITS
 from problems import problems_of
 from small_data import of_file
@@ -79,7 +80,8 @@ def test_labeled_images_are_classified_as_by_transformers(words, tmp_path):
 
 def test_the_whole_image_is_looked_at(words, tmp_path):
     """As of pairs, and not the center that `image_classification` takes."""
-    framed = np.pad(np.full((58, 58, 3), 255, np.uint8), ((3, 3), (3, 3), (0, 0)))
+    framed = np.zeros((64, 64, 3), np.uint8)
+    framed[3:-3, 3:-3] = 255
     Image.fromarray(framed).save(tmp_path / "labeled/0/00.png")
     *_, labeled = tasks.sources("two_towers")(load_config(CLIP_DIGITS, words), Preparation())
     pixels = labeled.fetch(np.array([0]), None)["pixel_values"]
@@ -118,5 +120,4 @@ def test_images_that_are_there_in_vain_or_missing(more, problem, words):
 
 def test_a_recipe_with_classes_of_its_own_is_verified_on_digits(words):
     config = load_config(CLIP_DIGITS, words)
-    overrides = [f"--{name}={json.dumps(value)}" for name, value in config.tiny_data().items()]
-    assert load_config(CLIP_DIGITS, [*words, *overrides]).zero_shot is None
+    assert load_config(CLIP_DIGITS, [*words, *tiny_data_overrides(config)]).zero_shot is None

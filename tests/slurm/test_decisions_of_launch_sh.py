@@ -254,16 +254,14 @@ def test_later_starts_run_the_code_of_the_first(start, checkout, tmp_path, writt
 def test_a_site_profile(start, checkout, written, tmp_path):
     (checkout / "slurm/site.sh").write_text(
         "LARGEBATCH_SRUN_OPTIONS=(--mpi=none '--comment=two words')\n"
-        "before_training() { export PREPARED=1; }\n"
         f"export RUN_DIR=${{RUN_DIR:-{tmp_path}/run}}\n"
         "set -- not the job\n"
         "[[ -d /nowhere ]] && export X=1\n"
     )
     # Empty is not set. The job's words are not the profile's, nor the other way around.
-    returned, log, trained_in = start("--seed", "1", RUN_DIR="")
+    returned, log, _ = start("--seed", "1", RUN_DIR="")
     assert returned == 0, log
     assert written("words.n1").endswith(f" --run-dir {tmp_path}/run --seed 1 ")
-    assert trained_in["PREPARED"] == "1"
     assert "--mpi=none --comment=two words --kill-on-bad-exit=1" in written("steps")
 
 
