@@ -6,7 +6,6 @@ overrides on that many processes.
 """
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -27,6 +26,7 @@ from largebatch.config import load_config, override_words
 from largebatch.errors import ConfigError
 from largebatch.tools.local_jobs.small_runs import tiny_data_overrides
 from paths import BERT, PYDOC, RECIPES, ROOT
+from played import write_commands
 from resuming import TINY_GPT
 from run_folders import write_run
 
@@ -47,7 +47,7 @@ with open("calls.jsonl", "a") as file:
 STAND_INS = ("accelerate", "sbatch", "pytest", "ruff", "mypy", "pip", "git", "tail", "wandb", "largebatch")
 STAND_INS += ("docker", "enroot", "apptainer", "shellcheck")
 # Where every host is this machine: the last word is the command.
-SSH = '#!/usr/bin/env bash\nexec bash -c "${@: -1}"\n'
+SSH = 'exec bash -c "${@: -1}"'
 
 
 def commands(document: Path) -> list[str]:
@@ -80,23 +80,16 @@ def repository(project, monkeypatch):
     shutil.copy(ROOT / "tests/packed_assignments.py", project / "tests")
     programs = project / ".venv/bin"
     programs.mkdir(parents=True)
-    for name in STAND_INS:
+    for name in ("recorder", *STAND_INS):
         (programs / name).write_text(RECORDER + ("print(7)\n" if name == "sbatch" else ""))
+        (programs / name).chmod(0o755)
     # Measurements take minutes: that the program is there is asked below. `make train` counts GPUs with torch.
     python = (
         'case "$*" in bench/*) exec "$(dirname "$0")/recorder" "$@";; "-c import torch"*) echo 2;; '
         f'*) exec {sys.executable} "$@";; esac'
     )
-    for name, text in {
-        "recorder": RECORDER,
-        "python": f"#!/usr/bin/env bash\n{python}\n",
-        "python3": f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n',
-        "ssh": SSH,
-        "blaunch": SSH,
-    }.items():
-        (programs / name).write_text(text)
-    for program in programs.iterdir():
-        program.chmod(0o755)
+    python3 = f'exec {sys.executable} "$@"'
+    path = write_commands(programs, {"python": python, "python3": python3, "ssh": SSH, "blaunch": SSH})
     (programs / "activate").touch()
     (project / ".venv/installed").touch()
     # What the documents speak of as the reader's own.
@@ -106,14 +99,18 @@ def repository(project, monkeypatch):
         Path(f"{split}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in documents))
     for name in ("resnet_digits", "batch_64", "batch_512"):
         write_run(Path("runs", name), steps=range(1, 3))
-    # What schedulers set.
     Path("nodes").write_text("n1\nn2\n")
-    for name, value in {"PBS_O_WORKDIR": ".", "PBS_JOBID": "1.server", "LSB_JOBID": "2"}.items():
+    for name, value in {
+        # What schedulers set.
+        "PBS_O_WORKDIR": ".",
+        "PBS_JOBID": "1.server",
+        "PBS_NODEFILE": "nodes",
+        "LSB_JOBID": "2",
+        "LSB_DJOB_HOSTFILE": "nodes",
+        "PATH": path,
+        "PYTHONPATH": str(ROOT / "src"),
+    }.items():
         monkeypatch.setenv(name, value)
-    for name in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"):
-        monkeypatch.setenv(name, "nodes")
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     for name in ("RUN_DIR", "NUM_PROCESSES", "MAKELEVEL", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
     return project

@@ -1,6 +1,5 @@
 """Jobs on a real Slurm cluster of three hosts on this machine; each test has a cluster of its own."""
 
-import itertools
 import os
 import re
 import sys
@@ -35,12 +34,11 @@ def cluster(tmp_path, first_host):
 
 
 @pytest.fixture
-def play(tmp_path):
+def play(tmp_path_factory):
     """Writes a file for LARGEBATCH_ENV: the environment of the tests, with bash scripts in place of some programs."""
-    environments = itertools.count(1)
 
     def write(**programs):
-        folder = tmp_path / f"environment_{next(environments)}"
+        folder = tmp_path_factory.mktemp("environment")
         write_commands(folder, programs)
         file = folder / "activate"
         file.write_text(f"source {sys.prefix}/bin/activate\nPATH={folder}:$PATH\n")

@@ -341,16 +341,16 @@ def test_a_host_that_fails_ends_the_others(launch, tmp_path):
 @pytest.mark.slow
 def test_a_signal_arrives_at_remote_processes(launch, tmp_path):
     """What follows when this end is killed is tried in tests/cluster."""
-    checkout, environment = launch
     (tmp_path / "played").write_text("export SLOW=a\n")
     (tmp_path / "hosts").write_text("a\n")
-    command = ["bash", "launch/hosts.sh", str(tmp_path / "hosts"), RECIPE]
+    begun = "until [[ -s $RUN_DIR/slow ]]; do sleep 0.1; done"
+    stopped = f'launch/hosts.sh "$@" & {begun}; kill $!; wait $!'
+    checkout, environment = launch
     environment |= {"LARGEBATCH_ENV": str(tmp_path / "played")}
-    with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: (tmp_path / "run/slow").exists() and (tmp_path / "run/slow").read_text())
-        process.terminate()
-        assert "[a] got TERM" in process.stdout.read()
-    assert process.returncode in (3, BY_CHANCE)
+    words = ("-c", stopped, "bash", str(tmp_path / "hosts"), RECIPE)
+    code, log = run_bash(*words, cwd=checkout, environment=environment)
+    assert code in (3, BY_CHANCE)
+    assert "[a] got TERM" in log
     wait_for(lambda: not is_running((tmp_path / "run/slow").read_text().strip()))
 
 

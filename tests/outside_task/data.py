@@ -1,5 +1,7 @@
 """Maps, and which of their pixels are labeled."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -10,13 +12,13 @@ from .config import Config
 UNLABELED = -1
 
 
+@dataclass(eq=False)
 class MapSource:
     """Noisy discs; a map is mirrored at random in training."""
 
-    def __init__(self, config, num_samples, name):
-        self.config = config
-        self.num_samples = num_samples
-        self.name = name
+    config: Config
+    num_samples: int
+    name: str
 
     def __len__(self):
         return self.num_samples

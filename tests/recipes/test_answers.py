@@ -19,8 +19,7 @@ from largebatch.storage.files import read_json_lines
 from paths import ADDITION
 from resuming import EXACT
 
-write_answers = tasks.module("sft", "answers").write_answers
-prompts_and_answers = tasks.module("sft", "answers").prompts_and_answers
+answers = tasks.module("sft", "answers")
 
 WORDS = (
     *SINGLE,
@@ -69,11 +68,11 @@ def test_answers_are_those_of_generate_on_every_strategy_and_harmless(tmp_path):
 def test_an_answer_may_be_all_that_is_predicted():
     """The last turn of a conversation is what `test_chat_runs.py` asks for."""
     batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[2, 3, 4]])}
-    assert prompts_and_answers(batch) == [([1], [2, 3, 4])]
+    assert answers.prompts_and_answers(batch) == [([1], [2, 3, 4])]
 
 
 @pytest.fixture
-def answer_of(tmp_path):
+def answer_of(tmp_path, monkeypatch):
     """What is recorded of a model that would write a text after "Hello", where texts end with </s>."""
     tokenizer = chat_tokenizer(None, eos="</s>")
     tokenizer.save_pretrained(tmp_path / "tokenizer")
@@ -81,12 +80,8 @@ def answer_of(tmp_path):
 
     def ask(expected: str, written: str, max_tokens: int = 20, block_size: int = 40) -> str:
         prompt = encode("Hello")
-        answer = encode(expected)
         tokens = encode(f"{written}xxxxxxx")
-        labels = [-100] * (len(prompt) - 1) + answer
-        batch = {"input_ids": torch.tensor([[*prompt, *answer[:-1]]]), "labels": torch.tensor([labels])}
-        samples = MagicMock(fetch=lambda indices, _: batch if indices.tolist() == [0] else None)
-        samples.__len__.return_value = 1
+        monkeypatch.setattr(answers, "prompts_and_answers", lambda _: [(prompt, encode(expected))])
         run = MagicMock(completed_steps=7)
         run.config.data = SimpleNamespace(tokenizer=str(tmp_path / "tokenizer"), block_size=block_size)
         run.config.evaluation = SimpleNamespace(answers=4, max_answer_tokens=max_tokens)
@@ -106,7 +101,7 @@ def answer_of(tmp_path):
             logits[0, -1, tokens[place]] = 1
             return SimpleNamespace(logits=logits)
 
-        write_answers(run, model, samples)
+        answers.write_answers(run, model, MagicMock())
         (line,) = read_json_lines(tmp_path / "answers/7.jsonl")
         answer = line.pop("answer")
         assert line == {"step": 7, "prompt": "Hello", "expected": expected}

@@ -83,15 +83,12 @@ def assert_refused(config, told):
 def test_pairs_are_the_members_of_tars(shards):
     train, _ = opened(section(shards))
     order = np.random.default_rng(0).permutation(NUMBER)
-    rows = train.rows[order]
-    images_read = [image["bytes"] for image in rows["jpg;png"]]
-    assert [*zip(images_read, rows["txt"], strict=True)] == [*map(by_hand, order)]
-    batch = train.fetch(order[:9], None)
-    assert batch["pixel_values"].shape == (9, 3, 16, 16)
+    batch = train.fetch(order, None)
+    assert batch["pixel_values"].shape == (NUMBER, 3, 16, 16)
     assert batch["pixel_values"].dtype == torch.uint8
-    assert batch["pixel_values"][:, 1, 8, 8].tolist() == pytest.approx([2 * place for place in order[:9]], abs=2)
-    assert batch["length"].tolist() == [len(caption) for caption in rows["txt"][:9]]
-    assert train.weight(batch) == 9
+    assert batch["pixel_values"][:, 1, 8, 8].tolist() == pytest.approx(2 * order, abs=2)
+    assert batch["length"].tolist() == [len(by_hand(number)[1]) for number in order]
+    assert train.weight(batch) == NUMBER
 
 
 def test_captions_in_the_metadata_of_a_folder(tmp_path):
@@ -157,10 +154,6 @@ UNUSABLE = {
     "another encoding": (
         {"jpg": sample(1)["jpg"], "txt": b"caf\xe9"},
         r"sample 3 has no 'txt' in UTF-8, in .*a\.tar at byte",
-    ),
-    "an image cut off": (
-        {"jpg": jpeg(np.asarray(gradient_image(300, 200)))[:2000], "txt": b"x"},
-        r"the image of sample 3 cannot be decoded: image file is truncated .*, in .*a\.tar at byte [\d,]+; replace",
     ),
     "50 megapixels": (
         {"png": LARGE.getvalue(), "txt": b"x"},

@@ -89,12 +89,12 @@ def starting_buffers(run_dir, *words):
 
 
 @pytest.mark.slow
-def test_it_is_read_back(tmp_path):
-    train_in_job(CLIP_DIGITS, tmp_path / "run", *WORDS, strategy="fsdp")
+def test_it_is_read_back_and_starts_another_run(tmp_path):
     folder = tmp_path / "run/model"
+    train_in_job(CLIP_DIGITS, tmp_path / "run", *WORDS, strategy="fsdp")
     _, report = resnet.ResNetCLIP.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values())
-    # And it starts another run, with its running statistics.
+    # With its running statistics.
     (started,) = run_job(starting_buffers, tmp_path / "second", f"--model.initial_weights={folder}", strategy="single")
     saved = load_file(folder / "model.safetensors")
     assert sum("running_var" in name for name in started) > 5

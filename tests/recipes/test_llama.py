@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 import tasks
 from largebatch.config import load_config
@@ -26,15 +27,14 @@ def test_llama_31_starts_as_in_megatron_with_scaled_frequencies():
     """After the formulas of Llama 3.1's apply_rope_scaling and Megatron-LM's scaled_init_method_normal."""
     words = ["--model.rope_scaling_factor=8", "--model.scaled_residual_init=true", "--model.hidden_size=512"]
     plain, scaled = (tasks.build_model(LLAMA)(load_config(LLAMA, each)) for each in (words[2:], words))
-    expected = []
-    for frequency in plain.model.rotary_emb.inv_freq.double().tolist():
-        wavelength = 2 * math.pi / frequency
-        smooth = min(max((8192 / wavelength - 1) / (4 - 1), 0), 1)
-        expected.append((1 - smooth) * frequency / 8 + smooth * frequency)
-    assert scaled.model.rotary_emb.inv_freq.tolist() == pytest.approx(expected, rel=1e-5)
-    assert expected[-1] == plain.model.rotary_emb.inv_freq[-1] / 8
-    for name, weight in scaled.named_parameters():
-        if name.endswith("proj.weight"):
-            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            layers = scaled.config.num_hidden_layers
-            assert weight.std().item() == pytest.approx(0.02 / math.sqrt(2 * layers) if residual else 0.02, rel=0.02)
+    frequencies = plain.model.rotary_emb.inv_freq
+    wavelengths = 2 * math.pi / frequencies
+    smooth = ((8192 / wavelengths - 1) / (4 - 1)).clamp(0, 1)
+    assert (smooth[0], smooth[-1]) == (1, 0)
+    expected = (1 - smooth) * frequencies / 8 + smooth * frequencies
+    torch.testing.assert_close(scaled.model.rotary_emb.inv_freq, expected, rtol=1e-5, atol=0)
+    layer = scaled.model.layers[1]
+    smaller = 0.02 / math.sqrt(2 * scaled.config.num_hidden_layers)
+    residual = {layer.self_attn.o_proj: smaller, layer.mlp.down_proj: smaller}
+    for linear, deviation in {layer.mlp.up_proj: 0.02, **residual}.items():
+        assert linear.weight.std().item() == pytest.approx(deviation, rel=0.02)

@@ -62,8 +62,6 @@ def test_tokens_that_are_not_there_are_not_made_where_that_is_not_allowed(config
     indices = np.arange(40)
     batch, expected = (source.fetch(indices, 0) for source in (train, prepared))
     assert all(batch[name].equal(expected[name]) for name in expected)
-    predicted = batch["labels"][7]
-    assert bytes(predicted[predicted >= 0].tolist()) == b"8\0"
 
 
 ROWS = (text_rows, "rows_of")

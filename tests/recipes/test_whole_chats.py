@@ -156,17 +156,22 @@ def test_the_column_of_the_system_comes_first(tmp_path):
 
 def test_a_turn_of_function_call_is_a_call_and_not_its_json(tmp_path):
     """As LLaMA-Factory's ShareGPT rows have it, equal to OpenAI's form."""
-    function = {"name": "f", "arguments": {"town": "Oslo"}}
-    turns = [("human", "Oslo?"), ("function_call", json.dumps(function)), ("observation", "cold"), ("gpt", "Cold.")]
-    row = [{"from": name, "value": value} for name, value in turns]
+    row = r"""[
+      {"from": "human", "value": "Oslo?"},
+      {"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {\"town\": \"Oslo\"}}"},
+      {"from": "observation", "value": "cold"},
+      {"from": "gpt", "value": "Cold."}
+    ]"""
+    messages = """[
+      {"role": "user", "content": "Oslo?"},
+      {"role": "assistant", "tool_calls": [
+        {"type": "function", "function": {"name": "f", "arguments": {"town": "Oslo"}}}
+      ]},
+      {"role": "tool", "content": "cold"},
+      {"role": "assistant", "content": "Cold."}
+    ]"""
     names = {"human": "user", "gpt": "assistant", "observation": "tool"}
     layout = {"column": "conversations", "role": "from", "content": "value", "roles": names}
-    messages = [
-        {"role": "user", "content": "Oslo?"},
-        {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]},
-        {"role": "tool", "content": "cold"},
-        {"role": "assistant", "content": "Cold."},
-    ]
     expected = encoder(tmp_path, template("qwen"))({"messages": [messages]})
     assert expected["problem"] == [""]
     assert encoder(tmp_path, template("qwen"), **layout)({"conversations": [row]}) == expected
