@@ -281,10 +281,16 @@ def test_samples_have_no_length_in_tokens():
 # --- parts are encoded as parts ------------------------------------------------------------------------------------
 
 
+INSTRUCTIONS = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+    "{% else %} {{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
 @pytest.fixture(params=["whole", "first"])
 def spaced(request, tmp_path):
     """A tokenizer that puts a space before texts, as Llama 2's does, or as `Metaspace` does by itself."""
-    letters = sorted(set("▁127Answer:"))
+    letters = sorted(set("▁[]INST/hiyes127Anwr:"))
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter: 3 + number for number, letter in enumerate(letters)}
     letters_alone = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     if request.param == "whole":
@@ -297,7 +303,7 @@ def spaced(request, tmp_path):
         letters_alone.decoder = decoders.Metaspace(prepend_scheme="first")
     letters_alone.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     saved = PreTrainedTokenizerFast(
-        tokenizer_object=letters_alone, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=letters_alone, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=INSTRUCTIONS
     )
     saved.save_pretrained(tmp_path / "tokenizer")
     return saved
@@ -312,3 +318,11 @@ def test_a_pair_is_the_tokens_of_its_whole_text(prompt, answer, spaced, opened, 
     assert [*batch["input_ids"][0].tolist(), spaced.eos_token_id] == expected
     predicted = len(expected) - len(spaced(prompt)["input_ids"])
     assert targets_of(train, 0) == expected[-predicted:]
+
+
+def test_a_prompt_as_chat_is_its_conversation(spaced, opened, tmp_path):
+    rows = [{"question": "hi", "reply": "yes"}]
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    train, _ = opened(rows, tokenizer=str(tmp_path / "tokenizer"), format="chat")
+    tokens = [*fetched(train, 0)["input_ids"][0].tolist(), spaced.eos_token_id]
+    assert tokens == spaced.apply_chat_template(messages, return_dict=True)["input_ids"]
