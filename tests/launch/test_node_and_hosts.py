@@ -1,7 +1,5 @@
 """launch/node.sh and launch/hosts.sh without a scheduler, with the commands that they run played."""
 
-import os
-import signal
 import socket
 import subprocess
 import time
@@ -11,11 +9,13 @@ import yaml
 
 from largebatch.system.endings import read_endings
 from played import ACCELERATE, copy_checkout, environment_in, run_bash, write_commands
-from processes import children_of, is_running
+from processes import is_running
 
 RECIPE = "recipes/causal_lm/gpt_pydoc.json"
 # What bash's `wait` sometimes returns for a process that ends at that moment.
 BY_CHANCE = 255
+# What bash waits for before it sends a signal.
+BEGUN = "until [[ -s $RUN_DIR/slow ]]; do sleep 0.1; done"
 COMMANDS = {
     "largebatch": """printf '%s\\n' "$@" >"$RUN_DIR/preflight"; exit "${PREFLIGHT_CODE:-0}" """,
     "accelerate": f"""
@@ -271,23 +271,16 @@ def test_files_that_set_up_a_node(launch, tmp_path, file):
     assert [environment[name] for name in ("KEPT", "X")] == ["1", "two words"]
 
 
-def test_the_first_process_of_a_container_passes_signals_on(launch, tmp_path):
+def test_the_first_process_of_a_container_passes_signals_on(launch):
     checkout, environment = launch
-    place = ("--nodes", "1", "--node-rank", "0", "--address", "x", "--port", "2000")
-    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    if subprocess.run([*command, "true"], capture_output=True).returncode:
+    namespaces = "unshare --user --map-root-user --pid --fork --kill-child --mount-proc"
+    if subprocess.run([*namespaces.split(), "true"], capture_output=True).returncode:
         pytest.skip("no namespaces for users here")
-    with subprocess.Popen(
-        [*command, "bash", "launch/node.sh", *place, RECIPE],
-        cwd=checkout,
-        env=environment | {"SLOW": "n7", "LARGEBATCH_NODE": "n7"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        wait_for((tmp_path / "run/slow").exists)
-        os.kill(children_of(process.pid)[0], signal.SIGTERM)
-        assert "got TERM" in process.stdout.read()
-    assert process.returncode == 3
+    node_sh = f"launch/node.sh --nodes 1 --node-rank 0 --address x --port 2000 {RECIPE}"
+    stopped = f"{namespaces} bash {node_sh} & {BEGUN}; kill $(pgrep -P $!); wait $!"
+    environment |= {"SLOW": "n7", "LARGEBATCH_NODE": "n7"}
+    code, log = run_bash("-c", stopped, cwd=checkout, environment=environment)
+    assert (code, "got TERM" in log) == (3, True), log
 
 
 def hosts(launch, tmp_path, *words, **changes):
@@ -343,8 +336,7 @@ def test_a_signal_arrives_at_remote_processes(launch, tmp_path):
     """What follows when this end is killed is tried in tests/cluster."""
     (tmp_path / "played").write_text("export SLOW=a\n")
     (tmp_path / "hosts").write_text("a\n")
-    begun = "until [[ -s $RUN_DIR/slow ]]; do sleep 0.1; done"
-    stopped = f'launch/hosts.sh "$@" & {begun}; kill $!; wait $!'
+    stopped = f'launch/hosts.sh "$@" & {BEGUN}; kill $!; wait $!'
     checkout, environment = launch
     environment |= {"LARGEBATCH_ENV": str(tmp_path / "played")}
     words = ("-c", stopped, "bash", str(tmp_path / "hosts"), RECIPE)

@@ -64,11 +64,9 @@ def test_tokens_that_are_not_there_are_not_made_where_that_is_not_allowed(config
     assert all(batch[name].equal(expected[name]) for name in expected)
 
 
-ROWS = (text_rows, "rows_of")
-ENCODER = (tasks.module("sft", "data").PairEncoder, "__call__")
-
-
-@pytest.mark.parametrize(("owner", "name"), [ROWS, ENCODER], ids=["rows", "encoder"])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(text_rows, "rows_of"), (tasks.module("sft", "data").PairEncoder, "__call__")]
+)
 def test_a_process_that_is_killed_for_memory(owner, name, config, tmp_path, monkeypatch):
     """Of those that read rows, and of those that tokenize them."""
     # Each of two processes has a file.
