@@ -23,6 +23,5 @@ def test_accuracy_and_how_it_compares_with_a_figure(tmp_path):
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["evaluation"]["accuracy"] >= 0.96
     lines = read_json_lines(tmp_path / "run/evaluations.jsonl")
-    found = next(line["accuracy"] for line in lines if line["epoch"] >= 12)
     # tests/plan has what follows from it.
-    assert summary["expected"]["found"] == found
+    assert summary["expected"]["found"] == next(line["accuracy"] for line in lines if line["epoch"] >= 12)
