@@ -53,16 +53,15 @@ def test_answers_are_those_of_generate_on_every_strategy_and_harmless(tmp_path):
     train_in_job(ADDITION, tmp_path / "zero3", *WORDS, *ANSWERS, strategy="zero3")
     assert not (tmp_path / "without/answers").exists()
     assert trained(tmp_path / "fsdp") == trained(tmp_path / "without")
-    lines = {step: read_json_lines(tmp_path / f"fsdp/answers/{step}.jsonl") for step in (6, 12)}
-    for step, expected in lines.items():
-        assert read_json_lines(tmp_path / f"zero3/answers/{step}.jsonl") == expected
-    assert [line["answer"] for line in lines[6]] != [line["answer"] for line in lines[12]]
-    prompts = [line["prompt"] for line in lines[12]]
+    first, last = (read_json_lines(tmp_path / f"fsdp/answers/{step}.jsonl") for step in (6, 12))
+    assert read_json_lines(tmp_path / "zero3/answers/12.jsonl") == last
+    assert [line["answer"] for line in first] != [line["answer"] for line in last]
+    prompts = [line["prompt"] for line in last]
     sums = tasks.module("sft", "data").addition()[1].select(range(5))
     assert prompts == sums["prompt"][:]
-    assert [line["expected"] for line in lines[12]] == [f"{answer}\0" for answer in sums["answer"]]
+    assert [line["expected"] for line in last] == [f"{answer}\0" for answer in sums["answer"]]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "fsdp/model").eval()
-    assert [line["answer"] for line in lines[12]] == [generated(model, prompt) for prompt in prompts]
+    assert [line["answer"] for line in last] == [generated(model, prompt) for prompt in prompts]
 
 
 def test_an_answer_may_be_all_that_is_predicted():

@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_row_is_said(messages, reason, tmp_path):
     ("tools", "reason"),
     [
         ([{"name": "</s>"}], "tools has '</s>' in its text, which the"),
-        ("[" * 10**5, ", cannot be read as JSON: maximum recursion depth exceeded"),
+        ('{"f', ", cannot be read as JSON: Unterminated string"),
         ('{"f": ' + "[" * 960 + "]" * 960 + "}", "tools"),
         ({"f": 1}, 'tools are {"f": 1}; write a list of JSON schemas'),
     ],
