@@ -351,9 +351,8 @@ def test_free_ports(launch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         used = server.getsockname()[1]
         for ports, answer in ((f"{used}-{used}", 1), ("20-10", 2), ("x", 2)):
-            environment["LARGEBATCH_PORTS"] = ports
-            code, log = run_bash("launch/free_port.sh", "127.0.0.1", cwd=checkout, environment=environment)
+            settings = environment | {"LARGEBATCH_PORTS": ports}
+            code, log = run_bash("launch/free_port.sh", "127.0.0.1", cwd=checkout, environment=settings)
             assert (code, f"LARGEBATCH_PORTS={ports}" in log) == (answer, True)
-        del environment["LARGEBATCH_PORTS"]
         code, port = run_bash("launch/free_port.sh", "127.0.0.1", cwd=checkout, environment=environment)
     assert (code, 10000 <= int(port) < 32768) == (0, True)

@@ -146,20 +146,6 @@ def broken(tmp_path):
 
 LARGE = io.BytesIO()
 Image.new("L", (8000, 6250)).save(LARGE, "PNG")
-UNUSABLE = {
-    "no caption member": (
-        {"jpg": sample(1)["jpg"]},
-        r"sample 3 has no 'txt' in UTF-8, in .*a\.tar at byte [\d,]+; write one",
-    ),
-    "another encoding": (
-        {"jpg": sample(1)["jpg"], "txt": b"caf\xe9"},
-        r"sample 3 has no 'txt' in UTF-8, in .*a\.tar at byte",
-    ),
-    "50 megapixels": (
-        {"png": LARGE.getvalue(), "txt": b"x"},
-        r"the image of sample 3 cannot be decoded: it has 8,000 x 6,250 pixels, more than 40,000,000",
-    ),
-}
 
 
 def test_a_sample_without_an_image_is_refused_or_left_out(broken):
@@ -169,9 +155,22 @@ def test_a_sample_without_an_image_is_refused_or_left_out(broken):
     assert train.remark == "1 of 8 pairs cannot be used: skipped"
 
 
-@pytest.mark.parametrize("what", UNUSABLE)
-def test_pairs_that_cannot_be_used_are_refused_or_left_out(what, broken):
-    members, told = UNUSABLE[what]
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ({"jpg": sample(1)["jpg"]}, r"sample 3 has no 'txt' in UTF-8, in .*a\.tar at byte [\d,]+; write one"),
+        (
+            {"jpg": sample(1)["jpg"], "txt": b"caf\xe9"},
+            r"sample 3 has no 'txt' in UTF-8, in .*a\.tar at byte",
+        ),
+        (
+            {"png": LARGE.getvalue(), "txt": b"x"},
+            "the image of sample 3 cannot be decoded: it has 8,000 x 6,250 pixels, more than 40,000,000",
+        ),
+    ],
+    ids=["no caption", "another encoding", "50 megapixels"],
+)
+def test_pairs_that_cannot_be_used_are_refused_or_left_out(members, told, broken):
     tar = broken(members)
     skipping = section(tar, on_invalid="skip", max_pixels=40_000_000)
     for _ in range(2):

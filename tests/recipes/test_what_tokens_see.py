@@ -86,11 +86,9 @@ def test_packs_give_each_pair_its_own_losses_and_gradients(name, attention):
 
 def test_experts_keep_pairs_apart():
     model = build(ARCHITECTURES["mixtral"])
-    before = torch.get_rng_state()
     check_causal(model)
     check_packing(model)
     assert model.training
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("name", UNABLE)
