@@ -105,6 +105,11 @@ def test_other_tasks_have_them():
             "num_train_samples, num_eval_samples, num_workers, source, path, config_name, data_files, train_split, "
             "eval_split, prepare, text_column",
         ),
+        (
+            {"second": {"source": "megatron"}},
+            "sources[1].path (code): unknown key; known here: name, weight, num_train_samples, num_eval_samples, "
+            "num_workers, source, train, eval",
+        ),
         ({"path": "user/all"}, "data: path has no effect, because each source has its own; remove it here"),
         (
             {"sources": [FIRST | {"text_column": "a"}, SECOND | {"text_column": "b"}], "text_column": "c"},

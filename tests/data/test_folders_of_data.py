@@ -1,7 +1,5 @@
 """Local folders as `data.path`: what is read is what their files hold, whatever is beside them or was read before."""
 
-import os
-
 import pyarrow
 import pytest
 from PIL import Image
@@ -52,16 +50,6 @@ def read(folder, **splits):
 def test_types_in_a_readme_change_nothing(tmp_path):
     write(tmp_path, "007", TYPES)
     assert read(tmp_path) == ["007"]
-
-
-def test_files_that_have_changed_are_read_again(tmp_path):
-    write(tmp_path, "old")
-    assert read(tmp_path) == ["old"]
-    before = (tmp_path / "train.parquet").stat()
-    write(tmp_path, "newer")
-    # As `cp -p` and `rsync -t` leave it.
-    os.utime(tmp_path / "train.parquet", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert read(tmp_path) == ["newer"]
 
 
 def test_folders_of_one_name(tmp_path):

@@ -19,7 +19,6 @@ from pyarrow import parquet
 import tasks
 from largebatch.data import hub, preparation, prepared
 from largebatch.data.preparation import NotPrepared
-from largebatch.errors import ConfigError
 from megatron_files import write as write_megatron
 from paths import PYDOC
 from small_data import load_with, of_file
@@ -100,13 +99,6 @@ def opened(**section: object):
     return tasks.sources("causal_lm")(config_of(**section))
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_a_format_alone(kind, tmp_path):
-    for samples, split in zip(opened(**source(kind, tmp_path)), ("train", "eval"), strict=True):
-        blocks = samples.fetch(np.arange(len(samples)), 0)["input_ids"]
-        assert blocks.tolist() == blocks_of(split)
-
-
 def zip_of(content: bytes) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -161,20 +153,3 @@ def test_all_formats_in_one_mixture(tmp_path):
         found = train.fetch(draws, 0)["input_ids"].tolist()
         assert sorted(found) == sorted(blocks_of("train"))
         assert found != blocks_of("train")
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        (
-            {"text_column": "x"},
-            r"\[1\].text_column \(meg\): unknown key; known here: name, weight, .* source, train, eval$",
-        ),
-        ({"eval": None}, r"sources\[1\].eval.str \(meg\): given null; must be a valid string"),
-    ],
-)
-def test_a_source_of_another_kind_has_its_own_fields(changes, told, tmp_path):
-    first = {"name": "csv", "weight": 1, **sizes(), **source("csv", tmp_path)}
-    second = {"name": "meg", "weight": 1, **sizes(), **source("megatron", tmp_path), **changes}
-    with pytest.raises(ConfigError, match=told):
-        config_of(sources=[first, second], **sizes(2))

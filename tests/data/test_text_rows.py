@@ -154,13 +154,12 @@ def test_headers(content, cell, tmp_path):
     assert rows_of(tmp_path / "rows.csv", "csv") == [{"q": cell}]
 
 
-@pytest.mark.parametrize(("reader", "content"), [("text", b"a\n"), ("csv", b"text\na\n")])
-def test_a_byte_order_mark_is_no_text(reader, content, tmp_path):
+def test_a_byte_order_mark_is_no_text(tmp_path):
     file = tmp_path / "rows"
-    file.write_bytes(b"\xef\xbb\xbf" + content)
+    file.write_bytes(b"\xef\xbb\xbfa\n")
     # Another program has read and cached it before.
-    datasets.load_dataset(reader, data_files={"train": [str(file)], "validation": str(file)})
-    assert rows_of(file, reader, TEXT) == [{"text": "a"}]
+    datasets.load_dataset("text", data_files={"train": [str(file)], "validation": str(file)})
+    assert rows_of(file, "text", TEXT) == [{"text": "a"}]
 
 
 def test_lines_of_plain_text_are_rows(tmp_path):
@@ -174,15 +173,9 @@ def test_lines_of_plain_text_are_rows(tmp_path):
 
 
 def test_a_plain_text_that_is_not_utf8_is_named_with_its_line(tmp_path):
-    (tmp_path / "1.txt").write_bytes(b"1\n")
-    (tmp_path / "2.txt").write_bytes(b"1\r\n\n\xe9\n")
-    assert_refused(
-        r"2\.txt: line 3: 'text' has the byte 0xe9, which is not text; save the",
-        tmp_path / "*.txt",
-        "text",
-        TEXT,
-        num_workers=2,
-    )
+    file = tmp_path / "1.txt"
+    file.write_bytes(b"1\r\n\n\xe9\n")
+    assert_refused(rf"{file}: line 3: 'text' has the byte 0xe9, which is not text; save the", file, "text", TEXT)
 
 
 def test_every_file_has_the_columns_that_are_used(tmp_path):
@@ -236,6 +229,7 @@ def write_parts(folder, *columns):
     [
         ([10001], ["02139"], r"'a' is of type string in .*1\.parquet, and integer in .*0\.parquet; write it with"),
         ([1.0], [7], "is of type integer in .*, and double in "),
+        ([True, False], [2, 0], "is of type integer in .*, and bool in "),
         (pyarrow.array([1.5], "float32"), [3.141592653589793], "is of type double in .*, and float in "),
         (["x"], pyarrow.array([0], "date32"), "is of type date32"),
         ([Decimal("0.5")], [Decimal("0.25")], "is of type decimal with 2 decimal places"),
@@ -321,7 +315,10 @@ def test_csv_and_guessed_json_of_the_hub_are_refused(hub):
         open_splits(hub_text("user/csv"), Preparation(), TEXT)
 
 
-@pytest.mark.parametrize(("ending", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+@pytest.mark.parametrize(
+    ("ending", "compress"),
+    [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("zst", zstandard.compress)],
+)
 def test_a_compressed_file_that_is_damaged_is_named(ending, compress, tmp_path):
     whole = compress(b'{"q": 1}\n' * 10_000)
     for number, content in enumerate((whole[: len(whole) // 2], b"no archive", whole[:40] + b"?" * 40)):
@@ -330,21 +327,7 @@ def test_a_compressed_file_that_is_damaged_is_named(ending, compress, tmp_path):
         assert_refused(rf"^{file} cannot be read: .*; correct it", file, "json")
 
 
-@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst", "zip"])
-def test_what_is_not_compressed_is_named(ending, tmp_path):
-    file = tmp_path / f"rows.jsonl.{ending}"
-    file.write_text('{"q": 1}')
-    assert_refused(rf"{file} cannot be read: ", file, "json")
-
-
-def test_a_zst_that_is_cut_off(tmp_path):
-    whole = zstandard.compress(b'{"q": 1}\n' * 1000)
-    (tmp_path / "cut.zst").write_bytes(whole[: len(whole) // 2])
-    assert_refused("Compressed file ended before", tmp_path / "cut.zst", "json")
-
-
 def test_a_zip_that_is_none_is_named(tmp_path):
-    (tmp_path / "rows.jsonl.zip").write_bytes(b"no archive")
-    assert_refused(
-        r"rows\.jsonl\.zip cannot be read: File is not a zip file; correct it", tmp_path / "rows.jsonl.zip", "json"
-    )
+    file = tmp_path / "rows.jsonl.zip"
+    file.write_bytes(b"no archive")
+    assert_refused(rf"{file} cannot be read: File is not a zip file; correct it", file, "json")

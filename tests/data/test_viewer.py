@@ -92,7 +92,6 @@ PALETTE_COLORS = np.array([[0, 0, 0], [50, 60, 70], [200, 100, 0], [255, 255, 25
 ROUNDED = gray(np.round(DEEP / 257))
 TRANSPARENT = {
     "RGBA": (as_png(RGBA), over_white(COLORS, ALPHA)),
-    "RGBA of 16 bits": (png_of(RGBA.astype(">u2") * 257, 16, 6), over_white(COLORS, ALPHA)),
     "LA": (as_png(np.dstack([GRAY, ALPHA])), over_white(gray(GRAY), ALPHA)),
     "a color": (
         as_png(COLORS, transparency=tuple(COLORS[2, 3].tolist())),
@@ -112,7 +111,6 @@ TRANSPARENT = {
     ),
 }
 OPAQUE = {
-    "1": (as_png(GRAY > 99), gray((GRAY > 99) * 255)),
     "L": (as_png(GRAY), gray(GRAY)),
     "L whose 0 is white": (tiff(GRAY, PHOTOMETRIC, 0), gray(255 - GRAY)),
     "P": (saved(PALETTE, "PNG"), PALETTE_COLORS),
@@ -122,7 +120,6 @@ OPAQUE = {
         saved(Image.frombytes("I;16B", (8, 8), DEEP.astype(">u2").tobytes()), "TIFF"),
         ROUNDED,
     ),
-    "16 bits a color": (png_of(np.dstack([DEEP] * 3).astype(">u2"), 16, 2), gray(DEEP // 256)),
     "CMYK": (
         saved(Image.fromarray(np.dstack([COLORS, 0 * GRAY]), "CMYK"), "TIFF"),
         255 - COLORS.astype(int),
@@ -130,11 +127,6 @@ OPAQUE = {
     "a profile": (as_png(COLORS, icc_profile=swapped_profile()), COLORS[..., ::-1]),
     "a profile that is damaged": (as_png(COLORS, icc_profile=b"damaged"), COLORS),
     "a profile of other channels": (as_png(GRAY, icc_profile=swapped_profile()), gray(GRAY)),
-    "a gamma": (png_of(COLORS, 8, 2, (b"gAMA", struct.pack(">I", 100_000))), COLORS),
-    "several pictures": (
-        saved(Image.new("RGB", (8, 8), "gray"), "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))]),
-        np.full((8, 8, 3), 128),
-    ),
 }
 
 
