@@ -1,74 +1,81 @@
 """Each difference between plan and engine that can be planted is found, named, and refuses the run."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+from transformers import GPT2LMHeadModel
 
 from jobs import failure_of, train
+from largebatch.backend.base import Backend
 from paths import PYDOC
 from tasks import SMALL
 
 pytestmark = pytest.mark.slow
 
 
-def mutate(change: str) -> None:
-    """Plant bugs in a process of a job, before it trains."""
+def change_deepspeed() -> None:
     import deepspeed
-    import torch
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     from largebatch.backend import zero
-    from largebatch.backend.base import Backend
 
+    fill_from_plan = zero.fill_from_plan
+    initialize = deepspeed.initialize
+    changed = {
+        "gradient_clipping": 0.5,
+        "train_micro_batch_size_per_gpu": 4,
+        "train_batch_size": 8,
+        "communication_data_type": "bf16",
+    }
+    zero.fill_from_plan = lambda config, plan: fill_from_plan(config, plan) | changed
+    DeepSpeedEngine.gradient_accumulation_steps = lambda _: 4
+
+    def with_scheduler(*args, **kwargs):
+        kwargs["lr_scheduler"] = lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer)
+        return initialize(*args, **kwargs)
+
+    deepspeed.initialize = with_scheduler
+
+
+def change_the_optimizer() -> None:
     prepare = Backend.prepare
-    if change == "DeepSpeed":
-        fill_from_plan = zero.fill_from_plan
-        initialize = deepspeed.initialize
-        changed = {
-            "gradient_clipping": 0.5,
-            "train_micro_batch_size_per_gpu": 4,
-            "train_batch_size": 8,
-            "communication_data_type": "bf16",
-        }
-        zero.fill_from_plan = lambda config, plan: fill_from_plan(config, plan) | changed
-        DeepSpeedEngine.gradient_accumulation_steps = lambda _: 4
 
-        def with_scheduler(*args, **kwargs):
-            kwargs["lr_scheduler"] = lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer)
-            return initialize(*args, **kwargs)
+    def changed_optimizer(self, model, optimizer):
+        optimizer.param_groups[1].update(weight_decay=0.1, maximize=True, lr_factor=2.0)
+        # FSDP2's optimizer must have every parameter.
+        if self.launch.strategy != "fsdp":
+            optimizer.param_groups[0]["params"].pop()
+        return prepare(self, model, optimizer)
 
-        deepspeed.initialize = with_scheduler
-    elif change == "optimizer":
-
-        def changed_optimizer(self, model, optimizer):
-            optimizer.param_groups[1].update(weight_decay=0.1, maximize=True, lr_factor=2.0)
-            # FSDP2's optimizer must have every parameter.
-            if self.launch.strategy != "fsdp":
-                optimizer.param_groups[0]["params"].pop()
-            return prepare(self, model, optimizer)
-
-        Backend.prepare = changed_optimizer
-    elif change == "single number":
-        from transformers import GPT2LMHeadModel
-
-        initialize_model = GPT2LMHeadModel.__init__
-
-        def with_number(self, *arguments, **options):
-            initialize_model(self, *arguments, **options)
-            self.temperature = torch.nn.Parameter(torch.tensor(1.0))
-
-        GPT2LMHeadModel.__init__ = with_number
-    elif change == "half-precision weights":
-        Backend.prepare = lambda self, model, optimizer: prepare(self, model.bfloat16(), optimizer)
+    Backend.prepare = changed_optimizer
 
 
-def train_with(change: str, run_dir: Path) -> None:
-    mutate(change)
+def add_a_single_number() -> None:
+    initialize = GPT2LMHeadModel.__init__
+
+    def with_number(self, *arguments, **options):
+        initialize(self, *arguments, **options)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+    GPT2LMHeadModel.__init__ = with_number
+
+
+def halve_the_weights() -> None:
+    prepare = Backend.prepare
+    Backend.prepare = lambda self, model, optimizer: prepare(self, model.bfloat16(), optimizer)
+
+
+def train_with(change: Callable[[], None], run_dir: Path) -> None:
+    """Train after a change in this process."""
+    change()
     train(PYDOC, *SMALL, "--train.stop_after_steps=1", run_dir=run_dir)
 
 
 def test_deepspeed(tmp_path):
-    report = failure_of(train_with, "DeepSpeed", tmp_path / "run", strategy="zero2")
+    report = failure_of(train_with, change_deepspeed, tmp_path / "run", strategy="zero2")
     for words in (
         "gradient clipping in DeepSpeed: the plan says 1.0, the engine has 0.5",
         "gradient accumulation inside the engine: the plan says 1, the engine has 4",
@@ -83,7 +90,7 @@ def test_deepspeed(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_an_optimizer_that_wrapping_changes(strategy, tmp_path):
-    report = failure_of(train_with, "optimizer", tmp_path / "run", strategy=strategy)
+    report = failure_of(train_with, change_the_optimizer, tmp_path / "run", strategy=strategy)
     found = report[report.index("hyperparameters per group") :]
     assert "'weight_decay': 0.1" in found
     assert "'maximize': True" in found
@@ -93,16 +100,16 @@ def test_an_optimizer_that_wrapping_changes(strategy, tmp_path):
 
 
 def test_a_parameter_that_the_strategy_cannot_cut_up(tmp_path):
-    report = failure_of(train_with, "single number", tmp_path, strategy="fsdp")
+    report = failure_of(train_with, add_a_single_number, tmp_path, strategy="fsdp")
     assert "temperature is a single number, of shape (), which fsdp cannot shard" in report
     assert "Traceback" not in report
 
 
 def test_ddp_holds_single_numbers_whole(tmp_path):
     """The next check is the one that refuses it: nothing uses it here."""
-    assert "got no gradient, such as temperature" in failure_of(train_with, "single number", tmp_path)
+    assert "got no gradient, such as temperature" in failure_of(train_with, add_a_single_number, tmp_path)
 
 
 def test_master_weights(tmp_path):
-    report = failure_of(train_with, "half-precision weights", tmp_path / "run", strategy="fsdp")
+    report = failure_of(train_with, halve_the_weights, tmp_path / "run", strategy="fsdp")
     assert "master weights: the plan says {'torch.float32'}" in report

@@ -100,6 +100,20 @@ def test_logits_are_gone_when_blocks_are_recomputed():
     assert huge - small > (hidden_size + 64) * (100_000 - 10) * torch.float32.itemsize
 
 
+@pytest.mark.parametrize("recipe", [PYDOC, BERT])
+def test_blocks_that_are_recomputed_keep_their_inputs_only(recipe):
+    words = ("--batch.micro_batch_size=4", "--data.block_size=64", "--model.hidden_size=64", RECOMPUTE)
+    fewer, more = (counted(recipe, *words, f"--model.num_layers={number}") for number in (6, 7))
+    assert more - fewer == 4 * 64 * 64 * torch.float32.itemsize
+
+
+def test_residual_blocks_that_are_recomputed_keep_their_inputs_only():
+    """Of 64 channels of 2 x 2 pixels."""
+    words = ("--batch.micro_batch_size=4", RECOMPUTE)
+    fewer, more = (counted(DIGITS, *words, f"--model.depths=[1, 1, {number}]") for number in (2, 3))
+    assert more - fewer == 4 * 64 * 2 * 2 * torch.float32.itemsize
+
+
 def live_after_a_forward_pass(recipe, words):
     """Bytes that the allocator has given and not got back, by torch's profiler."""
     config = load_config(recipe, words)

@@ -3,10 +3,6 @@
 import gc
 import json
 import time
-from dataclasses import asdict
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
@@ -22,21 +18,8 @@ from stepping import prepared
 
 BUCKET = 50_000
 ZERO = {"overlap_comm": True, "reduce_bucket_size": BUCKET}
-STRATEGIES = {
-    "ddp": Strategy("ddp"),
-    "fsdp": Strategy("fsdp"),
-    "fsdp reducing each": Strategy("fsdp", reduces_each=True),
-    "hsdp reducing the last": Strategy("hsdp", shard_size=2),
-    "zero1": Strategy("zero1", ZeroSettings(1, **ZERO)),
-    "zero2": Strategy("zero2", ZeroSettings(2, **ZERO)),
-    "zero3": Strategy("zero3", ZeroSettings(3, **ZERO)),
-    # Some of the models' parameters are larger than this, and cut up between passes.
-    "zero3 of large parameters": Strategy("zero3", ZeroSettings(3, **ZERO, stage3_param_persistence_threshold=1000)),
-}
-REDUCTION = {
-    "fsdp reducing each": ["--compute.reduce_gradients=each_micro_batch"],
-    "hsdp reducing the last": ["--compute.reduce_gradients=last_micro_batch"],
-}
+# Some of the models' parameters are larger than this, and cut up between passes.
+LARGE = {**ZERO, "stage3_param_persistence_threshold": 1000}
 # Sizes that neither 2, 3 nor 4 processes divide.
 TRANSFORMER = ("--model.num_layers=2", "--model.hidden_size=34", "--model.num_heads=1", "--data.block_size=17")
 # GPT-2's output layer is its embedding, Llama's is not. ResNet is trained with SGD, BERT with LAMB.
@@ -45,6 +28,7 @@ MODELS = {
     "llama": (LLAMA, (*TRANSFORMER, "--model.num_kv_heads=1", "--model.intermediate_size=67")),
     "resnet": (DIGITS, ("--model.hidden_sizes=[7,11]", "--model.embedding_size=5", "--model.depths=[1,1]")),
     "bert": (BERT, TRANSFORMER),
+    "gpt2 with muon": (PYDOC, (*TRANSFORMER, '--optimizer={"name": "muon"}')),
     # Frozen weights in bf16, and adapters in fp32.
     "adapters": (
         ADDITION,
@@ -59,10 +43,25 @@ MODELS = {
         ),
     ),
 }
-LARGE = "zero3 of large parameters"
-JOBS = [("gpt2", "ddp", 3), ("gpt2", "fsdp", 3), ("gpt2", "fsdp reducing each", 3), ("gpt2", "zero3", 3)]
-JOBS += [("llama", "hsdp reducing the last", 4), ("llama", LARGE, 3)]
-JOBS += [("resnet", "zero1", 3), ("bert", "zero2", 3), ("adapters", "fsdp", 3)]
+
+
+def zero(stage, settings=ZERO):
+    return Strategy(f"zero{stage}", ZeroSettings(stage, **settings))
+
+
+# A model, a strategy, what it sets in the recipe or in DeepSpeed's "zero_optimization", and processes.
+JOBS = [
+    ("gpt2", Strategy("ddp"), (), 3),
+    ("gpt2", Strategy("fsdp"), (), 3),
+    ("gpt2", Strategy("fsdp", reduces_each=True), ("--compute.reduce_gradients=each_micro_batch",), 3),
+    ("gpt2", zero(3), ZERO, 3),
+    ("gpt2 with muon", zero(2), ZERO, 3),
+    ("llama", Strategy("hsdp", shard_size=2), ("--compute.reduce_gradients=last_micro_batch",), 4),
+    ("llama", zero(3, LARGE), LARGE, 3),
+    ("resnet", zero(1), ZERO, 3),
+    ("bert", zero(2), ZERO, 3),
+    ("adapters", Strategy("fsdp"), (), 3),
+]
 MICRO_BATCH_SIZE = 2
 MICRO_BATCHES = [1, 1, 2]  # of each step; the first one makes the optimizer's states
 
@@ -114,54 +113,37 @@ def bytes_of_steps(run_dir, recipe, words):
     return shape, held
 
 
-@cache
-def job(name, strategy, world_size):
-    """The plan, and what each process answers."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "strategy", "settings", "world_size"), JOBS)
+def test_a_process_holds_what_the_plan_says(name, strategy, settings, world_size, tmp_path):
     recipe, model = MODELS[name]
     size = MICRO_BATCH_SIZE * world_size
     sizes = [{"from": {"steps": step}, "size": size * count} for step, count in enumerate(MICRO_BATCHES) if step != 1]
     words = (
         *model,
         f"--batch.micro_batch_size={MICRO_BATCH_SIZE}",
-        "--batch.global_batch_size",
-        json.dumps(sizes),
+        f"--batch.global_batch_size={json.dumps(sizes)}",
         f"--train.stop_after_steps={len(MICRO_BATCHES)}",
-        *REDUCTION.get(strategy, ()),
     )
-    zero = STRATEGIES[strategy].zero
-    with TemporaryDirectory() as folder:
-        if zero.stage:
-            given = {
-                key: value for key, value in asdict(zero).items() if value != getattr(ZeroSettings(zero.stage), key)
-            }
-            write_zero_config(Path(folder), zero.stage, given)
-        results = run_job(
-            bytes_of_steps,
-            Path(folder) / "run",
-            recipe,
-            words,
-            strategy=STRATEGIES[strategy].name,
-            world_size=world_size,
-            accelerate_configs=Path(folder) if zero.stage else None,
-        )
-    return resolve(load_config(recipe, words), world_size), results
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "strategy", "world_size"), JOBS)
-def test_a_process_holds_what_the_plan_says(name, strategy, world_size):
-    plan, results = job(name, strategy, world_size)
+    place = {"strategy": strategy.name, "world_size": world_size}
+    if isinstance(settings, dict):
+        write_zero_config(tmp_path, strategy.zero.stage, settings)
+        place["accelerate_configs"] = tmp_path
+    else:
+        words += settings
+    results = run_job(bytes_of_steps, tmp_path / "run", recipe, words, **place)
+    states_of = resolve(load_config(recipe, words), world_size).states_of
     shape = results[0][0]
     for micro_batches in set(MICRO_BATCHES):
-        states = model_states(shape, STRATEGIES[strategy], world_size, plan.states_of, micro_batches)
+        states = model_states(shape, strategy, world_size, states_of, micro_batches)
         # The one bucket that stage 3 keeps.
-        bucket = BUCKET * shape.element_bytes if STRATEGIES[strategy].name == "zero3" else 0
+        bucket = BUCKET * shape.element_bytes if strategy.name == "zero3" else 0
         assert max(held[micro_batches, micro_batches] for _, held in results) == states.held + bucket, micro_batches
-        if "fsdp" in strategy or strategy.startswith("hsdp"):
+        if strategy.name in ("fsdp", "hsdp"):
             # Between two micro-batches there are no gathered weights.
             whole = states.phases[0].transient.get("accumulated gradients", 0)
             assert max(held[1, micro_batches] for _, held in results) == states.held + whole
-        if strategy == "ddp":
+        if strategy.name == "ddp":
             # The first micro-batch has no gradients beside those that are reduced with the last one.
             assert max(held[1, micro_batches] for _, held in results) == states.peak()[0]
 

@@ -1,18 +1,14 @@
-"""Activation checkpointing changes not a bit of the training, on every strategy, and does spare memory."""
+"""Activation checkpointing changes not a bit of the training, on every strategy.
+
+`tests/estimate/test_activations.py` has the memory that it spares.
+"""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
-import tasks
 from jobs import JobFailed, run_job, train
-from largebatch.config import load_config
-from largebatch.model.activation_checkpointing import checkpoint_activations
-from paths import BERT, DIGITS, LLAMA, PYDOC, SIMCLR
+from paths import DIGITS, LLAMA, PYDOC, SIMCLR
 from test_strategies import SMALL_GPT, SMALL_LLAMA, differences, recorded
 
 SHORT = ("--train.stop_after_steps=4", "--batch.micro_batch_size=8", "--evaluation.max_samples=20")
@@ -41,48 +37,6 @@ def test_not_a_bit_changes(name, tmp_path):
     for word in kinds:
         checkpointed = run_job(recorded, recipe, tmp_path / word, *words, word, strategy=strategy)[0]
         assert not differences(checkpointed, plain)
-
-
-def bytes_kept(model: nn.Module, **inputs: torch.Tensor) -> int:
-    """What autograd keeps of a forward pass, but for parameters."""
-    storages = {}
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        kept_alive = model(**inputs)
-    assert kept_alive.logits.requires_grad
-    return sum(storages.values())
-
-
-def kept_of_a_transformer(recipe: Path, num_layers: int, recompute: bool) -> int:
-    config = load_config(recipe, (f"--model.num_layers={num_layers}", "--model.hidden_size=64", "--data.block_size=64"))
-    model = tasks.build_model(recipe)(config)
-    if recompute:
-        checkpoint_activations(model, "full")
-    return bytes_kept(model, input_ids=torch.zeros(4, 64, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("recipe", [PYDOC, BERT])
-def test_blocks_keep_their_inputs_only(recipe):
-    """What a block keeps is what one more of them makes."""
-    plain = kept_of_a_transformer(recipe, 6, recompute=False)
-    block = kept_of_a_transformer(recipe, 7, recompute=False) - plain
-    inputs = 4 * 64 * 64 * torch.float32.itemsize
-    assert kept_of_a_transformer(recipe, 6, recompute=True) == plain - 6 * block + 6 * inputs
-
-
-def test_residual_blocks_keep_less():
-    config = load_config(DIGITS, ("--model.depths=[3, 3, 3]",))
-    model = tasks.build_model(DIGITS)(config)
-    plain = bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16))
-    checkpoint_activations(model, "full")
-    assert bytes_kept(model, pixel_values=torch.zeros(4, 1, 16, 16)) < plain / 2
 
 
 @pytest.mark.slow

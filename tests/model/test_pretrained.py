@@ -1,7 +1,6 @@
 """Starting weights from files: the ones that `from_pretrained` reads, or a refusal that says what is wrong."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -150,11 +149,6 @@ def lose(file, _):
     file.unlink()
 
 
-def replace_by_pipe(file, _):
-    file.unlink()
-    os.mkfifo(file)
-
-
 def replace_by_link_to_zeros(file, _):
     file.unlink()
     file.symlink_to("/dev/zero")
@@ -171,8 +165,6 @@ def name_a_tensor_of_another_file(_, files):
         (name_a_tensor_of_another_file, "cannot be read: it has no tensor lm_head.weight"),
         (lambda _, files: files.pop(NORM), f"it has no {NORM}"),
         (lambda _, files: files.update({NORM: "../model.safetensors"}), r"names '\.\./model\.safetensors'; write the"),
-        (lambda _, files: files.update({NORM: "/dev/zero"}), r"names '/dev/zero'; write the name of a file in this"),
-        (replace_by_pipe, r"safetensors cannot be read: .*Not a regular file"),
         (replace_by_link_to_zeros, r"safetensors cannot be read: .*Not a regular file"),
     ],
 )

@@ -6,7 +6,6 @@ import re
 import pytest
 import torch
 from torch import nn
-from transformers import MambaConfig, MambaForCausalLM
 
 from largebatch.config import load_config
 from largebatch.errors import ConfigError
@@ -32,21 +31,16 @@ def decayed_and_exempt(groups: list[dict], model: nn.Module) -> tuple[set[str], 
 
 
 def test_names_are_exempt_where_asked():
-    """As mamba_ssm has it: `A_log`, `D`, biases and norms do not decay; all else does."""
-    model = MambaForCausalLM(MambaConfig(vocab_size=11, hidden_size=8, state_size=2, num_hidden_layers=2))
-    groups = groups_of(model, weight_decay=0.1, no_decay=["norm", "bias"], no_decay_names=["*.A_log", "*.D"])
-    decayed, exempt = decayed_and_exempt(groups, model)
-    mixers = {f"backbone.layers.{layer}.mixer" for layer in range(2)}
-    weights = ("conv1d", "in_proj", "x_proj", "dt_proj", "out_proj")
-    assert decayed == {f"{mixer}.{name}.weight" for mixer in mixers for name in weights} | {
-        "backbone.embeddings.weight"
-    }
-    assert {f"{mixer}.{name}" for mixer in mixers for name in ("A_log", "D", "dt_proj.bias")} < exempt
-    assert decayed | exempt == {name for name, _ in model.named_parameters()}
-    # Of 2 blocks with a norm, 5 weights, 2 biases, `A_log` and `D`; the embedding, which is tied; and the last norm.
-    assert decay_summary(groups) == "none on 11 of 22 parameters"
+    """By their kinds and, as for mamba_ssm's `A_log` and `D`, by their own names; all else decays."""
+    model = nn.ModuleDict({"embedding": nn.Embedding(4, 2), "norm": nn.LayerNorm(2), "mixer": nn.Linear(2, 2)})
+    model["mixer"].A_log = nn.Parameter(torch.zeros(2, 2))
+    groups = groups_of(model, weight_decay=0.1, no_decay=["norm", "bias"], no_decay_names=["*.A_log"])
+    decayed = {"embedding.weight", "mixer.weight"}
+    exempt = {"norm.weight", "norm.bias", "mixer.bias", "mixer.A_log"}
+    assert decayed_and_exempt(groups, model) == (decayed, exempt)
+    assert decay_summary(groups) == "none on 4 of 6 parameters"
     _, exempt = decayed_and_exempt(groups_of(model, weight_decay=0.1, no_decay=["embedding"]), model)
-    assert exempt == {"backbone.embeddings.weight"}
+    assert exempt == {"embedding.weight"}
 
 
 def test_a_model_declares_what_is_exempt():

@@ -6,15 +6,11 @@ import pytest
 import torch
 
 import tasks
-from jobs import run_job
 from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.errors import ConfigError, UserError
-from largebatch.estimate.memory import model_states
-from largebatch.estimate.model_shape import Strategy, ZeroSettings
 from largebatch.optim import build_optimizer
 from largebatch.optim.build import optimizer_over
-from largebatch.optim.layerwise import local_part
 from largebatch.plan import resolve
 from largebatch.task_folders import import_from
 from largebatch.tools.plan.accelerate_configs import find_accelerate_configs
@@ -23,7 +19,6 @@ from largebatch.tools.verify.verification import Combination
 from own_optimizers import write_own_task
 from paths import PYDOC
 from planting import plant
-from stepping import prepared, take
 from tasks import TINY
 from verifying import rows_of
 
@@ -113,27 +108,3 @@ def test_the_plan_says_which_strategies_cannot_train_it(own, capsys):
     output = " ".join(capsys.readouterr().out.split())
     assert 'fsdp is not counted: optimizer "row_scaled" needs whole matrices, but under fsdp it would step' in output
     assert " transient" in output
-
-
-def numbers_of_states(own, words, run_dir):
-    """The model's shape, and the bytes of the states that this process has after a step."""
-    run, shape, model, train_set = prepared(own, run_dir, *words)
-    take(next(run.steps(train_set)), run, model)
-    states = [value for state in run.backend._torch_optimizer.state.values() for value in state.values()]
-    return shape, sum(local_part(each).nbytes for each in states if isinstance(each, torch.Tensor) and each.dim())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "strategy"),
-    [
-        (SOFTSIGN, Strategy("fsdp")),
-        (MUON, Strategy("zero2", ZeroSettings(2))),
-    ],
-)
-def test_its_states_are_in_the_plan_to_the_byte(words, strategy, own, tmp_path):
-    results = run_job(numbers_of_states, own, words, tmp_path / "run", strategy=strategy.name, world_size=3)
-    states_of = resolve(load_config(own, words), 3).states_of
-    assert model_states(results[0][0], strategy, 3, states_of, 2).by_kind["optimizer"] == max(
-        size for _, size in results
-    )

@@ -21,19 +21,12 @@ FIGURE = {"metric": "accuracy", "value": 0.95, "spread": 0.01, "seeds": 5, "afte
 TARGET = FIGURE | {"after": {"epochs": 10}, "spread": 0.5, "reached": "at_least"}
 
 
-def recipe_with(folder, expected, *overrides):
-    """A copy of the digits' recipe with a figure, and overrides."""
-    recipe = folder / "recipe.json"
-    recipe.write_text(json.dumps(json.loads(DIGITS.read_text()) | {"expected": expected}))
-    return load_config(recipe, overrides, task=DIGITS.parent)
+def config_with(expected):
+    return load_config(DIGITS, ["--expected", json.dumps(expected)])
 
 
-@pytest.fixture
-def plan_with(tmp_path):
-    def plan_with(expected):
-        return resolve(recipe_with(tmp_path, expected), 2)
-
-    return plan_with
+def plan_with(expected):
+    return resolve(config_with(expected), 2)
 
 
 def evaluations(plan, accuracies):
@@ -42,7 +35,7 @@ def evaluations(plan, accuracies):
     return [{"step": steps * number, "accuracy": each} for number, each in enumerate(accuracies, 1)]
 
 
-def test_the_quantiles_are_those_of_scipy(plan_with):
+def test_the_quantiles_are_those_of_scipy():
     expected = plan_with(FIGURE).expected
     for seeds in (*range(2, 40), 100, 10**6):
         low, high = range_of(expected.model_copy(update={"seeds": seeds}))
@@ -50,7 +43,7 @@ def test_the_quantiles_are_those_of_scipy(plan_with):
         assert (high - low) / 2 == pytest.approx(margin, rel=2e-3), seeds
 
 
-def test_a_value_after_some_epochs(plan_with):
+def test_a_value_after_some_epochs():
     plan = plan_with(FIGURE)
     low, high = range_of(plan.expected)
     for last, verdict in ((0.95, "inside"), (low - 1e-4, "outside"), (high + 1e-4, "outside")):
@@ -61,7 +54,7 @@ def test_a_value_after_some_epochs(plan_with):
     assert (figure.found, figure.verdict) == (None, "unknown")
 
 
-def test_when_a_target_was_reached(plan_with):
+def test_when_a_target_was_reached():
     plan = plan_with(TARGET)
     assert range_of(plan.expected) == pytest.approx((10 - 1.52, 10 + 1.52), abs=0.01)
     for first, verdict in ((8, "outside"), (9, "inside"), (11, "inside"), (12, "outside")):
@@ -73,20 +66,20 @@ def test_when_a_target_was_reached(plan_with):
     assert compare(at_most, evaluations(at_most, [0.9] * 9 + [0.4])).verdict == "inside"
 
 
-def test_one_seed_has_no_range(plan_with):
+def test_one_seed_has_no_range():
     plan = plan_with(FIGURE | {"seeds": 1, "spread": 0.0})
     figure = compare(plan, evaluations(plan, [0.9] * 20))
     assert (figure.found, figure.low, figure.verdict) == (0.9, None, "unknown")
     assert "of one seed, no range is known" in str(figure)
 
 
-def test_a_recipe_without_a_figure(plan_with):
+def test_a_recipe_without_a_figure():
     plan = plan_with(None)
     assert compare(plan, evaluations(plan, [0.9] * 20)) is None
     assert "Expected" not in explain(plan, "")
 
 
-def test_the_plan_shows_it_and_keeps_it_in_json(plan_with):
+def test_the_plan_shows_it_and_keeps_it_in_json():
     plan = plan_with(FIGURE)
     shown = explain(plan, "").partition("Expected")[2]
     assert "accuracy 0.95 ± 0.01 after 20 epochs: mean and standard deviation of 5 seeds" in shown
@@ -101,16 +94,16 @@ def test_the_plan_shows_it_and_keeps_it_in_json(plan_with):
         ("", True),
         ("--seed=3", True),
         ("--logging.every=3 --evaluation.every=null --compute.compile=off", True),
-        ("--batch.global_batch_size=32 --expected.value=0.9", True),
-        ("--batch.global_batch_size=32", False),
+        ("--batch.global_batch_size=4096 --expected.value=0.9", True),
+        ("--batch.global_batch_size=4096", False),
         ("--optimizer.weight_decay=0.1", False),
         ("--evaluation.max_samples=100", False),
         # BatchNorm's statistics are part of the loss.
         ("--batch.micro_batch_size=8", False),
     ],
 )
-def test_other_settings_have_no_figure(tmp_path, overrides, stays):
-    assert (recipe_with(tmp_path, FIGURE, *overrides.split()).expected is not None) == stays
+def test_other_settings_have_no_figure(overrides, stays):
+    assert (load_config(IMAGENET, overrides.split()).expected is not None) == stays
 
 
 def test_another_place_of_the_same_data_keeps_it():
@@ -120,15 +113,15 @@ def test_another_place_of_the_same_data_keeps_it():
 
 
 @pytest.mark.parametrize("wrong", [{"seeds": 0}, {"after": {"tokens": 5}}])
-def test_wrong_figures(wrong, tmp_path):
+def test_wrong_figures(wrong):
     """No seed, and tokens of data that has none."""
     (name,) = wrong
     with pytest.raises(ConfigError, match=rf"expected\.{name}"):
-        recipe_with(tmp_path, FIGURE | wrong)
+        config_with(FIGURE | wrong)
 
 
-def test_a_figure_may_be_added_to_an_unfinished_run(tmp_path):
-    assert differences(as_json(load_config(DIGITS)), recipe_with(tmp_path, FIGURE)) == {}
+def test_a_figure_may_be_added_to_an_unfinished_run():
+    assert differences(as_json(load_config(DIGITS)), config_with(FIGURE)) == {}
 
 
 @pytest.mark.slow
