@@ -26,20 +26,19 @@ class Hub:
     """Repositories such as "datasets/user/data" and "models/user/model"."""
 
     def __init__(self) -> None:
-        self._commits: dict[str, dict[str, dict[str, bytes]]] = {}
-        self._branches: dict[str, dict[str, str]] = {}
+        # By repository and by branch or commit, the commit and its files.
+        self._revisions: dict[str, dict[str, tuple[str, dict[str, bytes]]]] = {}
         self.url = ""
 
     def commit(self, repository: str, files: dict[str, bytes], branch: str = "main") -> str:
         """Replace a branch's files, by their paths, and return the commit."""
         commit = hashlib.sha1(repr((repository, files)).encode(), usedforsecurity=False).hexdigest()
-        self._commits.setdefault(repository, {})[commit] = files
-        self._branches.setdefault(repository, {})[branch] = commit
+        self._revisions.setdefault(repository, {}).update({branch: (commit, files), commit: (commit, files)})
         return commit
 
     def remove_branch(self, repository: str, branch: str) -> None:
         """Remove a branch, but not its commits."""
-        del self._branches[repository][branch]
+        del self._revisions[repository][branch]
 
     def answer(self, path: str, body: str) -> Answer:
         """Status, headers and body of a response."""
@@ -51,25 +50,23 @@ class Hub:
             what = "file"
         else:
             return missing("RepoNotFound")
-        if (repository := f"{kind}/{name}") not in self._commits:
+        if (revisions := self._revisions.get(f"{kind}/{name}")) is None:
             return missing("RepoNotFound")
-        revision = unquote(revision or "main")
-        commit = self._branches[repository].get(revision, revision)
-        if (files := self._commits[repository].get(commit)) is None:
+        if (found := revisions.get(unquote(revision or "main"))) is None:
             return missing("RevisionNotFound")
-        found: Any
+        commit, files = found
         if what == "file":
             if (content := files.get(unquote(folder))) is None:
                 return missing("EntryNotFound", {"X-Repo-Commit": commit})
             return 200, {"X-Repo-Commit": commit, "ETag": f'"{oid(content)}"'}, content
         if what == "tree":
             folder = unquote(folder or "")
-            found = [entry(each, files) for each in files if each.startswith(folder)]
+            told: Any = [entry(each, files) for each in files if each.startswith(folder)]
         elif what == "paths-info":
-            found = [entry(each, files) for each in parse_qs(body).get("paths", []) if each in files]
+            told = [entry(each, files) for each in parse_qs(body).get("paths", []) if each in files]
         else:
-            found = {"id": name, "sha": commit, "siblings": [{"rfilename": each} for each in files]}
-        return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
+            told = {"id": name, "sha": commit, "siblings": [{"rfilename": each} for each in files]}
+        return 200, {"Content-Type": "application/json"}, json.dumps(told).encode()
 
     @contextmanager
     def served(self) -> Iterator[str]:

@@ -24,11 +24,11 @@ SYNC = "--model.sync_batch_norm=true"
 # --- the layer --------------------------------------------------------------------------------------------------------
 
 LAYERS = {
-    "2d": lambda: nn.BatchNorm2d(3, dtype=torch.float64),
-    "channels last": lambda: nn.BatchNorm2d(3, dtype=torch.float64),
-    "1d": lambda: nn.BatchNorm1d(3, dtype=torch.float64, momentum=0.3, eps=1e-3),
-    "no scale": lambda: nn.BatchNorm1d(3, affine=False, dtype=torch.float64),
-    "no statistics": lambda: nn.BatchNorm2d(3, track_running_stats=False, dtype=torch.float64),
+    "2d": lambda: nn.BatchNorm2d(3),
+    "channels last": lambda: nn.BatchNorm2d(3),
+    "1d": lambda: nn.BatchNorm1d(3, momentum=0.3, eps=1e-3),
+    "no scale": lambda: nn.BatchNorm1d(3, affine=False),
+    "no statistics": lambda: nn.BatchNorm2d(3, track_running_stats=False),
 }
 
 
@@ -40,7 +40,7 @@ INPUTS = [(torch.float32, 1000.0), (torch.bfloat16, 0.0)]
 def layer_and_parts(kind: str) -> tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]:
     """A layer, and for each process its inputs and what their outputs are weighted with in the loss."""
     torch.manual_seed(0)
-    layer = LAYERS[kind]()
+    layer = LAYERS[kind]().double()
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
     shape = (3, 4, 5) if isinstance(layer, nn.BatchNorm2d) else (3,)

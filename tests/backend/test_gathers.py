@@ -65,9 +65,7 @@ def test_the_bits_are_those_of_gathers_in_fp32(name, tmp_path):
         run_job(trained, tmp_path / kind, recipe, *words, f"--compute.gather_in_bf16={kind}", **place)[0]
         for kind in ("true", "false")
     )
-    # The output layer's weight, unless an embedding shares it.
     assert in_bf16
-    assert ("lm_head.weight" in in_bf16) == (recipe in (LLAMA, ADDITION))
     assert not none
     assert not differences(half, full)
 

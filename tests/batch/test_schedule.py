@@ -1,36 +1,10 @@
-"""Learning rates against hand-computed tables and Goyal's numbers."""
+"""Learning rates against hand-computed tables; `tests/plan/test_contract.py` has Goyal's numbers."""
 
 from math import sqrt
 
 import pytest
 
 from largebatch.batch.schedule import Schedule
-
-GOYAL_8K = Schedule(
-    end=14040 * 8192,  # 90 epochs of 156 steps
-    warmup=780 * 8192,
-    warmup_start_lr=0.1,
-    decay="step",
-    milestones=(4680 * 8192, 9360 * 8192, 12480 * 8192),
-    factor=0.1,
-)
-
-
-@pytest.mark.parametrize(
-    ("step", "lr"),
-    [
-        (0, 0.1),  # warmup starts from eta, not from zero
-        (390, 1.65),
-        (780, 3.2),
-        (4679, 3.2),
-        (4680, 0.32),
-        (9360, 0.032),
-        (12480, 0.0032),
-    ],
-)
-def test_goyal_at_8k(step, lr):
-    assert GOYAL_8K.lr_at(step * 8192, peak_lr=3.2) == pytest.approx(lr, rel=1e-12)
-
 
 # A peak, a schedule in batches of one sample, and its learning rates.
 TABLES = {

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -65,8 +64,6 @@ def test_sources_by_size_are_read_as_if_they_were_one():
     # 700 samples are 7 batches of 96 and one of 28.
     assert plan.total_steps == 24
     assert [plan.batch_at(step).size for step in (6, 7, 8)] == [96, 28, 96]
-    counts = [np.array(plan.mixture.counts_after(plan.batch_at(step).samples_before)) for step in range(24)]
-    assert min(np.diff(counts, axis=0).min(axis=0)) >= 4
     reads = [Counter() for _ in range(3)]
     backend = SimpleNamespace(plan=plan, rank=0, device=torch.device("cpu"))
     for step, work in enumerate(training_feed(backend, Indices(), 0, 0, iter)):

@@ -36,11 +36,11 @@ class Dealt:
         assert low <= value <= high
         return value
 
-    def integers(self, end, size=None):
-        value = self.draws.pop(0)
-        assert np.all(np.array(value) < end)
-        assert np.shape(value) == (() if size is None else (size,))
-        return np.array(value)
+    def integers(self, end, size=1):
+        value = np.array(self.draws.pop(0))
+        assert value.size == size
+        assert (value < end).all()
+        return value
 
     def random(self):
         return self.draws.pop(0)

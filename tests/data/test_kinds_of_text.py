@@ -44,22 +44,12 @@ def write_csv(path, documents):
         csv.writer(file).writerows([["text"], *([text] for text in documents)])
 
 
-def write_folder(path, documents):
-    # The names of splits are those that `datasets` knows.
-    folder = path.with_name("folder")
-    folder.mkdir(exist_ok=True)
-    parquet.write_table(
-        pyarrow.table({"text": documents}), folder / f"{path.name.replace('eval', 'validation')}.parquet"
-    )
-
-
 WRITERS = {
     "parquet": lambda path, documents: parquet.write_table(pyarrow.table({"text": documents}), path),
     "jsonl": lambda path, documents: path.write_bytes(json_lines(documents)),
     "jsonl.zst": lambda path, documents: path.write_bytes(zstandard.compress(json_lines(documents))),
     "csv": write_csv,
     "txt": lambda path, documents: path.write_text("\n".join(documents), encoding="utf-8"),
-    "folder": write_folder,
     "megatron": lambda path, documents: write_megatron(
         path, "H", [[*text.encode(), 0] for text in documents], list(range(len(documents) + 1))
     ),
@@ -71,9 +61,7 @@ def source(kind: str, folder: Path) -> dict[str, object]:
     """Two training files and one evaluation file of a kind, and the fields that read them."""
     halves = {"train_1": DOCUMENTS["train"][:25], "train_2": DOCUMENTS["train"][25:], "eval": DOCUMENTS["eval"]}
     for name, documents in halves.items():
-        WRITERS[kind](folder / name if kind in ("folder", "megatron") else folder / f"{name}.{kind}", documents)
-    if kind == "folder":
-        return {"path": str(folder / "folder")}
+        WRITERS[kind](folder / name if kind == "megatron" else folder / f"{name}.{kind}", documents)
     if kind == "megatron":
         return {"source": "megatron", "train": f"{folder}/train_*", "eval": str(folder / "eval")}
     names = [f"{folder}/{name}.{kind}" for name in halves]

@@ -95,10 +95,10 @@ def test_a_recipe_reads_them(recipe, first, tmp_path):
 @pytest.mark.parametrize(
     ("sequences", "documents"),
     [
-        ([[5, 6, 7, 8, 0], [9, 10, 11, 0]], [0, 1, 2]),
+        ([b"abcd\0", b"xyz\0"], [0, 1, 2]),
         # Of two sequences, the first of which ends otherwise.
-        ([[5, 6, 7], [8, 0], [9, 10, 11, 3]], [0, 2, 3]),
-        ([[], [5, 6, 7, 8, 0], [9, 10, 11, 0]], [0, 1, 2, 3]),
+        ([b"abc", b"d\0", b"xyz!"], [0, 2, 3]),
+        ([b"", b"abcd\0", b"xyz\0"], [0, 1, 2, 3]),
     ],
 )
 def test_documents_that_have_ends_are_kept_apart(sequences, documents, tmp_path):
@@ -110,16 +110,15 @@ def test_documents_that_have_ends_are_kept_apart(sequences, documents, tmp_path)
 @pytest.mark.parametrize(
     ("sequences", "documents"),
     [
-        ([[5, 6, 7, 8, 3], [9, 10, 11, 0]], [0, 1, 2]),
+        ([b"abcd!", b"xyz\0"], [0, 1, 2]),
         # Of two sequences, the first of which has an end; and one alone.
-        ([[5, 6, 0], [7, 8], [9, 10, 11, 0]], [0, 2, 3]),
-        ([[5, 6, 7, 8, 0, 9, 10, 11, 3]], [0, 1]),
+        ([b"ab\0", b"cd", b"xyz\0"], [0, 2, 3]),
+        ([b"abcd\0xyz!"], [0, 1]),
     ],
 )
 def test_documents_without_ends_are_not_kept_apart(sequences, documents, tmp_path):
     good = write(tmp_path / "good", sequences=[[5, 0]], documents=[0, 1])
     prefix = write(tmp_path / "corpus", sequences=sequences, documents=documents)
-    with pytest.raises(DataError, match=r"data\.attention: the first document of .*corpus does not end with token 0"):
-        sources_of([good, prefix], attention="document", block_size=4)
-    with pytest.raises(DataError, match=r"data\.attention: the first document of .*corpus does not end with token 0"):
-        sources_of(prefix, attention="document", block_size=4)
+    for train in (prefix, [good, prefix]):
+        with pytest.raises(DataError, match=r"attention: the first document of .*corpus does not end with token 0"):
+            sources_of(train, attention="document", block_size=4)

@@ -146,11 +146,6 @@ def test_what_cannot_be_read_is_refused(shards):
     assert_refused(shards, "tars have no parts", "--data.train_split=train[:50%]")
 
 
-def size_field(number):
-    """The field of a member's size, as GNU tar writes a number in base 256."""
-    return number.to_bytes(12, "big", signed=True) if number < 0 else b"\x80" + number.to_bytes(11, "big")
-
-
 def offset_of(path, member):
     with tarfile.open(path) as tar:
         return tar.getmembers()[member].offset
@@ -217,10 +212,11 @@ def test_damage_is_no_end_and_no_label(shards):
         longer.write(whole)
         longer.truncate(2**25)
     refused(r"it goes on after its end at byte [\d,]+: it is damaged, or joined of several")
-    planted(file, 2, 124, size_field(-512))
+    # Its size, as GNU tar writes a number in base 256.
+    planted(file, 2, 124, (-512).to_bytes(12, "big", signed=True))
     # Newer versions of `tarfile` end there.
     refused("(the header of 'n0/000.png' is damaged|it has neither a header nor the mark of its end)")
-    planted(file, 2, 124, size_field(2**62))
+    planted(file, 2, 124, b"\x80" + (2**62).to_bytes(11, "big"))
     refused("the header of 'n0/000.png' is damaged, of a sparse file, or of one cut off")
     write_tar(file, {"0.png": square(0), "0.cls": b"1" * 4000})
     assert_refused(shards, r"label_column: '0\.cls' in .* has b'1111111111111111111'; write each image's")

@@ -247,13 +247,11 @@ def test_a_column_has_one_type_in_all_parquet_files(first, second, told, tmp_pat
     "parts",
     [
         [
-            pyarrow.array(["a"], "string"),
-            pyarrow.array(["b"], "large_string"),
-            pyarrow.array(["c"], "string_view"),
-            pyarrow.array(["d"]).dictionary_encode(),
+            *(pyarrow.array(["a"], kind) for kind in ("string", "large_string", "string_view")),
+            pyarrow.array(["b"]).dictionary_encode(),
             pyarrow.array([None]),
         ],
-        [pyarrow.array([1], "int64"), pyarrow.array([1], "int8"), pyarrow.array([1], "int32")],
+        [pyarrow.array([1], kind) for kind in ("int64", "int8", "int32")],
         [pyarrow.array([Decimal("1000.5")]), pyarrow.array([Decimal("1.5")])],
     ],
     ids=["text", "integers", "decimals"],

@@ -39,15 +39,10 @@ def kept_by_a_forward_pass(recipe, *words):
     """With real numbers; the model's own, without parameters and buffers, but with the logits and their gradient."""
     config = load_config(recipe, words)
     model = tasks.build_model(recipe)(config).train()
-    size = config.batch.micro_batch_size
+    inputs = import_from(recipe.parent, "model").example_batch(config)
     of_loss = 0
-    if recipe in (DIGITS, VIT_DIGITS, SIMCLR):
-        size *= 2 if recipe == SIMCLR else 1
-        inputs = {"pixel_values": torch.rand(size, 1, config.data.image_size, config.data.image_size)}
-    else:
-        tokens = torch.randint(256, (size, config.data.block_size))
-        inputs = {"input_ids": tokens, "targets": tokens.clone()}
-        of_loss = 2 * tokens.numel() * config.model.vocab_size * (2 if config.precision == "bf16" else 4)
+    if "targets" in inputs:
+        of_loss = 2 * inputs["targets"].numel() * config.model.vocab_size * (2 if config.precision == "bf16" else 4)
     own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept = []
 

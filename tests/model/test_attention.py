@@ -1,37 +1,30 @@
 """Attention of models of `transformers`: documents kept apart, implementations by name, and key biases."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import ViTConfig, ViTForImageClassification
 
+import tasks
+from largebatch.config import load_config
 from largebatch.errors import UserError
 from largebatch.model.attention import freeze_key_biases, keep_documents_apart, set_attention
+from paths import LLAMA, PYDOC
+from test_strategies import SMALL_GPT, SMALL_LLAMA
 
-NO_TOKENS = {"use_cache": False, "bos_token_id": None, "eos_token_id": None}
 TOKENS = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(0))
 TWO_DOCUMENTS = torch.cat([torch.arange(5), torch.arange(7)]).expand(2, 12)
 
 
-def llama():
+def built(recipe, words):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=50, num_key_value_heads=2, max_position_embeddings=16, **sizes, **NO_TOKENS)
-    return LlamaForCausalLM(config).eval()
+    return tasks.build_model(recipe)(load_config(recipe, words)).eval()
 
 
-def gpt2():
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2, **NO_TOKENS)
-    ).eval()
+llama = partial(built, LLAMA, SMALL_LLAMA)
+gpt2 = partial(built, PYDOC, SMALL_GPT)
 
 
 @pytest.mark.parametrize(

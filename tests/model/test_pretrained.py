@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import tasks
 from jobs import run_job
@@ -19,21 +19,9 @@ from starting import TINY_LLAMA, prepared
 
 
 def saved(folder, tie=False, dtype=torch.float32, **options):
-    """A model with other weights than any seed's, saved by `transformers` alone."""
-    torch.manual_seed(99)
-    config = LlamaConfig(
-        vocab_size=257,
-        hidden_size=20,
-        intermediate_size=47,
-        num_hidden_layers=2,
-        num_attention_heads=5,
-        num_key_value_heads=5,
-        tie_word_embeddings=tie,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        dtype=dtype,
-    )
-    model = LlamaForCausalLM(config).to(dtype)
+    """A model with other weights than any seed's, saved by `transformers`."""
+    words = (*TINY_LLAMA, f"--model.tie_embeddings={str(tie).lower()}")
+    model = tasks.build_model(LLAMA)(load_config(LLAMA, words)).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -1,7 +1,9 @@
 """Muon: against torch's own, the polynomial of singular values, a model with its matrices apart, and one process."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
+from threading import Barrier
 
 import pytest
 import torch
@@ -151,40 +153,37 @@ SHARDED = [
 WHOLE = [[LayerRange(name, 0, 0, prod(shape)) for name, shape in LAYERS.items()]] * 3
 
 
-def exchange(posted: dict, rank: int, vectors: list, lengths: list[int], empty: torch.Tensor) -> list[torch.Tensor]:
-    """Post what a process sends, and return what others have posted for it, or zeros where they have not yet."""
-    posted[rank] = vectors
-    return [
-        torch.cat([empty, *posted[other][rank]]) if other in posted else empty.new_zeros(length)
-        for other, length in enumerate(lengths)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("held", "rounds"), [(SHARDED, 2), (WHOLE, 1), (WHOLE[:1], 1)], ids=["parts", "whole", "alone"]
-)
-def test_layers_are_put_together_on_one_process_each(held, rounds):
-    """In the second round all have posted their parts; who has whole layers needs nothing of others."""
+@pytest.mark.parametrize("held", [SHARDED, WHOLE, WHOLE[:1]], ids=["parts", "whole", "alone"])
+def test_layers_are_put_together_on_one_process_each(held):
+    """By a thread for each process; who has whole layers needs nothing of others."""
     layers = {name: torch.arange(prod(shape)) + 100 * number for number, (name, shape) in enumerate(LAYERS.items())}
     ranges = [{each.name: each for each in some} for some in held]
-    parts = [{each.name: layers[each.name].narrow(0, each.start, each.length) for each in some} for some in held]
     posted = {}
-    processes = [
-        WholeLayers(LAYERS, LayerProcesses(rank, ranges, None, partial(exchange, posted, rank)))
-        for rank in range(len(held))
-    ]
-    empty = torch.empty(0, dtype=torch.int64)
-    for _ in range(rounds):
-        gathered = [process.gather(mine, empty) for process, mine in zip(processes, parts, strict=True)]
-    owned = [layer for some in gathered for layer in some.items()]
+    barrier = Barrier(len(held), timeout=60)
+
+    def exchange(rank, vectors, lengths, empty):
+        posted[rank] = vectors
+        barrier.wait()
+        received = [torch.cat([empty, *posted[other][rank]]) for other in range(len(held))]
+        assert [len(each) for each in received] == lengths
+        barrier.wait()
+        return received
+
+    def put_together(rank):
+        process = WholeLayers(LAYERS, LayerProcesses(rank, ranges, None, partial(exchange, rank)))
+        mine = {each.name: layers[each.name].narrow(0, each.start, each.length) for each in held[rank]}
+        empty = torch.empty(0, dtype=torch.int64)
+        owned = process.gather(mine, empty)
+        assert held is SHARDED or not any(posted[rank][:rank] + posted[rank][rank + 1 :])
+        back = process.scatter(owned, empty)
+        assert back.keys() == mine.keys()
+        assert all(torch.equal(back[name], part) for name, part in mine.items())
+        return owned.items()
+
+    with ThreadPoolExecutor() as pool:
+        owned = [layer for some in pool.map(put_together, range(len(held))) for layer in some]
     assert sorted(name for name, _ in owned) == sorted(LAYERS)
     assert all(torch.equal(layer, layers[name].view(LAYERS[name])) for name, layer in owned)
-    posted.clear()
-    for _ in range(2):
-        scattered = [process.scatter(mine, empty) for process, mine in zip(processes, gathered, strict=True)]
-    for found, mine in zip(scattered, parts, strict=True):
-        assert found.keys() == mine.keys()
-        assert all(torch.equal(found[name], part) for name, part in mine.items())
 
 
 def groups_of(model: nn.Module, optimizer: str) -> dict[str, dict]:
