@@ -112,12 +112,15 @@ def entry(path: str, files: dict[str, bytes]) -> dict[str, Any]:
 
 def use(monkeypatch: pytest.MonkeyPatch, url: str, home: Path, offline: bool = False) -> None:
     """Let the libraries of this process use the hub at an address, and a cache of their own."""
-    for name, value in {"ENDPOINT": url, "HF_HUB_OFFLINE": offline, "HF_HOME": str(home)}.items():
+    constants = {
+        "ENDPOINT": url,
+        "HF_HUB_OFFLINE": offline,
+        "HF_HOME": str(home),
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HUGGINGFACE_CO_URL_TEMPLATE": url + "/{repo_id}/resolve/{revision}/{filename}",
+    }
+    for name, value in constants.items():
         monkeypatch.setattr(huggingface_hub.constants, name, value)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(home / "hub"))
-    monkeypatch.setattr(
-        huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", url)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", home / "datasets")

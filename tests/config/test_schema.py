@@ -60,10 +60,7 @@ def test_every_field_is_described(folder):
         f"{name}.{field}"
         for name, definition in definitions.items()
         for field, schema in definition.get("properties", {}).items()
-        if "description" not in schema
-        and "const" not in schema
-        and "$ref" not in schema
-        and "discriminator" not in schema
+        if not {"description", "const", "$ref", "discriminator"} & schema.keys()
     ]
     assert bare == []
 

@@ -48,27 +48,26 @@ def test_what_the_parent_has_left_is_not_destroyed_in_a_process():
         gc.collect()
 
 
+def wait_for(is_true, seconds):
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_process_that_gets_no_time_ends_with_its_parent_too():
     def stop(_):
         os.kill(os.getpid(), signal.SIGSTOP)
 
     parent = get_context("fork").Process(target=run_forked, args=(1, stop, [0]))
     parent.start()
-    deadline = time.monotonic() + 60
-    while not (children := children_of(parent.pid)):
-        assert parent.is_alive()
-        assert time.monotonic() < deadline
-    process = children[0]
-    while state_of(process) != "T":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: children_of(parent.pid), 60)
+    (process,) = children_of(parent.pid)
+    wait_for(lambda: state_of(process) == "T", 60)
     parent.kill()
     parent.join()
-    deadline = time.monotonic() + 10
     try:
-        while is_running(process):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: not is_running(process), 10)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

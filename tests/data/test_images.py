@@ -112,11 +112,6 @@ def test_columns_that_are_not_there(word, told, parquet):
     assert_refused(told, hub_config(parquet, word))
 
 
-def test_a_folder_that_is_not_there():
-    with pytest.raises(UserError, match=r"data\.path: there is no folder './nowhere'"):
-        open_folder("./nowhere")
-
-
 PICTURE = png(np.full((8, 8, 3), 9, np.uint8))
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
 

@@ -122,17 +122,13 @@ def test_what_compressed_files_hold_is_what_a_job_may_prepare(kind, tmp_path, mo
         assert len(opened(**of_file(small, "json") | sizes())[0]) == sizes()["num_train_samples"]
 
 
-def mixed(folder: Path, *kinds: str) -> dict[str, object]:
-    sources = []
-    for number, kind in enumerate(kinds):
-        (folder / kind).mkdir()
-        sources.append({"name": kind, "weight": 2 if number == 0 else 1, **sizes(), **source(kind, folder / kind)})
-    return {"sources": sources} | sizes(len(kinds))
-
-
 def test_all_formats_in_one_mixture(tmp_path):
     num_kinds = len(WRITERS)
-    train, evaluation = opened(**mixed(tmp_path, *WRITERS))
+    sources = []
+    for kind in WRITERS:
+        (tmp_path / kind).mkdir()
+        sources.append({"name": kind, "weight": 1, **sizes(), **source(kind, tmp_path / kind)})
+    train, evaluation = opened(sources=sources, **sizes(num_kinds))
     # An evaluation index counts through the sources; a training index is a draw and a source.
     found = evaluation.fetch(np.arange(len(evaluation)), None)["input_ids"].tolist()
     assert found == blocks_of("eval") * num_kinds

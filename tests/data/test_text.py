@@ -40,11 +40,10 @@ def test_pydoc_blocks_are_the_text_cut_in_order():
     train, evaluation = text_sources(load_config(PYDOC))
     text = "\n".join(topics[name] for name in sorted(topics)).encode()
     batch = train.fetch(np.array([0, 3199]), 0)
-    assert bytes(batch["input_ids"][0].tolist()) == text[:128]
+    assert bytes(batch["input_ids"].flatten().tolist()) == text[:128] + text[3199 * 128 : 3200 * 128]
     assert bytes(batch["labels"][0].tolist()) == text[1:129]
-    assert bytes(batch["input_ids"][1].tolist()) == text[3199 * 128 : 3200 * 128]
-    first_held_out = evaluation.fetch(np.array([0]), None)
-    assert bytes(first_held_out["input_ids"][0].tolist()) == text[3200 * 128 : 3201 * 128]
+    first_held_out = evaluation.fetch(np.array([0]), None)["input_ids"]
+    assert bytes(first_held_out[0].tolist()) == text[3200 * 128 : 3201 * 128]
 
 
 def test_every_token_is_predicted_once():

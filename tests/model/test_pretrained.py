@@ -17,20 +17,17 @@ from largebatch.model.pretrained import PretrainedWeights, find_folder
 from paths import LLAMA
 from starting import TINY_LLAMA, prepared
 
+TIED = "--model.tie_embeddings=true"
 
-def saved(folder, tie=False, dtype=torch.float32, **options):
+
+def saved(folder, *words, dtype=torch.float32, **options):
     """A model with other weights than any seed's, saved by `transformers`."""
-    words = (*TINY_LLAMA, f"--model.tie_embeddings={str(tie).lower()}")
-    model = tasks.build_model(LLAMA)(load_config(LLAMA, words)).to(dtype)
+    model = tasks.build_model(LLAMA)(load_config(LLAMA, [*TINY_LLAMA, *words])).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder, **options)
     return folder
-
-
-def words_for(folder, tie=False):
-    return (f"--model.initial_weights={folder}", f"--model.tie_embeddings={str(tie).lower()}")
 
 
 def assert_reads(found, folder):
@@ -44,9 +41,10 @@ def assert_reads(found, folder):
 
 @pytest.mark.slow
 def test_several_files_and_their_index_in_bfloat16(tmp_path):
-    folder = saved(tmp_path / "model", tie=True, dtype=torch.bfloat16, max_shard_size="10KB")
+    folder = saved(tmp_path / "model", TIED, dtype=torch.bfloat16, max_shard_size="10KB")
     assert len(list(folder.glob("*.safetensors"))) > 2
-    results = run_job(prepared, tmp_path / "run", *words_for(folder, tie=True), strategy="fsdp", world_size=3)
+    words = (f"--model.initial_weights={folder}", TIED)
+    results = run_job(prepared, tmp_path / "run", *words, strategy="fsdp", world_size=3)
     assert_reads(results[0], folder)
 
 
@@ -57,7 +55,7 @@ def test_what_an_earlier_run_has_left(tmp_path):
     weights = load_file(folder / "model.safetensors")
     (folder / "config.json").unlink()
     save_file({name: tensor.half() for name, tensor in weights.items()}, folder / "model.safetensors")
-    results = run_job(prepared, tmp_path / "run", *words_for(folder), strategy="single")
+    results = run_job(prepared, tmp_path / "run", f"--model.initial_weights={folder}", strategy="single")
     for name, tensor in weights.items():
         np.testing.assert_array_equal(results[0][name], tensor.half().float().numpy())
 
@@ -70,8 +68,8 @@ def prepared_with_draws_that_cannot_be_repeated(run_dir, *words):
 @pytest.mark.slow
 def test_how_a_model_is_initialized_does_not_matter_if_it_is_read(tmp_path):
     folder = saved(tmp_path / "model")
-    words = words_for(folder)
-    (found,) = run_job(prepared_with_draws_that_cannot_be_repeated, tmp_path / "run", *words, strategy="single")
+    words = f"--model.initial_weights={folder}"
+    (found,) = run_job(prepared_with_draws_that_cannot_be_repeated, tmp_path / "run", words, strategy="single")
     assert_reads(found, folder)
 
 
@@ -112,9 +110,9 @@ PLANTED = {
     "both of tied": (
         lambda _, config: config.update(tie_word_embeddings=True),
         "it has both model.embed_tokens.weight and lm_head.weight, which are one",
-        "--model.tie_embeddings=true",
+        TIED,
     ),
-    "not tied": (lambda *_: None, "tie_word_embeddings False, but this model has True", "--model.tie_embeddings=true"),
+    "not tied": (lambda *_: None, "tie_word_embeddings False, but this model has True", TIED),
 }
 
 

@@ -78,7 +78,7 @@ def plan_of(constructor, options=None, states=("average",), weight_decay=0.1, ne
     plan = resolve(load_config(DIGITS), world_size=1)
 
     def declared(_, shape):
-        return {name: () if name in ("step", "mu_product") else shape for name in states}
+        return {name: () if name == "step" else shape for name in states}
 
     entry = OptimizerEntry(Section, constructor, declared, ROUNDING, needs)
     return dataclasses.replace(
@@ -123,15 +123,12 @@ def test_what_is_wrong_is_named(bug, words):
         (OWN, {"bug": "no first step"}, ["average"]),
         ("pytorch_optimizer:Lion", {}, ["exp_avg"]),
         ("torch.optim:Adam", {}, ["step", "exp_avg", "exp_avg_sq"]),
-        ("torch.optim:Muon", {}, ["momentum_buffer"]),
-        ("torch.optim:NAdam", {"decoupled_weight_decay": True}, ["step", "mu_product", "exp_avg", "exp_avg_sq"]),
         ("torch.optim:RMSprop", {"momentum": 0.9}, ["step", "square_avg", "momentum_buffer"]),
     ],
 )
 @pytest.mark.parametrize("weight_decay", [0.1, 0.0])
 def test_correct_ones_pass(constructor, options, states, weight_decay):
-    needs = "whole matrices" if constructor == "torch.optim:Muon" else "elements"
-    try_optimizer(plan_of(constructor, options, states, weight_decay, needs))
+    try_optimizer(plan_of(constructor, options, states, weight_decay))
 
 
 def test_a_step_that_is_counted_in_a_parameter_group_is_lost():
