@@ -3,7 +3,6 @@
 `tests/run/test_coupled.py` has a run with it.
 """
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -39,7 +38,7 @@ WORLD_SIZE = 3
 INPUTS = [(torch.float32, 1000.0), (torch.bfloat16, 0.0)]
 
 
-def layer_and_parts(kind: str) -> tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]:
+def layer_and_parts(kind):
     """A layer, and for each process its inputs and what their outputs are weighted with in the loss."""
     torch.manual_seed(0)
     layer = LAYERS[kind]().double()
@@ -55,7 +54,7 @@ def layer_and_parts(kind: str) -> tuple[nn.Module, list[torch.Tensor], list[torc
     return layer, parts, weights
 
 
-def forward_and_backward(layer, inputs: torch.Tensor, weights: torch.Tensor) -> list[list[np.ndarray]]:
+def forward_and_backward(layer, inputs, weights):
     """What processes have parts of, what they have summands of, and what they have alike.
 
     Of two steps in training, so that running statistics move twice, and a look in evaluation mode.
@@ -72,7 +71,7 @@ def forward_and_backward(layer, inputs: torch.Tensor, weights: torch.Tensor) -> 
     return [[tensor.numpy(force=True) for tensor in some] for some in (parts, gradients, layer.buffers())]
 
 
-def inputs_around(offset: float) -> torch.Tensor:
+def inputs_around(offset):
     return torch.randn(4096, 4, generator=torch.Generator().manual_seed(0)) + offset
 
 
@@ -153,7 +152,7 @@ class OtherNorm(nn.BatchNorm2d):
     """A class that `synchronize` does not know."""
 
 
-def check(layer: nn.Module, recipe: Path, words: tuple[str, ...]) -> None:
+def check(layer, recipe, words):
     """Compare a model of one layer, which is in another, with a plan."""
     plan = resolve(load_config(recipe, words), 2)
     model = nn.Sequential(nn.Sequential(layer))

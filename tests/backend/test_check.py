@@ -1,8 +1,5 @@
 """Each difference between plan and engine that can be planted is found, named, and refuses the run."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -16,7 +13,7 @@ from tasks import SMALL
 pytestmark = pytest.mark.slow
 
 
-def change_deepspeed() -> None:
+def change_deepspeed():
     import deepspeed
     from deepspeed.runtime.engine import DeepSpeedEngine
 
@@ -40,7 +37,7 @@ def change_deepspeed() -> None:
     deepspeed.initialize = with_scheduler
 
 
-def change_the_optimizer() -> None:
+def change_the_optimizer():
     prepare = Backend.prepare
 
     def changed_optimizer(self, model, optimizer):
@@ -53,7 +50,7 @@ def change_the_optimizer() -> None:
     Backend.prepare = changed_optimizer
 
 
-def add_a_single_number() -> None:
+def add_a_single_number():
     initialize = GPT2LMHeadModel.__init__
 
     def with_number(self, *arguments, **options):
@@ -63,12 +60,12 @@ def add_a_single_number() -> None:
     GPT2LMHeadModel.__init__ = with_number
 
 
-def halve_the_weights() -> None:
+def halve_the_weights():
     prepare = Backend.prepare
     Backend.prepare = lambda self, model, optimizer: prepare(self, model.bfloat16(), optimizer)
 
 
-def train_with(change: Callable[[], None], run_dir: Path) -> None:
+def train_with(change, run_dir):
     """Train after a change in this process."""
     change()
     train(PYDOC, *SMALL, "--train.stop_after_steps=1", run_dir=run_dir)

@@ -2,7 +2,6 @@
 
 import os
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from largebatch.model.building import build_shapes
 from largebatch.plan import RunPlan, explain, resolve
 from largebatch.plan.strategies import find_strategy
 from largebatch.run.loop import Loop
-from largebatch.run.step import Step
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, DIGITS, PYDOC, SIMCLR, VIT_DIGITS
 from resuming import TINY_GPT, events
@@ -49,7 +47,7 @@ MODELS = {ADDITION: SUMS, PYDOC: GPT, DIGITS: RESNET}
 COMPILED = "--compute.compile=blocks"
 
 
-def train_here(run_dir: Path, *words: str, recipe: Path = ADDITION, backend: str = "inductor") -> dict:
+def train_here(run_dir, *words, recipe=ADDITION, backend="inductor"):
     """Train; the logged steps, the evaluations, the names of the weights and the number of compiled graphs."""
     from torch._dynamo.utils import counters
 
@@ -63,11 +61,11 @@ trace_here = partial(train_here, backend="aot_eager")
 trace_gpt = partial(trace_here, recipe=PYDOC)
 
 
-def written(run_dir: Path) -> dict:
+def written(run_dir):
     return {name: read_json_lines(run_dir / f"{name}.jsonl") for name in ("metrics", "evaluations")}
 
 
-def assert_same(mine: dict, theirs: dict) -> None:
+def assert_same(mine, theirs):
     assert len(mine["metrics"]) > 1
     for file, key in (("metrics", "loss"), ("metrics", "grad_norm"), ("evaluations", "loss")):
         expected = [line[key] for line in theirs[file]]
@@ -119,14 +117,14 @@ def test_what_is_compiled(monkeypatch):
         assert torch._dynamo.config.optimize_ddp is (regions == [model])
 
 
-def train_where_one_fails(run_dir: Path, part: str) -> dict:
+def train_where_one_fails(run_dir, part):
     """Train; what is written, and how often graphs had been called before each update. Rank 1 has no compiler for the
     "forward" or "backward" graphs."""
     calls = []
     before_updates = []
     update = Loop.update
 
-    def compile_graph(of: str, graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]):
+    def compile_graph(of, graph, _inputs):
         if of == part and os.environ["RANK"] == "1":
             raise InvalidCxxCompiler
 
@@ -136,7 +134,7 @@ def train_where_one_fails(run_dir: Path, part: str) -> dict:
 
         return make_boxed_func(call)
 
-    def noted_update(loop: Loop, step: Step) -> None:
+    def noted_update(loop, step):
         before_updates.append(len(calls))
         update(loop, step)
 
@@ -181,7 +179,7 @@ def test_what_is_cut_up_inside(strategy, recipe, words, region, tmp_path):
         train_in_job(recipe, tmp_path / "run", *TWO_STEPS, *words, strategy=strategy)
 
 
-def train_as_on_gpus(run_dir: Path, recipe: Path, *words: str) -> list[dict]:
+def train_as_on_gpus(run_dir, recipe, *words):
     RunPlan.compiles_on = lambda plan, _kind: plan.compute.compile != "off"
     train(recipe, *TWO_STEPS, "--compute.compile=auto", *words, run_dir=run_dir)
     return read_json_lines(run_dir / "history.jsonl")

@@ -8,7 +8,7 @@ from largebatch.batch.schedule import Schedule
 
 # A peak, a schedule in batches of one sample, and its learning rates.
 TABLES = {
-    "constant": (1.0, Schedule(10, warmup=2), [0, 0.5, 1, 1, 1, 1, 1, 1, 1, 1]),
+    "constant": (1.0, Schedule(4, warmup=2), [0, 0.5, 1, 1]),
     "polynomial to a fifth": (1.0, Schedule(2, decay="polynomial", power=3.0, final_fraction=0.2), [1, 0.3]),
     "cosine to a half": (
         2.0,

@@ -98,16 +98,12 @@ def test_a_few_damaged_inputs():
         assert [(number, outcome.output) for number, _, outcome in outcomes if outcome.verdict != HELD] == []
 
 
-def colored(_):
-    print("\x1b[31mred")
-
-
 @pytest.mark.parametrize(
     ("work", "verdict"),
     [
         (lambda _: 1 // 0, "traceback"),
         (lambda _: sys.exit(2), "exit code 2 without a reason"),
-        (colored, "terminal escape"),
+        (lambda _: print("\x1b[31mred"), "terminal escape"),
         (lambda _: 0, HELD),
     ],
 )

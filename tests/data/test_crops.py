@@ -100,7 +100,7 @@ def test_one_pass_over_a_large_photograph_is_crop_and_then_resize(size, scale, o
     assert difference.max() <= at_most
 
 
-def smooth_noise(width: int, height: int, random: np.random.Generator) -> np.ndarray:
+def smooth_noise(width, height, random):
     """Noise of some 200 pixels' wavelength."""
     coarse = Image.fromarray(random.integers(0, 256, size=(height // 100, width // 100, 3), dtype=np.uint8))
     return np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))

@@ -43,12 +43,12 @@ def parquet(tmp_path):
 SMALL = ("--data.image_size=16", "--data.num_classes=3", "--batch.global_batch_size=4", "--batch.micro_batch_size=4")
 
 
-def files_config(train, evaluation, *words: str, path: str = "parquet"):
+def files_config(train, evaluation, *words, path="parquet"):
     files = json.dumps({"train": str(train), "eval": str(evaluation)})
     return load_config(IMAGENET, [f"--data.path={path}", f"--data.data_files={files}", *SMALL, *words])
 
 
-def hub_config(file, *words: str):
+def hub_config(file, *words):
     return files_config(file, file, *words)
 
 
@@ -203,18 +203,18 @@ def test_what_is_no_class_in_a_table_of_paths(kind, rows, told, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "told"),
+    ("error", "kind"),
     [
-        (OSError(errno.EIO, "x"), StorageError, "x"),
-        (OSError(errno.ENOSPC, "x"), StorageError, "x"),
-        (OSError(errno.EACCES, "x"), UserError, "x"),
-        (OSError(errno.ECONNRESET, "x"), DataError, "x"),
-        (ImportError("To use x, install y"), DataError, "needs a package: To use x, install y"),
+        (OSError(errno.EIO, "x"), StorageError),
+        (OSError(errno.ENOSPC, "x"), StorageError),
+        (OSError(errno.EACCES, "x"), UserError),
+        (OSError(errno.ECONNRESET, "x"), DataError),
+        (ImportError("x"), DataError),
     ],
 )
-def test_a_data_set_that_cannot_be_opened_now(error, kind, told, parquet, monkeypatch):
+def test_a_data_set_that_cannot_be_opened_now(error, kind, parquet, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset_builder", Mock(side_effect=error))
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match="x") as caught:
         image_sources(hub_config(parquet))
     assert type(caught.value) is kind
 

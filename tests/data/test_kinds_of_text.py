@@ -7,7 +7,6 @@ import io
 import json
 import lzma
 import zipfile
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -46,7 +45,6 @@ def write_csv(path, documents):
 
 WRITERS = {
     "parquet": lambda path, documents: parquet.write_table(pyarrow.table({"text": documents}), path),
-    "jsonl": lambda path, documents: path.write_bytes(json_lines(documents)),
     "jsonl.zst": lambda path, documents: path.write_bytes(zstandard.compress(json_lines(documents))),
     "csv": write_csv,
     "txt": lambda path, documents: path.write_text("\n".join(documents), encoding="utf-8"),
@@ -54,10 +52,10 @@ WRITERS = {
         path, "H", [[*text.encode(), 0] for text in documents], list(range(len(documents) + 1))
     ),
 }
-BUILDERS = {"jsonl": "json", "jsonl.zst": "json", "txt": "text"}
+BUILDERS = {"jsonl.zst": "json", "txt": "text"}
 
 
-def source(kind: str, folder: Path) -> dict[str, object]:
+def source(kind, folder):
     """Two training files and one evaluation file of a kind, and the fields that read them."""
     halves = {"train_1": DOCUMENTS["train"][:25], "train_2": DOCUMENTS["train"][25:], "eval": DOCUMENTS["eval"]}
     for name, documents in halves.items():
@@ -68,26 +66,26 @@ def source(kind: str, folder: Path) -> dict[str, object]:
     return {"path": BUILDERS.get(kind, kind), "data_files": {"train": names[:2], "eval": f"{folder}/ev*.{kind}"}}
 
 
-def blocks_of(split: str) -> list[list[int]]:
+def blocks_of(split):
     """The samples, by hand."""
     tokens = b"".join(text.encode() + b"\0" for text in DOCUMENTS[split])
     return [list(tokens[start : start + BLOCK]) for start in range(0, len(tokens) - BLOCK, BLOCK)]
 
 
-def sizes(sources: int = 1) -> dict[str, int]:
+def sizes(sources=1):
     return {f"num_{split}_samples": sources * len(blocks_of(split)) for split in DOCUMENTS}
 
 
-def config_of(**section: object):
+def config_of(**section):
     shared = {"source": "datasets", "tokenizer": "bytes", "block_size": BLOCK, **sizes()}
     return load_with(PYDOC, shared | section, "--batch.global_batch_size=24")
 
 
-def opened(**section: object):
+def opened(**section):
     return tasks.sources("causal_lm")(config_of(**section))
 
 
-def zip_of(content: bytes) -> bytes:
+def zip_of(content):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("rows.jsonl", content)

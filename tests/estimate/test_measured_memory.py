@@ -13,7 +13,7 @@ READING = ROOT / "bench/results/gpu/h200-2026-11-26"
 
 
 @cache
-def measured() -> dict[str, float]:
+def measured():
     """Peaks in GiB, by the titles of cases."""
     figures = [
         figure["what"]
@@ -25,7 +25,7 @@ def measured() -> dict[str, float]:
 
 
 @cache
-def expected(name: str, more: tuple[str, ...]) -> dict[str, int]:
+def expected(name, more):
     return planned(name, overrides(name, more, is_small=False), 1)
 
 

@@ -146,7 +146,7 @@ def test_rows_that_are_filled_after_the_draw(rows, value):
     assert torch.equal(filled, plain)
 
 
-def twister(number: int) -> np.random.MT19937:
+def twister(number):
     """The generator of a block of `seeded`'s parameter, by NumPy."""
     words = np.frombuffer(hashlib.shake_128(f"3/weights/weight/{number}".encode()).digest(4 * 624), dtype="<u4")
     generator = np.random.MT19937()

@@ -25,7 +25,7 @@ OBJECTIVES = {
 
 
 @pytest.fixture
-def inputs() -> list[torch.Tensor]:
+def inputs():
     """Inputs, weight and bias in fp64, and targets of which some are ignored."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((BATCH, TOKENS, FEATURES), (CLASSES, FEATURES), (CLASSES,))

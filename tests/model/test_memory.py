@@ -26,14 +26,14 @@ ALLOWANCE = 8 * MIB
 M_MMAP_THRESHOLD = -3
 
 
-def memory(name: str) -> int:
+def memory(name):
     """Bytes that this process holds ("VmRSS") or has held at most ("VmHWM"), without pages of libraries' files."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     total, *of_files = (int(lines[line].split()[0]) * 1024 for line in (name, "RssFile", "RssShmem"))
     return total - sum(of_files)
 
 
-def growth_until_prepared(run_dir: Path, *words: str) -> tuple[int, int]:
+def growth_until_prepared(run_dir, *words):
     """The bytes of the model, and by how much this process grows at most while it is built, sharded and set."""
     from largebatch.run import Run
 

@@ -10,7 +10,7 @@ import tasks
 initialize = tasks.module("image_classification", "initialization").initialize
 
 
-def resnet(layer_type: str) -> ResNetForImageClassification:
+def resnet(layer_type):
     torch.manual_seed(0)
     sizes = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [2, 2]}
     return ResNetForImageClassification(ResNetConfig(layer_type=layer_type, num_labels=1000, **sizes))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 @cache
-def expected(*words: str, seed: int = 0) -> dict[str, np.ndarray]:
+def expected(*words, seed=0):
     """By hand: ones for norms, and for everything else a normal distribution of a seed of its own.
 
     Of parameters that are larger than a block, `test_building.py` reads parts.
@@ -38,7 +38,7 @@ def expected(*words: str, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in weights.items()}
 
 
-def assert_starts_from(found: dict[str, np.ndarray], weights: dict[str, np.ndarray]) -> None:
+def assert_starts_from(found, weights):
     assert found.keys() == weights.keys()
     for name, values in weights.items():
         if name == "logits":

@@ -3,7 +3,6 @@
 import re
 import shutil
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ SIZE_AT = {0: 16, 6: 32, 10: 96}
 GROWING = (*SMALL_GPT, f"--batch.global_batch_size={SIZES}", f"--train.stop_after_steps={STEPS}", EMA)
 
 
-def averaged(weights: list[dict], samples: list[int], half_life: float) -> dict[str, np.ndarray]:
+def averaged(weights, samples, half_life):
     """The mean of weights after each step, by its definition: a sum that decays, over a sum of shares that decays."""
     totals = dict.fromkeys(weights[0], 0.0)
     share = 0.0
@@ -44,7 +43,7 @@ def averaged(weights: list[dict], samples: list[int], half_life: float) -> dict[
     return {name: total / share for name, total in totals.items()}
 
 
-def plan_of(*words: str, recipe=PYDOC, world_size: int = 1):
+def plan_of(*words, recipe=PYDOC, world_size=1):
     return resolve(load_config(recipe, words), world_size)
 
 
@@ -89,7 +88,7 @@ def test_there_is_none_by_default():
     assert "average" not in explain(plan_of(), "")
 
 
-def recorded_averages(recipe: Path, run_dir: Path, *words: str, bad_steps: tuple[int, ...] = ()) -> list[dict]:
+def recorded_averages(recipe, run_dir, *words, bad_steps=()):
     """Train, and return the weights and their averages after each update; some of them are of gradients of NaN."""
     from largebatch.run import Run, Step
 
@@ -113,13 +112,13 @@ def recorded_averages(recipe: Path, run_dir: Path, *words: str, bad_steps: tuple
 
 
 @cache
-def plain_averages(precision: str) -> dict[str, np.ndarray]:
+def plain_averages(precision):
     (found,) = run_job(train_plainly, precision, strategy="single")
     sizes = [next(size for step, size in reversed(SIZE_AT.items()) if step <= each) for each in range(STEPS)]
     return averaged(found["weights"], sizes, HALF_LIFE)
 
 
-def train_plainly(precision: str) -> dict:
+def train_plainly(precision):
     torch.set_default_dtype(torch.float64 if precision == "fp64" else torch.float32)
     return reference_pydoc(PYDOC, SMALL_GPT, STEPS, SIZE_AT)
 
@@ -153,7 +152,7 @@ def test_as_a_plain_loop_averages(strategy, precision, tolerance, tmp_path):
     assert last["ema/perplexity"] == pytest.approx(np.exp(last["ema/loss"]))
 
 
-def exported_from(run_dir: Path, out: Path, **options) -> Path:
+def exported_from(run_dir, out, **options):
     export(run_dir, out, **options)
     return out
 

@@ -16,13 +16,13 @@ from largebatch.plan import resolve
 from paths import DIGITS
 
 
-def groups_of(model: nn.Module, **options) -> list[dict]:
+def groups_of(model, **options):
     """As planned with these options of the optimizer."""
     words = [f"--optimizer.{name}={json.dumps(value)}" for name, value in options.items()]
     return planned_groups(model, resolve(load_config(DIGITS, words), world_size=1))
 
 
-def decayed_and_exempt(groups: list[dict], model: nn.Module) -> tuple[set[str], set[str]]:
+def decayed_and_exempt(groups, model):
     """The names of the parameters that have weight decay, and of those that have none."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     decayed, exempt = groups
@@ -84,7 +84,7 @@ HEAD = {"parameters": "head.*", "lr_factor": 3}
 REST = {"parameters": "*", "lr_factor": 0.5}
 
 
-def classifier() -> nn.Module:
+def classifier():
     """Two blocks, a norm and a head."""
     blocks = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     return nn.ModuleDict({"blocks": blocks, "norm": nn.LayerNorm(2), "head": nn.Linear(2, 3)})

@@ -21,7 +21,7 @@ assert_close = partial(torch.testing.assert_close, rtol=1e-12, atol=0)
 SHAPES = ((5, 7), (3, 2, 2), (4, 4), (6,))
 
 
-def trained(make_optimizer) -> list[np.ndarray]:
+def trained(make_optimizer):
     """Parameters after steps with other gradients and learning rates each time, in float64.
 
     The third starts at zero, and the second's first gradient is zero; the fourth, a vector, is not adapted.
@@ -41,7 +41,7 @@ def trained(make_optimizer) -> list[np.ndarray]:
     return [parameter.detach().numpy() for parameter in parameters]
 
 
-def groups(adapted, others) -> list[dict]:
+def groups(adapted, others):
     return [
         {"params": adapted, "weight_decay": 0.03, "layerwise": True},
         {"params": others, "weight_decay": 0.0, "layerwise": False},
@@ -64,7 +64,7 @@ def test_lars_as_another_implementation(momentum, nesterov):
 LAMB = {"betas": (0.9, 0.99), "eps": 1e-6}
 
 
-def trained_by_lamb() -> list[np.ndarray]:
+def trained_by_lamb():
     return trained(lambda *parameters: Lamb(groups(*parameters), lr=0.0, **LAMB))
 
 

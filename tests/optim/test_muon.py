@@ -32,16 +32,16 @@ from test_strategies import SMALL_GPT
 MUON = '--optimizer={"name": "muon", "split": {"*.c_attn.weight": 3}, "clip_norm": 1.0}'
 
 
-def muon(params: list, **options) -> Muon:
+def muon(params, **options):
     return Muon(params, **{"lr": 0.0, "weight_decay": 0.1, **MuonSection(name="muon").options, **options})
 
 
-def parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
+def parameters(*shapes):
     torch.manual_seed(0)
     return [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
 
 
-def step(optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor], rate: float) -> None:
+def step(optimizer, gradients, rate):
     for group in optimizer.param_groups:
         group["lr"] = rate
     each = (parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -50,7 +50,7 @@ def step(optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor], rate: 
     optimizer.step()
 
 
-def assert_steps_alike(make_mine, make_theirs, *shapes: tuple[int, ...]) -> None:
+def assert_steps_alike(make_mine, make_theirs, *shapes):
     """With the same gradients, and other rates each time."""
     mine = parameters(*shapes)
     theirs = parameters(*shapes)
@@ -185,7 +185,7 @@ def test_layers_are_put_together_on_one_process_each(held):
     assert all(torch.equal(layer, layers[name].view(LAYERS[name])) for name, layer in owned)
 
 
-def groups_of(model: nn.Module, optimizer: str) -> dict[str, dict]:
+def groups_of(model, optimizer):
     """The options of each parameter's group, by name."""
     plan = resolve(load_config(PYDOC, [f"--optimizer={optimizer}"]), 1)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -295,7 +295,7 @@ MODEL = ModelShape(
 MATRICES = 16 * 32 + 64 * 32  # elements
 
 
-def exchange_of(strategy: Strategy, world_size: int):
+def exchange_of(strategy, world_size):
     """The one exchange of a step."""
     counted = traffic_of_a_step(TrafficCase(MODEL, strategy, world_size, 1))
     (found,) = (each for each in counted if each.operation == "exchange")
@@ -343,7 +343,7 @@ def test_matrix_products_are_those_that_are_computed(options):
 
 
 def test_the_plan_has_the_copies_of_layers():
-    def copies(strategy: Strategy, world_size: int) -> int:
+    def copies(strategy, world_size):
         return max(
             phase.transient.get("exchanged layers", 0)
             for phase in model_states(MODEL, strategy, world_size, lambda *_: {}, 1).phases
