@@ -1,7 +1,4 @@
-"""Synchronized BatchNorm against torch's own, in one process, on the micro-batches of all processes together.
-
-`tests/run/test_coupled.py` has a run with it.
-"""
+"""Synchronized BatchNorm against torch's own, in one process, on the micro-batches of all processes together."""
 
 from types import SimpleNamespace
 
@@ -19,6 +16,7 @@ from largebatch.errors import BackendMismatch
 from largebatch.optim import build_optimizer
 from largebatch.plan import resolve
 from paths import DIGITS, PYDOC
+from test_strategies import assert_same, recorded
 
 SYNC = "--model.sync_batch_norm=true"
 
@@ -143,6 +141,25 @@ def test_layers_keep_their_tensors_and_names(device, kind):
     after = model.state_dict(keep_vars=True)
     assert list(after) == list(before)
     assert all(after[name] is tensor for name, tensor in before.items())
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_same_as_one_process_with_the_product_as_micro_batch(tmp_path):
+    """After some ten steps on micro-batches of 8, rounding errors decide on which side of zero single inputs of ReLU
+    are: a plain loop in fp32 then differs from itself in fp64, too."""
+    short = ("--train.stop_after_steps=5", "--batch.micro_batch_size=8")
+    (alone,) = run_job(recorded, DIGITS, tmp_path / "alone", *short, strategy="single")
+    words = (SYNC, *short, "--batch.micro_batch_size=4")
+    result = run_job(recorded, DIGITS, tmp_path / "run", *words, strategy="zero3")[0]
+    assert_same(result, alone, steps=5)
+    assert any(name.endswith("running_var") for name in alone["weights"][-1])
+    assert result["weights"][-1].keys() == alone["weights"][-1].keys()
+    (mine,) = result["evaluations"]
+    (theirs,) = alone["evaluations"]
+    assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
