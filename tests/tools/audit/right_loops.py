@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import SGD, Adam, AdamW
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset, default_collate
 
@@ -22,9 +23,10 @@ _inputs = torch.randn(100, 6, generator=torch.Generator().manual_seed(1))
 _data = TensorDataset(_inputs, _inputs[:, :_CLASSES].argmax(dim=1))
 
 
-def _loader(indices, micro_batch_size, **settings):
+def _loader(indices, micro_batch_size, drop_last=False, **settings):
     data = Subset(_data, indices)
-    return DataLoader(data, micro_batch_size, sampler=DistributedSampler(data, shuffle=False, **settings))
+    sampler = DistributedSampler(data, shuffle=False, drop_last=drop_last)
+    return DataLoader(data, micro_batch_size, sampler=sampler, drop_last=drop_last, **settings)
 
 
 def _network(*layers):
@@ -50,8 +52,13 @@ def _steps(model, optimizer, batches, accumulation, loss_of=cross_entropy, after
     return model
 
 
+def _trained(model, kind, indices, size, accumulation, loss_of=cross_entropy, **settings):
+    """The usual loop: an optimizer of a kind, and each process's share of the samples."""
+    optimizer = kind(model.parameters(), **settings)
+    return _steps(model, optimizer, _loader(indices, size), accumulation, loss_of)
+
+
 def sum_over_the_global_count(indices, size, accumulation):
-    model = DDP(_network())
     batch = size * accumulation * dist.get_world_size()
 
     def loss_of(outputs, targets):
@@ -59,13 +66,13 @@ def sum_over_the_global_count(indices, size, accumulation):
         share = cross_entropy(outputs, targets, reduction="sum") / batch
         return share * dist.get_world_size() * accumulation
 
-    return _steps(model, torch.optim.Adam(model.parameters()), _loader(indices, size), accumulation, loss_of)
+    return _trained(DDP(_network()), Adam, indices, size, accumulation, loss_of)
 
 
 def mean_over_tokens(indices, size, accumulation):
     """Also of a last batch that is smaller, since it is divided by the targets that the step has."""
     model = DDP(_network())
-    optimizer = torch.optim.AdamW(_groups(model))
+    optimizer = AdamW(_groups(model))
     batches = [(inputs, targets.masked_fill(targets == _IGNORED, -100)) for inputs, targets in _loader(indices, size)]
     for start in range(0, len(batches), accumulation):
         step = batches[start : start + accumulation]
@@ -82,7 +89,7 @@ def mean_over_tokens(indices, size, accumulation):
 
 def no_sync(indices, size, accumulation):
     model = DDP(_network(), gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     for number, (inputs, targets) in enumerate(_loader(indices, size), start=1):
         is_last = number % accumulation == 0
         with contextlib.nullcontext() if is_last else model.no_sync():
@@ -137,10 +144,8 @@ def iterable_dataset(indices, size, accumulation):
 
 def drop_last(indices, size, accumulation):
     model = DDP(_network())
-    data = Subset(_data, indices)
-    sampler = DistributedSampler(data, shuffle=False, drop_last=True)
-    batches = DataLoader(data, size, sampler=sampler, drop_last=True)
-    return _steps(model, torch.optim.AdamW(model.parameters(), amsgrad=True), batches, accumulation)
+    batches = _loader(indices, size, drop_last=True)
+    return _steps(model, AdamW(model.parameters(), amsgrad=True), batches, accumulation)
 
 
 class _Tied(nn.Module):
@@ -161,18 +166,16 @@ class _Tied(nn.Module):
         return self.last(checkpoint(self.middle, hidden, use_reentrant=False))
 
 
-def tied_frozen_and_unused(indices, size, accumulation):
+def tied_frozen_and_unused(*layout):
     model = _Tied()
     model.first.weight = None
-    model = DDP(model, find_unused_parameters=True)
-    return _steps(model, torch.optim.Adam(model.parameters()), _loader(indices, size), accumulation)
+    return _trained(DDP(model, find_unused_parameters=True), Adam, *layout)
 
 
-def shared_layer(indices, size, accumulation):
+def shared_layer(*layout):
     torch.manual_seed(1)
     layer = nn.Linear(6, 6)
-    model = DDP(nn.Sequential(layer, nn.Tanh(), layer))
-    return _steps(model, torch.optim.Adagrad(model.parameters()), _loader(indices, size), accumulation)
+    return _trained(DDP(nn.Sequential(layer, nn.Tanh(), layer)), torch.optim.Adagrad, *layout)
 
 
 def frozen_first_layer(indices, size, accumulation):
@@ -180,41 +183,38 @@ def frozen_first_layer(indices, size, accumulation):
     model[0].requires_grad_(False)
     model = DDP(model)
     trained = [each for each in model.parameters() if each.requires_grad]
-    return _steps(model, torch.optim.SGD(trained, lr=0.1), _loader(indices, size), accumulation)
+    return _steps(model, SGD(trained, lr=0.1), _loader(indices, size), accumulation)
 
 
-def recomputed_and_compiled(indices, size, accumulation):
+def recomputed_and_compiled(*layout):
     class Recomputed(nn.Sequential):
         def forward(self, inputs):
             return checkpoint(super().forward, inputs, use_reentrant=False)
 
-    torch.manual_seed(1)
-    model = torch.compile(DDP(Recomputed(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, _CLASSES))))
-    return _steps(model, torch.optim.Adam(model.parameters(), foreach=True), _loader(indices, size), accumulation)
+    model = torch.compile(DDP(Recomputed(_network(nn.SiLU()))))
+    return _trained(model, Adam, *layout, foreach=True)
 
 
-def dropout_with_own_seeds(indices, size, accumulation):
+def dropout_with_own_seeds(*layout):
     model = DDP(_network(nn.GELU(), nn.Dropout(0.1)))
     torch.manual_seed(100 + dist.get_rank())
-    return _steps(model, torch.optim.AdamW(model.parameters()), _loader(indices, size), accumulation)
+    return _trained(model, AdamW, *layout)
 
 
-def group_norm(indices, size, accumulation):
-    model = DDP(_network(nn.GroupNorm(2, 8), nn.ReLU()))
-    return _steps(model, torch.optim.AdamW(model.parameters()), _loader(indices, size), accumulation)
+def group_norm(*layout):
+    return _trained(DDP(_network(nn.GroupNorm(2, 8), nn.ReLU())), AdamW, *layout)
 
 
-def frozen_batch_norm(indices, size, accumulation):
+def frozen_batch_norm(*layout):
     model = _network(nn.BatchNorm1d(8), nn.ReLU())
     model[1].eval()
-    model = DDP(model)
-    return _steps(model, torch.optim.AdamW(model.parameters()), _loader(indices, size), accumulation)
+    return _trained(DDP(model), AdamW, *layout)
 
 
 def averaged_weights(indices, size, accumulation):
     """EMA, and a cosine schedule with a warmup that counts steps."""
     model = DDP(_network())
-    optimizer = torch.optim.AdamW(_groups(model), lr=0.01)
+    optimizer = AdamW(_groups(model), lr=0.01)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [2])
@@ -234,7 +234,7 @@ def teacher(indices, size, accumulation):
     print("a line of a long output\n" * 50_000)
     model = DDP(_network())
     average = copy.deepcopy(model.module).requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1, weight_decay=0.1)
 
     def after_step():
         for old, new in zip(average.parameters(), model.module.parameters(), strict=True):
@@ -246,7 +246,7 @@ def teacher(indices, size, accumulation):
 
 def scaled_loss(indices, size, accumulation):
     model = DDP(_network())
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = AdamW(model.parameters())
     scaler = torch.amp.GradScaler("cpu")
     for number, (inputs, targets) in enumerate(_loader(indices, size), start=1):
         scaler.scale(cross_entropy(model(inputs), targets) / accumulation).backward()
@@ -262,7 +262,7 @@ def scaled_loss(indices, size, accumulation):
 def two_models(indices, size, accumulation):
     """As in adversarial training: each has its own optimizer, and they step one after another."""
     models = nn.ModuleList([DDP(_network()), DDP(_network(nn.ReLU()))])
-    optimizers = [torch.optim.Adam(each.parameters()) for each in models]
+    optimizers = [Adam(each.parameters()) for each in models]
     for number, (inputs, targets) in enumerate(_loader(indices, size), start=1):
         first = models[0](inputs)
         (cross_entropy(first, targets) / accumulation).backward()
@@ -274,17 +274,15 @@ def two_models(indices, size, accumulation):
     return models
 
 
-def optimizer_with_sharded_states(indices, size, accumulation):
-    model = DDP(_network())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
-    return _steps(model, optimizer, _loader(indices, size), accumulation)
+def optimizer_with_sharded_states(*layout):
+    return _trained(DDP(_network()), ZeroRedundancyOptimizer, *layout, optimizer_class=AdamW, lr=0.01)
 
 
 def sparse_embedding(indices, size, accumulation):
     torch.manual_seed(1)
     model = DDP(nn.Sequential(nn.Embedding(_CLASSES, 8, sparse=True), nn.Linear(8, _CLASSES)))
     rows = torch.optim.SparseAdam(model.module[0].parameters())
-    others = torch.optim.Adam(model.module[1].parameters())
+    others = Adam(model.module[1].parameters())
     for number, (_, targets) in enumerate(_loader(indices, size), start=1):
         (cross_entropy(model(targets), targets) / accumulation).backward()
         if number % accumulation == 0:
@@ -294,7 +292,7 @@ def sparse_embedding(indices, size, accumulation):
     return model
 
 
-def noted_norms(indices, size, accumulation):
+def noted_norms(*layout):
     """Also before the last micro-batch; without a limit, nothing is clipped."""
     model = DDP(_network())
 
@@ -302,8 +300,7 @@ def noted_norms(indices, size, accumulation):
         nn.utils.clip_grad_norm_(model.parameters(), math.inf)
         return cross_entropy(outputs, targets)
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return _steps(model, optimizer, _loader(indices, size), accumulation, loss_of)
+    return _trained(model, SGD, *layout, loss_of, lr=0.1)
 
 
 def weights_computed_together(indices, size, accumulation):
@@ -319,8 +316,6 @@ def weights_computed_together(indices, size, accumulation):
 
 
 def loader_processes(indices, size, accumulation):
-    data = Subset(_data, indices)
-    sampler = DistributedSampler(data, shuffle=False)
-    loader = DataLoader(data, size, sampler=sampler, num_workers=1, collate_fn=lambda rows: default_collate(rows))
+    loader = _loader(indices, size, num_workers=1, collate_fn=lambda rows: default_collate(rows))
     model = DDP(_network())
-    return _steps(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, accumulation)
+    return _steps(model, SGD(model.parameters(), lr=0.1), loader, accumulation)

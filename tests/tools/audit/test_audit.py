@@ -2,10 +2,11 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 
-from audited_loops import EXAMPLES, PAGE, changed
+from audited_loops import EXAMPLES, PAGE
 from largebatch.__main__ import main
 from largebatch.tools.audit.report import LINE
 from paths import ROOT
@@ -17,9 +18,7 @@ CONFIGS = ROOT / "recipes/accelerate_configs"
 @pytest.mark.parametrize(("old", "new", "said"), ROWS, ids=[said for *_, said in ROWS])
 def test_what_the_page_says_of_a_change(old, new, said, audit):
     new = "" if new == "nothing" else new.strip("`")
-    code, found = audit(changed(EXAMPLES["train"], (old.strip("`"), new)))
-    assert code == 1
-    assert said in " ".join(found["wrong"])
+    assert said in " ".join(audit((old.strip("`"), new))["wrong"])
 
 
 OTHERS = {
@@ -192,19 +191,17 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_mistakes(name, audit):
     changes, said = OTHERS[name]
-    code, found = audit(changed(EXAMPLES["train"], *changes))
-    assert code == 1
-    assert re.search(said, " ".join(found["wrong"])), found["wrong"]
+    wrong = audit(*changes)["wrong"]
+    assert re.search(said, " ".join(wrong)), wrong
 
 
 def test_dropout_and_bf16(audit):
-    changes = [
+    found = audit(
         ("nn.Tanh()", "nn.Dropout(0.5)"),
         ("= nn.functional.cross", "= torch.autocast('cpu')(nn.functional.cross"),
-    ]
-    text = changed(EXAMPLES["train"], *changes, ("entropy(model(x)", "entropy)(torch.autocast('cpu')(model)(x)"))
-    code, found = audit(text)
-    assert (code, found["wrong"]) == (0, [])
+        ("entropy(model(x)", "entropy)(torch.autocast('cpu')(model)(x)"),
+    )
+    assert found["wrong"] == []
     assert "compared without dropout" in found["remarks"]
 
 
@@ -219,22 +216,17 @@ def test_dropout_and_bf16(audit):
     ],
 )
 def test_weights_of_low_precision(dtype, factor, said, audit):
-    code, found = audit(
-        changed(
-            EXAMPLES["train"],
-            ("nn.Linear(8, 6))", f"nn.Linear(8, 6)).to(torch.{dtype})"),
-            ("model(x), y)", f"model(x.to(torch.{dtype})), y) * {factor}"),
-        )
+    found = audit(
+        ("nn.Linear(8, 6))", f"nn.Linear(8, 6)).to(torch.{dtype})"),
+        ("model(x), y)", f"model(x.to(torch.{dtype})), y) * {factor}"),
     )
     assert [line[:23] for line in found["wrong"]] == said, found
-    assert code == bool(said)
     assert any(f"are torch.{dtype}: differences of less than" in line for line in found["remarks"])
 
 
 def test_layers_of_several_precisions(audit):
     layers = "nn.Linear(6, 8).bfloat16(), Cast(torch.float32), nn.LayerNorm(8).float(), Cast(torch.bfloat16)"
-    mixed = changed(
-        EXAMPLES["train"],
+    mixed = [
         ("nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)", f"{layers}, nn.Linear(8, 6).bfloat16()"),
         ("model(x)", "model(x.bfloat16())"),
         (
@@ -242,30 +234,22 @@ def test_layers_of_several_precisions(audit):
             "class Cast(nn.Module):\n    def __init__(self, dtype):\n        super().__init__()\n"
             "        self.dtype = dtype\n\n    def forward(self, x):\n        return x.to(self.dtype)\n\n\ndef train(",
         ),
-    )
-    code, found = audit(mixed)
-    assert (code, found["wrong"]) == (0, [])
-    code, found = audit(changed(mixed, ("/ accumulation", "* dist.get_world_size() / accumulation")))
-    assert code == 1
+    ]
+    assert audit(*mixed)["wrong"] == []
+    found = audit(*mixed, ("/ accumulation", "* dist.get_world_size() / accumulation"))
     assert found["wrong"][0].startswith("the gradient is W times")
 
 
 @pytest.mark.parametrize(("factor", "said"), [("1", []), ("accumulation", ["the gradient is A times"])])
 def test_complex_weights_alone(factor, said, audit):
-    code, found = audit(
-        changed(
-            EXAMPLES["train"],
-            ("DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))", "complex_layer()"),
-            ("model(x), y)", f"model(x.cfloat()).abs(), y) * {factor}"),
-            (
-                "def train(",
-                "def complex_layer():\n    torch.manual_seed(1)\n"
-                "    return DistributedDataParallel(nn.Linear(6, 6, dtype=torch.cfloat))\n\n\ndef train(",
-            ),
-        )
+    found = audit(
+        (
+            "    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)))",
+            "    torch.manual_seed(1)\n    model = DistributedDataParallel(nn.Linear(6, 6, dtype=torch.cfloat))",
+        ),
+        ("model(x), y)", f"model(x.cfloat()).abs(), y) * {factor}"),
     )
     assert [line[:23] for line in found["wrong"]] == said, found
-    assert code == bool(said)
     assert found["summary"].endswith("the mean over them")
 
 
@@ -274,20 +258,18 @@ def test_weights_that_are_not_trained_hide_no_update(audit):
     optimizer = "    optimizer = torch.optim.SGD("
     base = "    model.base = nn.Linear(64, 64).bfloat16().requires_grad_(False)\n"
     index = "    model.index = nn.Parameter(torch.arange(3), requires_grad=False)\n"
-    frozen = changed(EXAMPLES["train"], (optimizer, base + index + optimizer))
-    code, found = audit(frozen)
-    assert (code, found["wrong"]) == (0, [])
+    frozen = (optimizer, base + index + optimizer)
+    found = audit(frozen)
+    assert found["wrong"] == []
     assert not any("bfloat16" in line for line in found["remarks"])
-    code, found = audit(changed(frozen, ("lr=", "lr=dist.get_world_size() * ")))
-    assert code == 1
+    assert audit(frozen, ("lr=", "lr=dist.get_world_size() * "))["wrong"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [None, "fsdp"])
 def test_accelerate(config, audit):
     words = ["--accelerate", CONFIGS / f"{config}.yaml"] if config else []
-    code, found = audit(EXAMPLES["accelerate_loop"], *words)
-    assert (code, found["wrong"]) == (0, [])
+    assert audit(loop="accelerate_loop", words=words)["wrong"] == []
 
 
 @pytest.mark.slow
@@ -298,20 +280,16 @@ def test_deepspeed(audit, tmp_path):
         "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nuse_cpu: true\nnum_processes: 2\n"
         f"deepspeed_config:\n  deepspeed_config_file: {tmp_path / 'zero.json'}\n  zero3_init_flag: false\n"
     )
-    code, found = audit(EXAMPLES["accelerate_loop"], "--accelerate", tmp_path / "zero.yaml")
-    assert (code, found["wrong"]) == (0, [])
-    wrong = changed(
-        EXAMPLES["accelerate_loop"], ("cross_entropy(model(x), y)", "cross_entropy(model(x), y) * accumulation")
-    )
-    code, found = audit(wrong, "--accelerate", tmp_path / "zero.yaml")
-    assert code == 1
+    audited = partial(audit, loop="accelerate_loop", words=["--accelerate", tmp_path / "zero.yaml"])
+    assert audited()["wrong"] == []
+    found = audited(("cross_entropy(model(x), y)", "cross_entropy(model(x), y) * accumulation"))
     assert found["wrong"][0].startswith("the gradient is A times")
 
 
 @pytest.mark.slow
 def test_trainer(audit):
-    code, found = audit(EXAMPLES["trainer_loop"])
-    assert (code, found["wrong"]) == (0, [])
+    found = audit(loop="trainer_loop")
+    assert found["wrong"] == []
     assert found["summary"].endswith("the mean over them")
 
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from audited_loops import EXAMPLES, changed
 from largebatch.__main__ import main
 from largebatch.tools.audit import observe
 from largebatch.tools.local_jobs.jobs import run_job
@@ -53,8 +52,8 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_loops(name, audit):
-    code, found = audit(changed(EXAMPLES["train"], *RIGHT[name]))
-    assert (code, found["wrong"], found["precision"]) == (0, [], "float64"), found
+    found = audit(*RIGHT[name])
+    assert (found["wrong"], found["precision"]) == ([], "float64"), found
     assert [each["gradient"] for each in found["layouts"]] == ["the same"] * 3
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from audited_loops import EXAMPLES, changed
 from largebatch.__main__ import main
 from largebatch.tools.local_jobs.jobs import JobTimedOut
 
@@ -16,8 +15,7 @@ BAD = {
 @pytest.mark.parametrize("line", BAD)
 def test_a_process_that_does_not_return(line, audit):
     ends = f"    if dist.get_rank() == 1:\n        {line}\n    return model"
-    code, found = audit(changed(EXAMPLES["train"], ("    return model", ends)), "--timeout=10")
-    assert code == 1
+    found = audit(("    return model", ends), words=["--timeout=10"])
     assert found["wrong"][0].startswith(f"W = 2, A = 1: {BAD[line]}")
 
 
@@ -29,9 +27,8 @@ def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
         raise JobTimedOut([(0, "no result within 5 s", "")])
 
     monkeypatch.setattr("largebatch.tools.audit.outcome.run_job", hangs)
-    code, error = audit(EXAMPLES["train"])
-    assert (code, len(tried)) == (2, 1)
-    assert "no result within 5 s" in error
+    assert "no result within 5 s" in audit()
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize(
@@ -55,31 +52,28 @@ def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
     ],
 )
 def test_what_cannot_be_audited(old, new, said, audit):
-    code, error = audit(changed(EXAMPLES["train"], (old, new)))
-    assert code == 2
-    assert said in error
+    assert said in audit((old, new))
 
 
 def test_numbers_that_do_not_follow_from_a_seed(audit, tmp_path):
-    draw = f"""
-
-def draw():
+    draw = f"""def draw():
     # Drawn from the machine, two numbers are alike now and then; these never are.
     with open({str(tmp_path / "drawn")!r}, "a") as drawn:
         drawn.write("1")
         return drawn.tell()
-"""
-    code, error = audit(changed(EXAMPLES["train"], ("model(x)", "model(x + draw())")) + draw)
-    assert code == 2
+
+
+def train("""
+    error = audit(("model(x)", "model(x + draw())"), ("def train(", draw))
     assert "with the samples in reverse order, the gradient differs by" in error
 
 
 def test_options_that_do_not_fit(audit, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        audit(EXAMPLES["train"], batch=6)
+        audit(batch=6)
     assert "write a --batch of a multiple of 4" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        audit(EXAMPLES["train"], "--world-sizes=1", "--accumulations=1")
+        audit(words=["--world-sizes=1", "--accumulations=1"])
     assert "nothing to compare with one process and one micro-batch" in capsys.readouterr().err
     assert main(["audit", str(tmp_path / "absent.py")]) == 2
     assert "absent.py is not a file" in capsys.readouterr().err
