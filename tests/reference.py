@@ -37,12 +37,6 @@ def groups_of(model, options, exempt: tuple[str, ...], own: dict[str, float] | N
     ]
 
 
-def mean_token_loss(model, batch) -> torch.Tensor:
-    """Torch's mean over all tokens that are predicted."""
-    logits = model(input_ids=batch["input_ids"]).logits
-    return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-
-
 def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
     """SGD or LARS on the digits; BatchNorm over micro-batches, as Goyal's workers do."""
     from largebatch.data.images import digits, normalize_pixels
@@ -75,30 +69,31 @@ def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> di
 def reference_pydoc(
     recipe: Path, overrides: tuple[str, ...], steps: int, size_at: dict[int, int], own: dict[str, float] | None = None
 ) -> dict:
-    """AdamW or LAMB on Python's reference, the whole global batch in one pass, its loss torch's mean over targets.
+    """AdamW or LAMB on a recipe of Python's reference, the whole global batch in one pass, its loss torch's mean over
+    targets.
 
     `size_at` has the steps at which batch sizes come into force, as the overrides say it in other words. So does `own`
     have, by a part of their names, parameters with a factor of the learning rate.
     """
-    from largebatch.data.text import pydoc_samples
-
     config, model, options = begin(recipe, overrides)
-    if config.model.architecture == "llama":
+    if config.model.architecture != "gpt2":
         draw_by_name(model, config.seed, config.model.initializer_range)
-    train_set, _ = pydoc_samples(config.data)
-    groups = groups_of(model, options, ("ln_", "norm", "bias"), own)
+    train_set, _ = tasks.sources(recipe.parent.name)(config)
+    groups = groups_of(model, options, ("ln_", "norm", "LayerNorm", "bias"), own)
     kind = PlainLamb if options.name == "lamb" else torch.optim.AdamW
     optimizer = kind(groups, betas=options.betas, eps=options.eps)
 
     def mean_loss(indices):
-        return mean_token_loss(model, train_set.fetch(indices, 0))
+        batch = train_set.fetch(indices, 0)
+        logits = model(input_ids=batch["input_ids"]).logits
+        return cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
-    # Warmup over 40 steps from zero to 0.002, at the reference batch of 32; in samples, by the square-root rule.
+    # Warmup over 40 steps from zero; in samples, by the square-root rule.
+    rate = config.learning_rate
     batches = global_batches(len(train_set), size_at, not config.batch.drop_last, steps=41)
     in_force = [[size for start, size in size_at.items() if start <= step][-1] for step in range(steps)]
-    rates = [
-        0.002 * math.sqrt(size / 32) * batch[3] / batches[40][3] for size, batch in zip(in_force, batches, strict=False)
-    ]
+    peaks = [rate.base_lr * math.sqrt(size / rate.reference_batch_size) for size in in_force]
+    rates = [peak * batch[3] / batches[40][3] for peak, batch in zip(peaks, batches, strict=False)]
     return train_plainly(config, model, optimizer, mean_loss, batches[:steps], rates)
 
 
@@ -190,23 +185,6 @@ def mixed_in_pairs(pixels, targets, indices, config):
             mixed_pixels[one] = weight * pixels[one] + (1 - weight) * pixels[other]
             mixed_targets[one] = weight * targets[one] + (1 - weight) * targets[other]
     return mixed_pixels, mixed_targets
-
-
-def reference_bert(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
-    """LAMB on masked blocks, the whole global batch in one pass, its loss torch's mean over all that is predicted."""
-    config, model, options = begin(recipe, overrides)
-    draw_by_name(model, config.seed, config.model.initializer_range)
-    train_set, _ = tasks.sources("masked_lm")(config)
-    groups = groups_of(model, options, ("bias", "LayerNorm"))
-    optimizer = PlainLamb(groups, betas=options.betas, eps=options.eps)
-
-    def mean_loss(indices):
-        return mean_token_loss(model, train_set.fetch(indices, 0))
-
-    # Within the first 40 steps, of warmup from zero.
-    rates = [config.learning_rate.base_lr * step / 40 for step in range(steps)]
-    batches = global_batches(len(train_set), {0: config.batch.global_batch_size}, False, steps)
-    return train_plainly(config, model, optimizer, mean_loss, batches, rates)
 
 
 def draw_by_name(model, seed: int, std: float) -> None:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from test_not_finite import poison
+from test_not_finite import failure, train_poisoned
 
-from jobs import failure_of, run_job, train
+from jobs import run_job, train
 from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
 from paths import DIGITS, MAPS, PYDOC
@@ -22,11 +22,6 @@ TINY = {
     MAPS: TINY_MAPS,
     DIGITS: ("--logging.every=1", "--logging.trackers=[]", "--data.image_size=16"),
 }
-
-
-def train_poisoned(run_dir: Path, recipe: Path, words, bad_steps, bad_rank: int, where: str) -> None:
-    poison(lambda step, rank: step in bad_steps and rank == bad_rank, where)
-    train(recipe, *words, run_dir=run_dir)
 
 
 def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
@@ -79,16 +74,12 @@ def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, reason,
     assert read_object(tmp_path / "poisoned/summary.json")["bad_steps"] == 1
 
 
-def failure(run_dir, *words, bad_steps, where="loss"):
-    report = failure_of(train_poisoned, run_dir, PYDOC, (*TINY_GPT, *WORDS, *words), bad_steps, 1, where)
-    assert "exit code 1" in report
-    assert not (run_dir / "model").exists()
-    return report
+OF_GPT = (*TINY_GPT, *WORDS)
 
 
 def test_a_limit(tmp_path):
     words = ("--faults.on_non_finite=skip", "--faults.max_bad_steps=2")
-    report = failure(tmp_path / "run", *words, bad_steps={3, 6, 9})
+    report = failure(tmp_path / "run", *OF_GPT, *words, bad_steps={3, 6, 9})
     assert "3 such steps are more than faults.max_bad_steps 2" in report
     assert "at step 9" in report
     run = RunFolder(tmp_path / "run")
@@ -97,7 +88,7 @@ def test_a_limit(tmp_path):
 
 
 def test_a_spike_ends_a_run_that_shall_stop(tmp_path):
-    report = failure(tmp_path / "run", SPIKE, bad_steps={6}, where="spike")
+    report = failure(tmp_path / "run", *OF_GPT, SPIKE, bad_steps={6}, where="spike")
     assert "steps, at step 6; training stopped before its update" in report
     assert (tmp_path / "run/checkpoints/step_00000004").exists()
     assert not (tmp_path / "run/checkpoints/step_00000008").exists()
@@ -105,14 +96,14 @@ def test_a_spike_ends_a_run_that_shall_stop(tmp_path):
 
 def test_a_resumed_run_compares_with_the_norms_before(tmp_path):
     """The window is filled by one strategy; the first step after the resume spikes on another."""
-    words = (*TINY_GPT, *WORDS, "--faults.on_non_finite=skip", SPIKE)
+    words = (*OF_GPT, "--faults.on_non_finite=skip", SPIKE)
     run_job(train_poisoned, tmp_path / "run", PYDOC, (*words, "--train.stop_after_steps=5"), {6}, 0, "spike")
     run_job(train_poisoned, tmp_path / "run", PYDOC, words, {6}, 0, "spike", strategy="zero2")
     assert [event["step"] for event in events(tmp_path / "run", "skipped")] == [6]
 
 
 def test_nothing_to_roll_back_to(tmp_path):
-    report = failure(tmp_path / "run", "--faults.on_non_finite=roll_back", bad_steps={3})
+    report = failure(tmp_path / "run", *OF_GPT, "--faults.on_non_finite=roll_back", bad_steps={3})
     assert "no checkpoint can be restored (none has been written yet)" in report
 
 
@@ -136,13 +127,13 @@ def train_poisoned_and_damaged(run_dir: Path, words) -> None:
 
 
 def test_a_damaged_checkpoint_is_not_rolled_back_to(tmp_path):
-    run_job(train_poisoned_and_damaged, tmp_path, (*TINY_GPT, *WORDS, "--faults.on_non_finite=roll_back"))
+    run_job(train_poisoned_and_damaged, tmp_path, (*OF_GPT, "--faults.on_non_finite=roll_back"))
     (event,) = events(tmp_path, "skipped")
     assert (event["first_skipped_step"], event["step"]) == (5, 10)
 
 
 def test_a_checkpoint_never_holds_what_is_not_finite(tmp_path):
     """The gradient of step 4 is not finite, and no step is logged but the first: the checkpoint is not written."""
-    words = ("--logging.every=100", "--optimizer.clip_norm=null")
+    words = (*OF_GPT, "--logging.every=100", "--optimizer.clip_norm=null")
     assert "the gradient's norm is" in failure(tmp_path / "run", *words, bad_steps={4}, where="gradient")
     assert not list((tmp_path / "run").glob("checkpoints/step_*"))

@@ -1,6 +1,5 @@
 """A loss or gradient that is not finite stops every process, names step and rank, and writes no weights."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,20 @@ from tasks import SMALL
 pytestmark = pytest.mark.slow
 
 
-def poison(is_bad: Callable[[int, int], bool], where: str) -> None:
-    """Make the loss, its gradient, or the loss without its gradient NaN, at the steps and ranks for which `is_bad`.
+def train_poisoned(run_dir: Path, recipe: Path, words, bad_steps: set[int], bad_rank: int, where: str) -> None:
+    """Train with a loss, its gradient, or a loss without its gradient that is NaN in some steps of one process.
 
-    Or make both a thousand times as large.
+    Or with both a thousand times as large, or with an evaluation that is infinite.
     """
     import torch
 
-    from largebatch.run import Step
+    from largebatch.run import Run, Step
 
     backward = Step.backward
+    evaluate = Run.evaluate
 
     def poisoned(self, loss_sum):
-        if is_bad(self.index + 1, self._backend.rank):
+        if self.index + 1 in bad_steps and self._backend.rank == bad_rank:
             if where == "spike":
                 loss_sum = loss_sum * 1000.0
             if where == "loss":
@@ -36,29 +36,25 @@ def poison(is_bad: Callable[[int, int], bool], where: str) -> None:
                 loss_sum = loss_sum + torch.sqrt(loss_sum * 0.0)
         backward(self, loss_sum)
 
+    def infinite(self, eval_set, per_sample):
+        return evaluate(self, eval_set, lambda batch: {"loss": per_sample(batch)["loss"][0] * float("inf")})
+
     Step.backward = poisoned
-
-
-def train_with_nan(run_dir: Path, bad_step: int, bad_rank: int, where: str, *overrides: str) -> None:
-    from largebatch.run.run import Run
-
-    poison(lambda step, rank: (step, rank) == (bad_step, bad_rank), where)
     if where == "evaluation":
-        evaluate = Run.evaluate
-        Run.evaluate = lambda self, eval_set, per_sample: evaluate(
-            self, eval_set, lambda batch: {"loss": per_sample(batch)["loss"][0] * float("inf")}
-        )
-    words = ("--train.stop_after_steps=12", "--logging.every=5", *overrides)
-    train(PYDOC, *SMALL, *words, run_dir=run_dir)
+        Run.evaluate = infinite
+    train(recipe, *words, run_dir=run_dir)
 
 
-def failure(run_dir: Path, strategy: str, step: int, rank: int, where: str, *overrides: str) -> str:
-    report = failure_of(train_with_nan, run_dir, step, rank, where, *overrides, strategy=strategy)
-    assert not (run_dir / "model").exists()
+def failure(run_dir: Path, *words: str, bad_steps: set[int], where: str = "loss", strategy: str = "ddp") -> str:
+    """The report of a run of which the second process is poisoned."""
+    report = failure_of(train_poisoned, run_dir, PYDOC, words, bad_steps, 1, where, strategy=strategy)
     assert "exit code 1" in report
-    assert "no weights were written" in report
     assert "Traceback" not in report
+    assert not (run_dir / "model").exists()
     return report
+
+
+WORDS = (*SMALL, "--train.stop_after_steps=12", "--logging.every=5")
 
 
 @pytest.mark.parametrize(
@@ -68,18 +64,19 @@ def failure(run_dir: Path, strategy: str, step: int, rank: int, where: str, *ove
 )
 def test_names_the_step_between_log_points_and_the_rank(strategy, words, tmp_path):
     """Step 7 is logged with step 10; from step 8 on all ranks are bad, and rank 1 was the first."""
-    report = failure(tmp_path / "run", strategy, 7, 1, "loss", *words)
+    report = failure(tmp_path / "run", *WORDS, *words, bad_steps={7}, strategy=strategy)
     assert "error: the loss is nan at step 7 on rank 1;" in report
     assert "error: the loss is nan at step 8" not in report
+    assert "no weights were written" in report
 
 
 def test_gradient_of_the_last_step(tmp_path):
     """The loss was finite, but the update would have destroyed the weights that are about to be saved."""
-    report = failure(tmp_path / "run", "zero2", step=12, rank=1, where="gradient")
+    report = failure(tmp_path / "run", *WORDS, bad_steps={12}, where="gradient", strategy="zero2")
     assert "the gradient's norm is" in report
     assert "at step 12" in report
 
 
 def test_evaluation(tmp_path):
-    report = failure(tmp_path / "run", "ddp", step=99, rank=0, where="evaluation")
+    report = failure(tmp_path / "run", *WORDS, bad_steps=set(), where="evaluation")
     assert "the evaluation's loss is inf after step 12" in report

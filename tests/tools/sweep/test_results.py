@@ -83,81 +83,72 @@ def test_loss_against_rate_and_the_rule(tmp_path):
     }
 
 
-def test_a_rule_that_holds_and_one_whose_rate_diverges(tmp_path):
-    """The prediction is from the first batch size in the list, not from the next one."""
-    found = cells_of(
-        tmp_path,
-        """
+# The rate that is predicted from the first size diverges at the last one.
+DIVERGES = """
 0.1   64  2.0 2.1
 0.2   64  1.0 1.1
 0.1  128  1.5 1.6
 0.2  128  1.0 1.1
 0.1  256  1.5 1.6
 0.2  256  1.2  -
-""",
-    )
-    assert found["base_lr=0.2 global_batch_size=64"] == ["1.05 ± 0.071 (2)", f"best{END}"]
-    assert found["base_lr=0.2 global_batch_size=128"][1:] == [f"best{END}, as the rule predicts"]
-    # The other rate is clearly worse at 64: 1 above, with a standard error of 0.071.
-    assert found["base_lr=0.1 global_batch_size=256"][1:] == [f"best{END}; the rule does not hold"]
-
-
-def test_of_one_seed_nothing_is_clear(tmp_path):
-    found = cells_of(
-        tmp_path,
-        """
-0.1   64  2.0
-0.2   64  1.0
-0.1  128  1.5
-0.2  128  1.0
-""",
-    )
-    assert found["base_lr=0.2 global_batch_size=128"] == ["1 (1)", f"best{END}, as the rule predicts, not clearly"]
-
-
-def test_a_rule_is_not_refuted_by_a_first_size_that_is_not_clear(tmp_path):
-    """0.2 may be the best at both sizes: at 64, 0.4 is the best of three seeds by less than half of a deviation."""
-    found = cells_of(
-        tmp_path,
-        """
-0.1   64  1.2  1.25 1.3
-0.2   64  1.02 1.05 1.08
-0.4   64  1.0  1.04 1.07
-0.1  256  1.3  1.32 1.34
-0.2  256  1.09 1.11 1.13
-0.4  256  1.29 1.31 1.33
-""",
-    )
-    assert found["base_lr=0.2 global_batch_size=256"][1:] == ["best; the rule: cannot be told"]
-
-
-def test_more_rates_take_more_evidence(tmp_path):
-    """0.25 with a standard error of 0.082: p = 0.019, below 5 %, but not below a third of that."""
-    two = """
+"""
+TWO_RATES = """
 0.1   64  1.25 1.35 1.45
 0.2   64  1.0  1.1  1.2
 0.1  128  1.0  1.1  1.2
 0.2  128  1.25 1.35 1.45
 """
-    more = """0.4   64  5.0  5.1  5.2
+MORE_RATES = """0.4   64  5.0  5.1  5.2
 0.8   64  5.0  5.1  5.2
 0.4  128  5.0  5.1  5.2
 0.8  128  5.0  5.1  5.2
 """
-    for table, words in ((two, "the rule does not hold"), (two + more, "the rule: cannot be told")):
-        found = cells_of(tmp_path / words, table)["base_lr=0.1 global_batch_size=128"]
-        assert found == ["1.1 ± 0.1 (3)", f"best{END}; {words}"]
+UNCLEAR_AT_128 = "0.1  128  1.0  1.2\n0.2  128  1.1  1.2\n"
 
 
-def test_one_clear_size_is_not_enough(tmp_path):
-    """At 128, both rates may be the best; where all diverge first, none is predicted."""
-    second = "\n0.1  128  1.0  1.2\n0.2  128  1.1  1.2\n"
-    for first, words in (
-        ("\n0.1   64  1.0  1.02\n0.2   64  1.5  1.52", ", as the rule predicts, not clearly"),
-        ("\n0.1   64   -   1.0\n0.2   64   -    -", ""),
-    ):
-        found = cells_of(tmp_path / first.strip(), first + second)["base_lr=0.1 global_batch_size=128"]
-        assert found[1:] == [f"best{END}{words}"]
+@pytest.mark.parametrize(
+    ("table", "row", "finding"),
+    [
+        (DIVERGES, "base_lr=0.2 global_batch_size=128", f"best{END}, as the rule predicts"),
+        # The other rate is clearly worse at 64: 1 above, with a standard error of 0.071.
+        (DIVERGES, "base_lr=0.1 global_batch_size=256", f"best{END}; the rule does not hold"),
+        # Of one seed nothing is clear.
+        (
+            "\n0.1   64  2.0\n0.2   64  1.0\n0.1  128  1.5\n0.2  128  1.0\n",
+            "base_lr=0.2 global_batch_size=128",
+            f"best{END}, as the rule predicts, not clearly",
+        ),
+        # 0.2 may be the best at both sizes: at 64, 0.4 is the best of three seeds by less than half of a deviation.
+        (
+            "\n0.1   64  1.2  1.25 1.3\n0.2   64  1.02 1.05 1.08\n0.4   64  1.0  1.04 1.07\n"
+            "0.1  256  1.3  1.32 1.34\n0.2  256  1.09 1.11 1.13\n0.4  256  1.29 1.31 1.33\n",
+            "base_lr=0.2 global_batch_size=256",
+            "best; the rule: cannot be told",
+        ),
+        # 0.25 with a standard error of 0.082: p = 0.019, below 5 %, but with more rates not below a third of that.
+        (TWO_RATES, "base_lr=0.1 global_batch_size=128", f"best{END}; the rule does not hold"),
+        (TWO_RATES + MORE_RATES, "base_lr=0.1 global_batch_size=128", f"best{END}; the rule: cannot be told"),
+        # At 128, both rates may be the best; where all diverge first, none is predicted.
+        (
+            f"\n0.1   64  1.0  1.02\n0.2   64  1.5  1.52\n{UNCLEAR_AT_128}",
+            "base_lr=0.1 global_batch_size=128",
+            f"best{END}, as the rule predicts, not clearly",
+        ),
+        (
+            f"\n0.1   64   -   1.0\n0.2   64   -    -\n{UNCLEAR_AT_128}",
+            "base_lr=0.1 global_batch_size=128",
+            f"best{END}",
+        ),
+        # Equal results say nothing of the spread.
+        (
+            "\n0.1   64  1.0 1.0\n0.2   64  1.1 1.1\n0.1  128  1.1 1.1\n0.2  128  1.0 1.0\n",
+            "base_lr=0.2 global_batch_size=128",
+            f"best{END}; the rule: cannot be told",
+        ),
+    ],
+)
+def test_what_is_found_of_the_rule(table, row, finding, tmp_path):
+    assert cells_of(tmp_path, table)[row][1:] == [finding]
 
 
 def test_a_batch_size_of_which_rates_are_missing_has_no_verdict(tmp_path):
@@ -177,17 +168,6 @@ def test_a_batch_size_of_which_rates_are_missing_has_no_verdict(tmp_path):
         end_run(run, None)
     end_run(folder / "base_lr=0.4_global_batch_size=128_seed=0", "finished")
     assert cells(Results.read(folder).table())["base_lr=0.2 global_batch_size=128"] == ["1 (1)", "best"]
-
-
-def test_equal_results_say_nothing_of_the_spread(tmp_path):
-    table = """
-0.1   64  1.0 1.0
-0.2   64  1.1 1.1
-0.1  128  1.1 1.1
-0.2  128  1.0 1.0
-"""
-    found = cells_of(tmp_path, table)["base_lr=0.2 global_batch_size=128"]
-    assert found == ["1 ± 0 (2)", f"best{END}; the rule: cannot be told"]
 
 
 def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
