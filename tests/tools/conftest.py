@@ -37,8 +37,8 @@ def refusal_of(run_command):
     """Run a command that cannot use its input; the error."""
 
     def run(*words):
-        code, _, error = run_command(*words)
-        assert code == 2, error
+        code, output, error = run_command(*words)
+        assert (code, output) == (2, ""), error
         return error
 
     return run

@@ -152,11 +152,9 @@ def test_the_smallest_task_learns(tmp_path):
         ("none/x", "--recipe=gpt_pydoc", "none/x cannot be created (No such file or directory)"),
     ],
 )
-def test_refused(place, what, message, tmp_path, run_command):
+def test_refused(place, what, message, tmp_path, refusal_of):
     Path("full").mkdir()
     Path("full/a").touch()
     before = sorted(tmp_path.rglob("*"))
-    code, output, error = run_command("new", place, what)
-    assert (code, output) == (2, "")
-    assert f"error: {message}" in error
+    assert f"error: {message}" in refusal_of("new", place, what)
     assert sorted(tmp_path.rglob("*")) == before

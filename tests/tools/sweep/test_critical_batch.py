@@ -3,7 +3,6 @@
 import json
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +10,7 @@ import jobs
 from largebatch.__main__ import main
 from largebatch.config import as_json, load_config
 from largebatch.plan import resolve
-from largebatch.storage.catalog import Entry
 from largebatch.storage.files import read_json_lines
-from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.local_jobs import jobs as server
 from largebatch.tools.sweep.critical_batch import branch_sections
 from largebatch.tools.sweep.points import Sweep
@@ -153,11 +150,7 @@ def test_code_beside_a_recipe_that_only_a_run_names_is_not_run(link, tmp_path, m
         (tmp_path / "recipes/task").symlink_to(task)
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
-    step = run / "checkpoints/step_00000003"
-    step.mkdir(parents=True)
-    monkeypatch.setattr(RunFolder, "checkpoints", lambda _: [Entry(step, 3)])
-    manifest = "largebatch.tools.sweep.critical_batch.read_manifest"
-    monkeypatch.setattr(manifest, lambda _: SimpleNamespace(config={"task": "x", "batch": {}}))
+    save_with_manifest(run, 3, config={"task": "x", "batch": {}})
     recipe = tmp_path / "recipes/task/r.json" if link else task / "r.json"
     write_lines(run / "history.jsonl", [started(0, recipe=str(recipe))])
     error = refusal_of("critical-batch", "run", "--at=3")

@@ -73,7 +73,5 @@ def test_a_small_batch_of_tiny_data_is_not_held_against_the_warmup_of_the_recipe
         ("--batch.micro_batch_size=5", "32 is not a multiple of batch.micro_batch_size 5; nearest: 30, 35"),
     ],
 )
-def test_the_command_refuses_before_anything_starts(words, message, run_command):
-    code, output, error = run_command("verify", PYDOC, *words.split())
-    assert (code, output) == (2, "")
-    assert message in error
+def test_the_command_refuses_before_anything_starts(words, message, refusal_of):
+    assert message in refusal_of("verify", PYDOC, *words.split())
