@@ -25,8 +25,12 @@ def begin(run_dir: Path, ending: OwnEnding) -> Recorder:
         world_size=2,
         device=torch.device("cpu"),
         is_main_process=True,
+        learning_rate=0.1,
         raise_on_all_ranks=nullcontext,
         all_gather=lambda tensor: tensor[None],
+        gather_objects=lambda value: [value],
         from_main_process=lambda function: function(),
     )
-    return Recorder(config, backend, OwnFolder(run_dir), Start(), RunOptions(run_dir, ending=ending), None)
+    options = RunOptions(run_dir, ending=ending)
+    utilization = SimpleNamespace(at=lambda _: None)
+    return Recorder(config, backend, OwnFolder(run_dir), Start(), options, utilization)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from largebatch.errors import UserError
-from largebatch.run.record.metrics import StepMetrics
 from largebatch.run.record.task_metrics import TaskMetrics
+from largebatch.system.endings import OwnEnding
+from recording import begin
 
 
 def logged(*micro_batches, contributes=True):
@@ -68,19 +69,8 @@ def test_what_is_neither_a_number_nor_always_a_pair_is_refused(values):
         logged(*({"x": value} for value in values))
 
 
-def test_a_name_that_every_line_has():
-    backend = SimpleNamespace(
-        plan=SimpleNamespace(
-            batch_at=lambda _: SimpleNamespace(samples_before=0, size=4),
-            mixture=("a", "b"),
-            loss_unit="samples",
-        ),
-        device=torch.device("cpu"),
-        learning_rate=0.1,
-        all_gather=lambda values: values.unsqueeze(0),
-        gather_objects=lambda value: [value],
-    )
-    metrics = StepMetrics(backend, SimpleNamespace(at=lambda _: None), 0, 0.0)
+def test_a_name_that_every_line_has(tmp_path):
+    metrics = begin(tmp_path, OwnEnding()).metrics
     metrics.add(1, torch.tensor(8.0), 4, torch.tensor(1.0), logged({"recall": (1, 2), "temperature": 3}))
     line = metrics.log(1, dict)
     assert (line["loss"], line["recall"], line["temperature"]) == (2.0, 0.5, 3.0)

@@ -34,7 +34,7 @@ def output_of(run_command):
 
 @pytest.fixture
 def refusal_of(run_command):
-    """Run a command that cannot use its input; the error."""
+    """Run a command that cannot use its input, and prints nothing else; the error."""
 
     def run(*words):
         code, output, error = run_command(*words)

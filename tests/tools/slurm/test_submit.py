@@ -106,9 +106,10 @@ def test_the_environment_has_an_effect_and_is_shown(monkeypatch, output_of):
     assert "LARGEBATCH_JOB_ID" not in called()["environment"]
 
 
-def test_sbatch_that_fails(sbatch, refusal_of):
+def test_sbatch_that_fails(sbatch, run_command):
     sbatch("sys.exit('sbatch: error: invalid partition specified: x')")
-    error = refusal_of("submit", "gpt_pydoc", "--nodes=2", "--partition=x")
+    code, _, error = run_command("submit", "gpt_pydoc", "--nodes=2", "--partition=x")
+    assert code == 2
     assert error == "error: sbatch refused the job with exit code 1: sbatch: error: invalid partition specified: x\n"
 
 

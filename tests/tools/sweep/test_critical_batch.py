@@ -199,11 +199,12 @@ def test_a_checkpoint_that_is_not_complete(tmp_path, refusal_of):
     assert "--at 128: there is no complete.json in it" in error
 
 
-def test_a_plan_without_an_end_is_not_copied(tmp_path, refusal_of):
+def test_a_plan_without_an_end_is_not_copied(tmp_path, run_command):
     """A link to a device, or to another file of the reader's."""
     run = tmp_path / "run"
     save_checkpoint(run)
     (run / "config.json").write_text("{}")
     (run / "plan.json").symlink_to("/dev/zero")
-    error = refusal_of("critical-batch", run, "--at", STEP, "--recipe", MAPS, "--window=512")
+    code, _, error = run_command("critical-batch", run, "--at", STEP, "--recipe", MAPS, "--window=512")
+    assert code == 2
     assert "its run must have a plan.json" in error
