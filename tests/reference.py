@@ -37,33 +37,59 @@ def groups_of(model, options, exempt: tuple[str, ...], own: dict[str, float] | N
     ]
 
 
-def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
-    """SGD or LARS on the digits; BatchNorm over micro-batches, as Goyal's workers do."""
+def reference_digits(recipe: Path, overrides: tuple[str, ...], steps: int, warmup: int = 0) -> dict:
+    """SGD, LARS or AdamW on the digits; BatchNorm over micro-batches, as Goyal's workers do.
+
+    After a warmup of so many steps from zero, the learning rate is half a cosine.
+    """
     from largebatch.data.images import digits, normalize_pixels
 
     config, model, options = begin(recipe, overrides)
     train_set, _ = digits(config.data)
-    momentum = {"momentum": options.momentum, "nesterov": options.nesterov}
-    if options.name == "lars":
+    if options.name == "adamw":
+        # Matrices and the patch embedding decay.
+        groups = groups_of(model, options, ("bias", "layernorm", "cls_token", "position_embeddings"))
+        optimizer = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
+    elif options.name == "lars":
         # Vectors are normalizations and biases here.
+        momentum = {"momentum": options.momentum, "nesterov": options.nesterov}
         optimizer = PlainLars(model.parameters(), options.weight_decay, options.trust_coefficient, **momentum)
     else:
-        optimizer = torch.optim.SGD(groups_of(model, options, ("normalization",)), **momentum)
+        groups = groups_of(model, options, ("normalization",))
+        optimizer = torch.optim.SGD(groups, momentum=options.momentum, nesterov=options.nesterov)
 
     def mean_loss(indices):
         losses = []
         for chunk in np.split(indices, len(indices) // config.batch.micro_batch_size):
             batch = train_set.fetch(chunk, 0)
-            logits = model(pixel_values=normalize_pixels(batch["pixel_values"], config.data)).logits
-            losses.append(cross_entropy(logits, batch["labels"], reduction="none"))
+            pixels = normalize_pixels(batch["pixel_values"], config.data)
+            targets = one_hot(batch["labels"], 10).float()
+            if config.loss.mixup_alpha is not None:
+                pixels, targets = mixed_in_pairs(pixels, targets, chunk, config)
+            smoothing = config.loss.label_smoothing
+            targets = (1 - smoothing) * targets + smoothing / 10
+            losses.append(cross_entropy(model(pixel_values=pixels).logits, targets, reduction="none"))
         return torch.cat(losses).mean()
 
     size = config.batch.global_batch_size
-    total = 20 * (1437 // size)
-    batches = global_batches(1437, {0: size}, keep_last=False, steps=steps)
     peak = config.learning_rate.base_lr
-    rates = [peak / 2 * (1 + np.cos(np.pi * step / total)) for step in range(steps)]
-    return train_plainly(config, model, optimizer, mean_loss, batches, rates)
+    total = round(config.train.duration.epochs) * (1437 // size)
+    cosine = [peak * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2 for step in range(steps)]
+    rates = [peak * step / warmup if step < warmup else rate for step, rate in enumerate(cosine)]
+    return train_plainly(config, model, optimizer, mean_loss, global_batches(1437, {0: size}, False, steps), rates)
+
+
+def mixed_in_pairs(pixels, targets, indices, config):
+    """Mixup by the definition, one pair after the other, of a micro-batch."""
+    mixed_pixels = pixels.clone()
+    mixed_targets = targets.clone()
+    for first in range(0, len(indices), 2):
+        random = np.random.default_rng(derive_seed(config.seed, "mixup", 0, int(indices[first])))
+        weight = np.float32(random.beta(config.loss.mixup_alpha, config.loss.mixup_alpha))
+        for one, other in ((first, first + 1), (first + 1, first)):
+            mixed_pixels[one] = weight * pixels[one] + (1 - weight) * pixels[other]
+            mixed_targets[one] = weight * targets[one] + (1 - weight) * targets[other]
+    return mixed_pixels, mixed_targets
 
 
 def reference_pydoc(
@@ -145,46 +171,6 @@ def reference_addition(
         progress = (each - before[6]) / (before[total] - before[6])
         rates.append(peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))))
     return train_plainly(config, model, optimizer, mean_loss, batches[:steps], rates)
-
-
-def reference_vit_digits(recipe: Path, overrides: tuple[str, ...], steps: int) -> dict:
-    """AdamW on the digits, the whole global batch in one forward pass; warmup over 10 steps, then half a cosine."""
-    from largebatch.data.images import digits, normalize_pixels
-
-    config, model, options = begin(recipe, overrides)
-    train_set, _ = digits(config.data)
-    # Matrices and the patch embedding decay.
-    groups = groups_of(model, options, ("bias", "layernorm", "cls_token", "position_embeddings"))
-    optimizer = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
-
-    def mean_loss(indices):
-        batch = train_set.fetch(indices, 0)
-        pixels = normalize_pixels(batch["pixel_values"], config.data)
-        targets = one_hot(batch["labels"], 10).float()
-        if config.loss.mixup_alpha is not None:
-            pixels, targets = mixed_in_pairs(pixels, targets, indices, config)
-        smoothing = config.loss.label_smoothing
-        return cross_entropy(model(pixel_values=pixels).logits, (1 - smoothing) * targets + smoothing / 10)
-
-    size = config.batch.global_batch_size
-    peak = config.learning_rate.base_lr
-    total = round(config.train.duration.epochs) * (1437 // size)
-    cosine = [peak * (1 + math.cos(math.pi * (step - 10) / (total - 10))) / 2 for step in range(steps)]
-    rates = [peak * step / 10 if step < 10 else rate for step, rate in enumerate(cosine)]
-    return train_plainly(config, model, optimizer, mean_loss, global_batches(1437, {0: size}, False, steps), rates)
-
-
-def mixed_in_pairs(pixels, targets, indices, config):
-    """Mixup by the definition, one pair after the other, of the whole global batch."""
-    mixed_pixels = pixels.clone()
-    mixed_targets = targets.clone()
-    for first in range(0, len(indices), 2):
-        random = np.random.default_rng(derive_seed(config.seed, "mixup", 0, int(indices[first])))
-        weight = np.float32(random.beta(config.loss.mixup_alpha, config.loss.mixup_alpha))
-        for one, other in ((first, first + 1), (first + 1, first)):
-            mixed_pixels[one] = weight * pixels[one] + (1 - weight) * pixels[other]
-            mixed_targets[one] = weight * targets[one] + (1 - weight) * targets[other]
-    return mixed_pixels, mixed_targets
 
 
 def draw_by_name(model, seed: int, std: float) -> None:

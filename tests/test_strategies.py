@@ -10,7 +10,7 @@ import pytest
 from jobs import run_job, train
 from largebatch.storage.files import read_json_lines
 from paths import ADDITION, BERT, DIGITS, LLAMA, PYDOC, VIT_DIGITS
-from reference import reference_addition, reference_digits, reference_pydoc, reference_vit_digits
+from reference import reference_addition, reference_digits, reference_pydoc
 from whole_state import whole_state
 
 STEPS = 12
@@ -71,8 +71,8 @@ RECIPES = {
         (*SMALL_GPT, f"--batch.global_batch_size={SIZES}"),
         (reference_pydoc, {0: 16, 6: 32, 10: 96}),
     ),
-    "vit": (VIT_DIGITS, SMALL_VIT, (reference_vit_digits,)),
-    "mixup": (VIT_DIGITS, (*SMALL_VIT, MIXUP), (reference_vit_digits,)),
+    "vit": (VIT_DIGITS, SMALL_VIT, (reference_digits, 10)),
+    "mixup": (VIT_DIGITS, (*SMALL_VIT, MIXUP), (reference_digits, 10)),
     "large model": (LLAMA, SMALL_LLAMA, (reference_pydoc, {0: 32})),
     "masked": (BERT, SMALL_BERT, (reference_pydoc, {0: 64})),
 }

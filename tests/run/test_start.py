@@ -204,9 +204,19 @@ def test_runs_from_when_samples_were_blocks_or_documents(kind, found):
     assert list(differences(before, config)) == found
 
 
-def test_an_earlier_stop_is_refused(run_dir):
-    report = refusal(run_dir, "--train.stop_after_steps=3")
-    assert "the checkpoint is of step 4, but the run would end after step 3 (of 12)" in report
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--train.stop_after_steps=3"], "the checkpoint is of step 4, but the run would end after step 3 (of 12)"),
+        (["--resume", "/nowhere"], "error: --resume: /nowhere: there is no such folder"),
+        (
+            ["--model.num_heads=4", "--model.hidden_size=32", "--allow-change", "model"],
+            "its parameter transformer.wte.weight is of shape (256, 16), but the model's is of shape (256, 32)",
+        ),
+    ],
+)
+def test_a_checkpoint_that_the_run_cannot_begin_with(options, said, run_dir):
+    assert said in refusal(run_dir, *options)
 
 
 def test_damage_to_all_checkpoints_is_refused(run_dir):
@@ -268,12 +278,6 @@ def test_a_path_begins_another_run_or_goes_back(run_dir, whole, tmp_path):
         assert_same_weights(path / "model", whole / "model")
 
 
-def test_paths_that_are_no_checkpoint(run_dir):
-    report = refusal(run_dir, "--resume", "/nowhere")
-    assert "error: --resume: /nowhere: there is no such folder" in report
-    assert "`largebatch checkpoints` lists the checkpoints in a run folder" in report
-
-
 def test_a_damaged_checkpoint_is_skipped_and_named(run_dir, whole):
     assert resume(run_dir, "--train.stop_after_steps=8") is None
     (file,) = run_dir.glob("checkpoints/step_00000008/rank_*.safetensors")
@@ -283,12 +287,6 @@ def test_a_damaged_checkpoint_is_skipped_and_named(run_dir, whole):
     started = events(run_dir, "started")[-1]
     assert started["step"] == 4
     assert "its checksum differs" in started["checkpoints_not_used"][0]
-
-
-def test_a_model_of_another_shape_is_named(run_dir):
-    change = ("--model.num_heads=4", "--model.hidden_size=32")
-    report = refusal(run_dir, *change, "--allow-change", "model")
-    assert "its parameter transformer.wte.weight is of shape (256, 16), but the model's is of shape (256, 32)" in report
 
 
 def train_while_another_starts(run_dir):

@@ -1,6 +1,7 @@
 """A log on a file system that is full: nothing that was there is lost, and later lines follow."""
 
 import json
+from itertools import count
 
 import pytest
 
@@ -19,30 +20,22 @@ def disk(tmp_path):
 
 def test_lines_are_kept_until_they_can_be_written(disk):
     warnings = []
-    written = []
-    number = 0
-    journal = Journal(disk / "metrics.jsonl", claim(disk / "attempts", {}), warnings.append)
+    path = disk / "metrics.jsonl"
+    journal = Journal(path, claim(disk / "attempts", {}), warnings.append)
+    numbers = count(1)
 
     def append():
-        nonlocal number
-        number += 1
-        journal.append({"step": number, "text": "x" * 6000})
-
-    def steps():
-        text = (disk / "metrics.jsonl").read_text()
-        assert text.endswith("\n")
-        return [json.loads(line)["step"] for line in text.splitlines()]
+        journal.append({"step": next(numbers), "text": "x" * 6000})
 
     append()
     for outage in (1, 2):
-        written = steps()
-        others = fill(disk)
+        written = path.read_text()
+        filler = fill(disk)
         for _ in range(3):
             append()
-            assert steps() == written
+            assert path.read_text() == written
             assert len(warnings) == outage
-        others.unlink()
+        filler.unlink()
         append()
-        assert steps() == list(range(1, number + 1))
-    assert number == 9
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 10))
     assert "metrics.jsonl cannot be written: [Errno 28] No space left on device" in warnings[0]

@@ -87,13 +87,28 @@ class TestCommands:
         assert reason.endswith("has ended with code 1: no such task")
         assert not (tmp_path / "then").exists()
 
-    def test_only_finite_numbers_are_answers(self, tmp_path):
-        follower = followed(tmp_path, """print('{"a": 1, "b": NaN, "c": true, "d": "2", "e": 0.5}')""")
-        assert follower.answers == [(4, {"a": 1.0, "e": 0.5})]
-
-    def test_words_are_no_answer(self, tmp_path):
-        follower = followed(tmp_path, "print('uploaded')")
-        assert follower.answers == follower.failures == []
+    @pytest.mark.usefixtures("_typed")
+    @pytest.mark.parametrize(
+        ("program", "answers"),
+        [
+            # Only finite numbers are answers, and words are none.
+            ("""print('{"a": 1, "b": NaN, "c": true, "d": "2", "e": 0.5}')""", [(4, {"a": 1.0, "e": 0.5})]),
+            ("print('uploaded')", []),
+            # What it leaves running does not hold up its answer.
+            (
+                "import subprocess; subprocess.Popen(['sleep', '40'], start_new_session=True); print('{\"a\": 1}')",
+                [(4, {"a": 1.0})],
+            ),
+            # It does not read what is typed.
+            (
+                "import json, sys; print(json.dumps({'characters': len(sys.stdin.read())}))",
+                [(4, {"characters": 0.0})],
+            ),
+        ],
+    )
+    def test_answers(self, program, answers, tmp_path):
+        follower = followed(tmp_path, program)
+        assert (follower.answers, follower.failures) == (answers, [])
 
     def test_a_hanging_command_is_ended_with_its_own_processes(self, tmp_path):
         mark = tmp_path / "pid"
@@ -106,15 +121,6 @@ class TestCommands:
         assert 3.0 <= time.monotonic() - began < 9.0
         assert "has ended with code -9" in follower.failures[0][1]
         assert not is_running(mark.read_text())
-
-    def test_what_a_command_leaves_running_does_not_hold_up_its_answer(self, tmp_path):
-        program = "import subprocess; subprocess.Popen(['sleep', '40'], start_new_session=True); print('{\"a\": 1}')"
-        assert followed(tmp_path, program).answers == [(4, {"a": 1.0})]
-
-    @pytest.mark.usefixtures("_typed")
-    def test_a_command_does_not_read_what_is_typed(self, tmp_path):
-        follower = followed(tmp_path, "import json, sys; print(json.dumps({'characters': len(sys.stdin.read())}))")
-        assert follower.answers == [(4, {"characters": 0.0})]
 
     def test_a_checkpoint_that_is_gone_by_its_turn(self, tmp_path):
         follower = followed(tmp_path, "print(1)", "step_4")

@@ -32,10 +32,6 @@ def answer_in_turn():
     time.sleep(2 + 2.5 * int(os.environ["RANK"]))
 
 
-def leave(code):
-    sys.exit(code)
-
-
 def write_pid_and_wait(folder):
     (folder / str(os.getpid())).touch()
     time.sleep(3600)
@@ -74,18 +70,12 @@ def test_the_failure_of_one_ends_all():
 
 
 @pytest.mark.slow
-def test_leaving_is_a_failure_with_its_exit_code():
-    with pytest.raises(JobFailed, match="--- rank 0: exit code 3"):
-        run_job(leave, 3, world_size=1)
-
-
-@pytest.mark.slow
 def test_an_error_that_is_kept_keeps_no_store():
     """Its thread, collected in a forked process, would abort that."""
     run_job(os.getpid, world_size=1)
     threads = set(Path("/proc/self/task").iterdir())
-    with pytest.raises(JobFailed) as kept:
-        run_job(leave, 3, world_size=1)
+    with pytest.raises(JobFailed, match="--- rank 0: exit code 3") as kept:
+        run_job(sys.exit, 3, world_size=1)
     # Others may have ended meanwhile.
     assert set(Path("/proc/self/task").iterdir()) <= threads
     assert kept.value.exit_code == 3

@@ -14,7 +14,7 @@ from largebatch.__main__ import main
 from largebatch.config import load_config
 from largebatch.tools.local_jobs.small_runs import debug_model_overrides, tiny_data_overrides
 from largebatch.tools.verify.differences import read_run
-from paths import RECIPES, ROOT, STRATEGIES
+from paths import RECIPES, ROOT
 from played import write_commands
 
 # One of each task but GPT's, which `verify` makes small; the others differ from them in numbers.
@@ -33,17 +33,9 @@ def tree(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-SHARED = {
-    "slurm/launch.sh",
-    "slurm/steps.sh",
-    "slurm/prepare.sbatch",
-    "slurm/site.example.sh",
-    *(f"slurm/sites/{name}.sh" for name in ("aws_efa", "dgx_infiniband", "no_gres", "rocm")),
-    *(f"launch/{name}.sh" for name in ("claim_start", "environment", "free_port", "hosts", "node")),
-    "launch/kubernetes.yaml",
-    *(f"recipes/accelerate_configs/{strategy}.yaml" for strategy in (*STRATEGIES, "zero3_offload")),
-    *(f"ds_configs/{name}.json" for name in ("zero1", "zero2", "zero3", "zero3_offload")),
-}
+# No recipe's own batch script.
+PATTERNS = ("launch/*", "slurm/**/*.sh", "slurm/prepare.sbatch", "recipes/accelerate_configs/*", "ds_configs/*")
+SHARED = {str(path.relative_to(ROOT)) for pattern in PATTERNS for path in ROOT.glob(pattern)}
 WRITTEN = {"README.md", "requirements.txt", ".gitignore", "LICENSE.largebatch"}
 
 
