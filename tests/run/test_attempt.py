@@ -12,9 +12,9 @@ from largebatch.storage.attempts import claim, is_restart_of, job_start, latest_
 
 
 @pytest.fixture
-def attempts(tmp_path):
-    (tmp_path / "run").mkdir()
-    return tmp_path / "run/attempts"
+def attempts(run_dir):
+    run_dir.mkdir()
+    return run_dir / "attempts"
 
 
 def records(folder):

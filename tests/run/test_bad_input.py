@@ -37,20 +37,20 @@ def alone_in_a_job_of_two(run_dir: Path) -> None:
     train(PYDOC, *SMALL, run_dir=run_dir)
 
 
-def test_processes_that_do_not_see_each_other(tmp_path):
+def test_processes_that_do_not_see_each_other(run_dir):
     with pytest.raises(JobFailed, match="2 processes were launched, but this one sees 1: each would train alone"):
-        run_job(alone_in_a_job_of_two, tmp_path / "run", strategy="fsdp")
-    assert not (tmp_path / "run").exists()
+        run_job(alone_in_a_job_of_two, run_dir, strategy="fsdp")
+    assert not run_dir.exists()
 
 
 def different_configs(run_dir: Path) -> None:
     train(PYDOC, *SMALL, f"--seed={os.environ['RANK']}", run_dir=run_dir)
 
 
-def test_machines_with_different_configs(tmp_path):
+def test_machines_with_different_configs(run_dir):
     with pytest.raises(JobFailed, match="the config differs from rank 0's on rank 1;"):
-        run_job(different_configs, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+        run_job(different_configs, run_dir)
+    assert not run_dir.exists()
 
 
 def different_shard_sizes(run_dir: Path) -> None:
@@ -58,9 +58,9 @@ def different_shard_sizes(run_dir: Path) -> None:
     train(PYDOC, *SMALL, run_dir=run_dir)
 
 
-def test_nodes_with_different_numbers_of_shards(tmp_path):
+def test_nodes_with_different_numbers_of_shards(run_dir):
     with pytest.raises(JobFailed, match="the sizes are 2 on rank 0, 4 on rank 2; by default,"):
-        run_job(different_shard_sizes, tmp_path / "run", strategy="hsdp", world_size=4)
+        run_job(different_shard_sizes, run_dir, strategy="hsdp", world_size=4)
 
 
 def block_left_out_of_the_last_micro_batch(run_dir: Path) -> None:
@@ -87,9 +87,9 @@ def block_left_out_of_the_last_micro_batch(run_dir: Path) -> None:
 
 
 @pytest.mark.skipif(torch.__version__ >= (2, 15), reason="torch 2.15 reduces them")
-def test_gradients_that_hsdp_would_sum_in_the_next_step(tmp_path):
+def test_gradients_that_hsdp_would_sum_in_the_next_step(run_dir):
     with pytest.raises(JobFailed, match="a part of the model got gradients from an earlier micro-batch of this step"):
-        run_job(block_left_out_of_the_last_micro_batch, tmp_path / "run", strategy="hsdp", world_size=4)
+        run_job(block_left_out_of_the_last_micro_batch, run_dir, strategy="hsdp", world_size=4)
 
 
 def data_missing_on_one_machine(run_dir: Path, error: Exception) -> None:
@@ -116,9 +116,9 @@ def data_missing_on_one_machine(run_dir: Path, error: Exception) -> None:
         (OSError(errno.ESTALE, "Stale file handle"), "OSError: [Errno 116] Stale file handle; the same command", 74),
     ],
 )
-def test_an_error_of_one_process_ends_all_of_them(error, message, code, tmp_path):
+def test_an_error_of_one_process_ends_all_of_them(error, message, code, run_dir):
     """The others must not wait for it, nor fail with its absence."""
-    report = failure_of(data_missing_on_one_machine, tmp_path / "run", error)
+    report = failure_of(data_missing_on_one_machine, run_dir, error)
     assert report.count(f"error: on rank 1: {message}") == 1
     assert f": exit code {code}\n" in report
     assert "Traceback" not in report

@@ -109,9 +109,8 @@ def train_with_the_hub(url, *words, run_dir):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_reads_what_it_began_with(hub, tmp_path):
+def test_a_run_that_goes_on_reads_what_it_began_with(hub, run_dir, tmp_path):
     first = hub.commit("datasets/user/data", files("".join(f"the text {number}\n" for number in range(200))))
-    run_dir = tmp_path / "run"
     words = (*WORDS, section(path="user/data"))
     run_job(partial(train_with_the_hub, hub.url, run_dir=run_dir), *words)
     second = hub.commit("datasets/user/data", files("".join(f"other {number}\n" for number in range(300))))

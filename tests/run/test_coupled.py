@@ -119,10 +119,10 @@ IN_FP64 = (*SMALL, FP64, FEW)
         (RAGGED, 64, "ddp", 4, 1e-12),
     ],
 )
-def test_same_as_a_plain_loop(words, of_micro_batch, strategy, world_size, tolerance, tmp_path):
+def test_same_as_a_plain_loop(words, of_micro_batch, strategy, world_size, tolerance, run_dir):
     place = {"strategy": strategy, "world_size": world_size}
     divided = (*words, f"--batch.micro_batch_size={of_micro_batch}")
-    result = run_job(recorded, SIMCLR, tmp_path / "run", *divided, **place)[0]
+    result = run_job(recorded, SIMCLR, run_dir, *divided, **place)[0]
     steps = 4 if FEW in words else STEPS
     assert_same(result, reference(words, steps), steps, tolerance)
 
@@ -138,10 +138,10 @@ def test_dropout_is_the_same_in_both_passes(tmp_path):
 
 
 @pytest.mark.parametrize("couple", ["one_pass", "two_passes"])
-def test_batch_norm_counts_each_micro_batch_once(couple, tmp_path):
+def test_batch_norm_counts_each_micro_batch_once(couple, run_dir):
     """Weights and running statistics, with statistics of the whole global batch."""
     words = (*BATCH_NORM, f"--compute.couple={couple}")
-    result = run_job(recorded, SIMCLR, tmp_path / "run", *words, strategy="fsdp")[0]
+    result = run_job(recorded, SIMCLR, run_dir, *words, strategy="fsdp")[0]
     expected = reference(BATCH_NORM, 4)
     assert any("running_mean" in name for name in expected["weights"][0])
     assert_same(result, expected, 4, tolerance=1e-11)
@@ -176,13 +176,13 @@ def test_tiles_add_up(loss, monkeypatch):
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def test_neighbors_vote(tmp_path):
+def test_neighbors_vote(run_dir):
     """What was logged is what the saved weights give at once: bank and evaluation set divide unevenly."""
     words = (*SMALL, "--train.stop_after_steps=2", "--neighbors.bank_samples=50", "--batch.micro_batch_size=4")
     words = (*words, "--batch.global_batch_size=24", "--evaluation.max_samples=46")
-    train_in_job(SIMCLR, tmp_path / "run", *words, strategy="zero3", world_size=3)
-    (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
-    (expected,) = run_job(accuracy_of, tmp_path / "run/model/model.safetensors", words, strategy="single")
+    train_in_job(SIMCLR, run_dir, *words, strategy="zero3", world_size=3)
+    (logged,) = read_json_lines(run_dir / "evaluations.jsonl")
+    (expected,) = run_job(accuracy_of, run_dir / "model/model.safetensors", words, strategy="single")
     assert logged["knn_accuracy"] == pytest.approx(expected, abs=1e-12)
     assert 0.2 < expected < 1
 
@@ -274,10 +274,10 @@ def loop_with(mistake: str, run_dir) -> str:
         ),
     ],
 )
-def test_mistakes_of_a_loop(mistake, words, tmp_path):
+def test_mistakes_of_a_loop(mistake, words, run_dir):
     # Where processes agree on the error, there are two.
     strategy = "ddp" if mistake in ("none", "other augmentation") else "single"
-    for report in run_job(loop_with, mistake, tmp_path / "run", strategy=strategy):
+    for report in run_job(loop_with, mistake, run_dir, strategy=strategy):
         assert words in report
 
 
@@ -300,9 +300,9 @@ def train_with_nan(run_dir, where: str, words) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "where"), [("fsdp", "loss"), ("zero2", "features")])
-def test_a_step_that_is_not_finite_is_skipped_by_all(strategy, where, tmp_path):
+def test_a_step_that_is_not_finite_is_skipped_by_all(strategy, where, run_dir):
     words = (*SMALL, "--train.stop_after_steps=6", "--logging.every=5", "--faults.on_non_finite=skip")
-    run_job(train_with_nan, tmp_path / "run", where, words, strategy=strategy)
-    summary = read_object(tmp_path / "run/summary.json")
+    run_job(train_with_nan, run_dir, where, words, strategy=strategy)
+    summary = read_object(run_dir / "summary.json")
     assert summary["bad_steps"] == 1
     assert math.isfinite(summary["train_loss"])

@@ -27,14 +27,14 @@ def train_and_fail(run_dir) -> str:
 
 
 @pytest.mark.slow
-def test_who_raises_is_the_cause_and_who_loses_a_peer_is_not(tmp_path):
+def test_who_raises_is_the_cause_and_who_loses_a_peer_is_not(run_dir, tmp_path):
     environment = {"LARGEBATCH_LOGS": str(tmp_path), "LARGEBATCH_NODE": "h7"}
-    run_job(train_and_fail, tmp_path / "run", environment=environment)
+    run_job(train_and_fail, run_dir, environment=environment)
     endings = read_endings(tmp_path / "endings")
     assert [ending.is_consequence for ending in endings] == [True, False]
     path = tmp_path / "endings/rank_1.json"
     assert decisive(endings).where_and_why == f"rank 1 on h7: KeyError: 'no label' (see {path})"
     # The run knows it, too, and so do people.
-    run = RunFolder(tmp_path / "run")
+    run = RunFolder(run_dir)
     assert (run.ending().rank, run.ending().exception, run.ending().step) == (1, "KeyError", 2)
     assert run.history()[-1]["message"].startswith("KeyError: ")

@@ -31,26 +31,26 @@ def created(path):
     return begin(folder)
 
 
-def test_config_and_plan_are_written_and_the_config_can_be_run_again(tmp_path):
-    assert created(tmp_path / "run") is None
-    written = read_object(tmp_path / "run/config.json")
+def test_config_and_plan_are_written_and_the_config_can_be_run_again(run_dir):
+    assert created(run_dir) is None
+    written = read_object(run_dir / "config.json")
     expected = load_config(DIGITS, ["--$schema=null"])
     assert written.pop("task") == "image_classification"
     assert validate(written, type(expected)) == expected
-    assert read_object(tmp_path / "run/plan.json")["max_global_batch_size"] == 64
+    assert read_object(run_dir / "plan.json")["max_global_batch_size"] == 64
 
 
-def test_the_source_is_the_task_as_it_was_at_the_start(tmp_path):
+def test_the_source_is_the_task_as_it_was_at_the_start(run_dir, tmp_path):
     task = tasks.copy("causal_lm", tmp_path)
     before = (task / "model.py").read_text()
     config = load_config(task / "gpt_pydoc.json")
-    folder = OwnFolder(tmp_path / "run")
+    folder = OwnFolder(run_dir)
     folder.begin(config, resolve(config, 2), False, {})
-    assert read_object(tmp_path / "run/source/git.json") == {"commit": None, "changed": None}
+    assert read_object(run_dir / "source/git.json") == {"commit": None, "changed": None}
     # A requeued job, which trains with the kept files, leaves them; a start with other files replaces them.
     (task / "model.py").write_text("")
     (task / "train.py").unlink()
-    kept = tmp_path / "run/source/causal_lm"
+    kept = run_dir / "source/causal_lm"
     requeued = load_config(kept / "gpt_pydoc.json")
     assert requeued.task == "causal_lm"
     folder.begin(requeued, resolve(requeued, 2), True, {})
@@ -61,13 +61,13 @@ def test_the_source_is_the_task_as_it_was_at_the_start(tmp_path):
     assert not (kept / "train.py").exists()
 
 
-def test_the_source_has_the_recipe_that_was_elsewhere(tmp_path):
+def test_the_source_has_the_recipe_that_was_elsewhere(run_dir, tmp_path):
     task = tasks.copy("causal_lm", tmp_path)
     recipe = tmp_path / "gpt_pydoc.json"
     recipe.write_text((task / "gpt_pydoc.json").read_text().replace('"seed": 0', '"seed": 9'))
     config = load_config(recipe, task=task)
-    OwnFolder(tmp_path / "run").begin(config, resolve(config, 2), False, {"recipe": str(recipe)})
-    assert load_config(tmp_path / "run/source/causal_lm/gpt_pydoc.json").seed == 9
+    OwnFolder(run_dir).begin(config, resolve(config, 2), False, {"recipe": str(recipe)})
+    assert load_config(run_dir / "source/causal_lm/gpt_pydoc.json").seed == 9
 
 
 def test_earlier_runs_are_moved_aside(tmp_path):
@@ -104,22 +104,21 @@ def test_a_job_obeys_its_own_batch_script_and_people_only(tmp_path, monkeypatch)
     assert [file.name for file in OwnFolder(tmp_path).obeyed_stop_files.values()] == ["stop"]
 
 
-def test_requests_to_stop_from_before_the_start_are_forgotten_and_others_are_kept(tmp_path, monkeypatch):
+def test_requests_to_stop_from_before_the_start_are_forgotten_and_others_are_kept(run_dir, monkeypatch):
     """Also if the run that was there is moved aside; what else is called "stop…" is left alone."""
-    path = tmp_path / "run"
     began = 1000
-    created(path)
+    created(run_dir)
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "7")
     monkeypatch.setenv("LARGEBATCH_BEGAN", str(began))
     for name, time in (("stop", began - 1), ("stop.7", began + 1), ("stop.6", began - 1), ("stopwatch", began - 1)):
-        (path / name).touch()
-        os.utime(path / name, (time, time))
-    (path / "jobs/snapshot_1").mkdir(parents=True)
-    moved = created(path)
-    assert sorted(file.name for file in path.glob("stop*")) == ["stop.7"]
+        (run_dir / name).touch()
+        os.utime(run_dir / name, (time, time))
+    (run_dir / "jobs/snapshot_1").mkdir(parents=True)
+    moved = created(run_dir)
+    assert sorted(file.name for file in run_dir.glob("stop*")) == ["stop.7"]
     assert (moved / "stopwatch").exists()
     # A job that waits in the queue may need the snapshot.
-    assert (path / "jobs/snapshot_1").is_dir()
+    assert (run_dir / "jobs/snapshot_1").is_dir()
 
 
 def test_a_request_to_stop_another_start_that_is_preparing_stays(tmp_path, monkeypatch):
@@ -135,8 +134,8 @@ def test_a_request_to_stop_another_start_that_is_preparing_stays(tmp_path, monke
     assert request.exists()
 
 
-def test_of_two_starts_in_a_new_folder_one_is_refused(tmp_path):
-    first, second = (OwnFolder(tmp_path / "run") for _ in range(2))
+def test_of_two_starts_in_a_new_folder_one_is_refused(run_dir):
+    first, second = (OwnFolder(run_dir) for _ in range(2))
     for folder in (first, second):
         folder.hold()
     begin(first)
@@ -149,8 +148,8 @@ def test_of_two_starts_in_a_new_folder_one_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("code", "kind"), [("EIO", "files"), ("ENOLCK", "files"), ("EACCES", "refused")])
-def test_only_errors_that_last_are_the_users(code, kind, tmp_path, monkeypatch):
-    created(tmp_path / "run")
+def test_only_errors_that_last_are_the_users(code, kind, run_dir, monkeypatch):
+    created(run_dir)
     number = getattr(errno, code)
 
     def fail(*_):
@@ -158,7 +157,7 @@ def test_only_errors_that_last_are_the_users(code, kind, tmp_path, monkeypatch):
 
     monkeypatch.setattr("fcntl.flock", fail)
     with pytest.raises(UserError, match=rf"cannot be written: .*{os.strerror(number)}") as caught:
-        created(tmp_path / "run")
+        created(run_dir)
     assert kind_of(caught.value) == kind
     assert ("choose another folder" in str(caught.value)) == (kind == "refused")
 
@@ -172,13 +171,13 @@ def test_other_peoples_files_are_refused(tmp_path):
     OwnFolder(tmp_path / "new").check_usable()
 
 
-def test_a_link_to_another_disk_stays_one(tmp_path):
+def test_a_link_to_another_disk_stays_one(run_dir, tmp_path):
     (tmp_path / "scratch").mkdir()
-    (tmp_path / "run").symlink_to(tmp_path / "scratch")
-    created(tmp_path / "run")
-    assert created(tmp_path / "run") == tmp_path / "scratch.1"
-    assert (tmp_path / "run").is_symlink()
-    assert (tmp_path / "run/plan.json").exists()
+    run_dir.symlink_to(tmp_path / "scratch")
+    created(run_dir)
+    assert created(run_dir) == tmp_path / "scratch.1"
+    assert run_dir.is_symlink()
+    assert (run_dir / "plan.json").exists()
 
 
 @pytest.mark.slow
@@ -189,8 +188,7 @@ def test_refused_before_the_processes_join(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_start_that_fails_moves_nothing(tmp_path):
-    run_dir = tmp_path / "run"
+def test_a_start_that_fails_moves_nothing(run_dir, tmp_path):
     created(run_dir)
     with pytest.raises(JobFailed, match="write at most that"):
         train_in_job(PYDOC, run_dir, *SMALL, "--data.num_train_samples=1000000")

@@ -56,8 +56,7 @@ def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize(("how", "rank", "strategy"), [("stopped", 1, "ddp"), ("stuck", 0, "fsdp")])
-def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, tmp_path):
-    run_dir = tmp_path / "run"
+def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, run_dir, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     place = {"strategy": strategy, "environment": {"LARGEBATCH_LOGS": str(logs)}}
@@ -103,6 +102,6 @@ def train_and_export(run_dir: Path, seconds_per_parameter: float) -> None:
     train(PYDOC, *WORDS, "--faults.hang_seconds=4", run_dir=run_dir)
 
 
-def test_a_slow_export_is_no_hang(tmp_path):
-    run_job(train_and_export, tmp_path / "run", 0.5)
-    assert RunFolder(tmp_path / "run").history()[-1]["event"] == "finished"
+def test_a_slow_export_is_no_hang(run_dir):
+    run_job(train_and_export, run_dir, 0.5)
+    assert RunFolder(run_dir).history()[-1]["event"] == "finished"

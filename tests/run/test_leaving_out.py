@@ -77,33 +77,33 @@ def test_as_if_the_steps_had_never_been(policy, recipe, strategy, where, reason,
 OF_GPT = (*TINY_GPT, *WORDS)
 
 
-def test_a_limit(tmp_path):
+def test_a_limit(run_dir):
     words = ("--faults.on_non_finite=skip", "--faults.max_bad_steps=2")
-    report = failure(tmp_path / "run", *OF_GPT, *words, bad_steps={3, 6, 9})
+    report = failure(run_dir, *OF_GPT, *words, bad_steps={3, 6, 9})
     assert "3 such steps are more than faults.max_bad_steps 2" in report
     assert "at step 9" in report
-    run = RunFolder(tmp_path / "run")
+    run = RunFolder(run_dir)
     assert (run.checkpoint_step(), run.ending().retry) == (8, False)
     assert [line["event"] for line in run.history()] == ["started", "skipped", "skipped", "failed"]
 
 
-def test_a_spike_ends_a_run_that_shall_stop(tmp_path):
-    report = failure(tmp_path / "run", *OF_GPT, SPIKE, bad_steps={6}, where="spike")
+def test_a_spike_ends_a_run_that_shall_stop(run_dir):
+    report = failure(run_dir, *OF_GPT, SPIKE, bad_steps={6}, where="spike")
     assert "steps, at step 6; training stopped before its update" in report
-    assert (tmp_path / "run/checkpoints/step_00000004").exists()
-    assert not (tmp_path / "run/checkpoints/step_00000008").exists()
+    assert (run_dir / "checkpoints/step_00000004").exists()
+    assert not (run_dir / "checkpoints/step_00000008").exists()
 
 
-def test_a_resumed_run_compares_with_the_norms_before(tmp_path):
+def test_a_resumed_run_compares_with_the_norms_before(run_dir):
     """The window is filled by one strategy; the first step after the resume spikes on another."""
     words = (*OF_GPT, "--faults.on_non_finite=skip", SPIKE)
-    run_job(train_poisoned, tmp_path / "run", PYDOC, (*words, "--train.stop_after_steps=5"), {6}, 0, "spike")
-    run_job(train_poisoned, tmp_path / "run", PYDOC, words, {6}, 0, "spike", strategy="zero2")
-    assert [event["step"] for event in events(tmp_path / "run", "skipped")] == [6]
+    run_job(train_poisoned, run_dir, PYDOC, (*words, "--train.stop_after_steps=5"), {6}, 0, "spike")
+    run_job(train_poisoned, run_dir, PYDOC, words, {6}, 0, "spike", strategy="zero2")
+    assert [event["step"] for event in events(run_dir, "skipped")] == [6]
 
 
-def test_nothing_to_roll_back_to(tmp_path):
-    report = failure(tmp_path / "run", *OF_GPT, "--faults.on_non_finite=roll_back", bad_steps={3})
+def test_nothing_to_roll_back_to(run_dir):
+    report = failure(run_dir, *OF_GPT, "--faults.on_non_finite=roll_back", bad_steps={3})
     assert "no checkpoint can be restored (none has been written yet)" in report
 
 
@@ -132,8 +132,8 @@ def test_a_damaged_checkpoint_is_not_rolled_back_to(tmp_path):
     assert (event["first_skipped_step"], event["step"]) == (5, 10)
 
 
-def test_a_checkpoint_never_holds_what_is_not_finite(tmp_path):
+def test_a_checkpoint_never_holds_what_is_not_finite(run_dir):
     """The gradient of step 4 is not finite, and no step is logged but the first: the checkpoint is not written."""
     words = (*OF_GPT, "--logging.every=100", "--optimizer.clip_norm=null")
-    assert "the gradient's norm is" in failure(tmp_path / "run", *words, bad_steps={4}, where="gradient")
-    assert not list((tmp_path / "run").glob("checkpoints/step_*"))
+    assert "the gradient's norm is" in failure(run_dir, *words, bad_steps={4}, where="gradient")
+    assert not list(run_dir.glob("checkpoints/step_*"))

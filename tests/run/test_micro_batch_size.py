@@ -57,8 +57,9 @@ def train_without_memory(run_dir, *words):
 
 
 @pytest.mark.slow
-def test_a_job_halves_the_size_until_it_fits_and_again_in_the_middle_of_training(tmp_path, monkeypatch, capsys):
-    run_dir = tmp_path / "run"
+def test_a_job_halves_the_size_until_it_fits_and_again_in_the_middle_of_training(
+    run_dir, tmp_path, monkeypatch, capsys
+):
     run = RunFolder(run_dir)
     monkeypatch.setenv("LARGEBATCH_JOB_ID", "5")
     answers = []

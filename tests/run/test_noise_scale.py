@@ -128,18 +128,18 @@ def expected():
     ("strategy", "world_size", "words"),
     [("ddp", 4, ("--logging.every=100",)), ("hsdp", 4, ()), ("zero2", 2, ()), ("zero3", 2, ())],
 )
-def test_every_strategy_measures_the_gradients_of_micro_batches(strategy, world_size, words, expected, tmp_path):
+def test_every_strategy_measures_the_gradients_of_micro_batches(strategy, world_size, words, expected, run_dir):
     environment = {"LARGEBATCH_SHARD_SIZE": "2"} if strategy == "hsdp" else {}
     settings = {"strategy": strategy, "world_size": world_size, "environment": environment}
     # One is resumed.
     for last in (2, 3) if strategy == "zero3" else (3,):
         stop = f"--train.stop_after_steps={last}"
-        train_in_job(ADDITION, tmp_path / "run", *FIXED, EVERY_STEP, *words, stop, **settings)
-    for line, truth in zip(read_json_lines(tmp_path / "run/noise_scale.jsonl"), expected, strict=True):
+        train_in_job(ADDITION, run_dir, *FIXED, EVERY_STEP, *words, stop, **settings)
+    for line, truth in zip(read_json_lines(run_dir / "noise_scale.jsonl"), expected, strict=True):
         assert line == pytest.approx(truth, rel=1e-4)
-    summary = read_object(tmp_path / "run/summary.json")["noise_scale"]
+    summary = read_object(run_dir / "summary.json")["noise_scale"]
     assert summary == pytest.approx(noise_scale(expected), rel=1e-3)
-    last = read_json_lines(tmp_path / "run/metrics.jsonl")[-1]
+    last = read_json_lines(run_dir / "metrics.jsonl")[-1]
     ends = [last.get(f"noise_scale{end}") for end in ("", "_low", "_high")]
     assert ends == [summary[name] for name in ("samples", "low", "high")]
 

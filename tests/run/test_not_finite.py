@@ -62,21 +62,21 @@ WORDS = (*SMALL, "--train.stop_after_steps=12", "--logging.every=5")
     # An evaluation before the next log point.
     [("zero3", ()), ("ddp", ("--evaluation.every.epochs=0.08",))],
 )
-def test_names_the_step_between_log_points_and_the_rank(strategy, words, tmp_path):
+def test_names_the_step_between_log_points_and_the_rank(strategy, words, run_dir):
     """Step 7 is logged with step 10; from step 8 on all ranks are bad, and rank 1 was the first."""
-    report = failure(tmp_path / "run", *WORDS, *words, bad_steps={7}, strategy=strategy)
+    report = failure(run_dir, *WORDS, *words, bad_steps={7}, strategy=strategy)
     assert "error: the loss is nan at step 7 on rank 1;" in report
     assert "error: the loss is nan at step 8" not in report
     assert "no weights were written" in report
 
 
-def test_gradient_of_the_last_step(tmp_path):
+def test_gradient_of_the_last_step(run_dir):
     """The loss was finite, but the update would have destroyed the weights that are about to be saved."""
-    report = failure(tmp_path / "run", *WORDS, bad_steps={12}, where="gradient", strategy="zero2")
+    report = failure(run_dir, *WORDS, bad_steps={12}, where="gradient", strategy="zero2")
     assert "the gradient's norm is" in report
     assert "at step 12" in report
 
 
-def test_evaluation(tmp_path):
-    report = failure(tmp_path / "run", *WORDS, bad_steps=set(), where="evaluation")
+def test_evaluation(run_dir):
+    report = failure(run_dir, *WORDS, bad_steps=set(), where="evaluation")
     assert "the evaluation's loss is inf after step 12" in report

@@ -63,15 +63,15 @@ def test_stopped_twice_and_resumed_bit_for_bit(recipe, strategy, world_size, tmp
     assert [line["step"] for line in run.history()] == [0, 4, 4, 11, 11, 13]
 
 
-def test_killed_and_resumed_bit_for_bit(tmp_path):
+def test_killed_and_resumed_bit_for_bit(run_dir, tmp_path):
     """`checkpoint/test_every_step_of_a_save.py` kills at each step of a save."""
     words = (*TINY_GPT, "--train.stop_after_steps=14", '--checkpoint.every={"steps": 4}')
     assert run_interrupted(tmp_path / "whole", words, strategy="zero2") is None
     for kill in (Interruption("kill", 0, 7), Interruption("kill", 1, 12)):
-        report = run_interrupted(tmp_path / "run", words, kill, strategy="zero2")
+        report = run_interrupted(run_dir, words, kill, strategy="zero2")
         assert "the process ended without a result" in report
-    assert run_interrupted(tmp_path / "run", words, strategy="zero2") is None
-    assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
+    assert run_interrupted(run_dir, words, strategy="zero2") is None
+    assert_bit_for_bit(run_dir, tmp_path / "whole")
 
 
 LAMB_CHAIN = (*TINY_GPT, *CHAIN_BATCH, FASTER_BLOCK, "--optimizer.eps=1e-3", "--optimizer.name=lamb")
@@ -95,15 +95,15 @@ def alone(tmp_path_factory):
         (3, {"sub_group_size": 500, "stage3_param_persistence_threshold": 0}),
     ],
 )
-def test_settings_of_deepspeed_that_lay_out_its_state_otherwise(stage, settings, alone, tmp_path):
+def test_settings_of_deepspeed_that_lay_out_its_state_otherwise(stage, settings, alone, run_dir, tmp_path):
     """LAMB finds its layers in them, and a run is resumed."""
     write_zero_config(tmp_path, stage, settings)
     place = {"strategy": f"zero{stage}", "world_size": 3, "accelerate_configs": tmp_path}
     for last in (3, 6):
         words = (*LAMB_CHAIN, f"--train.stop_after_steps={last}")
-        assert run_interrupted(tmp_path / "run", words, **place) is None
+        assert run_interrupted(run_dir, words, **place) is None
     export(alone / "checkpoints" / folder_name(6), tmp_path / "alone/model")
-    assert_close_weights(tmp_path / "run", tmp_path / "alone")
+    assert_close_weights(run_dir, tmp_path / "alone")
 
 
 def train_with_slow_copies(run_dir, words):
@@ -115,36 +115,35 @@ def train_with_slow_copies(run_dir, words):
     train(PYDOC, *words, run_dir=run_dir)
 
 
-def test_updates_wait_for_the_copy(tmp_path):
+def test_updates_wait_for_the_copy(run_dir, tmp_path):
     words = (*TINY_GPT, '--checkpoint.every={"steps": 3}', "--checkpoint.keep_last=null", "--train.stop_after_steps=8")
-    run_job(train_with_slow_copies, tmp_path / "run", words, strategy="fsdp")
-    again = (*words, "--resume", str(tmp_path / "run/checkpoints/step_00000003"))
+    run_job(train_with_slow_copies, run_dir, words, strategy="fsdp")
+    again = (*words, "--resume", str(run_dir / "checkpoints/step_00000003"))
     assert run_interrupted(tmp_path / "again", again, strategy="fsdp") is None
-    assert_same_weights(tmp_path / "again/model", tmp_path / "run/model")
+    assert_same_weights(tmp_path / "again/model", run_dir / "model")
 
 
 # --- other strategies and numbers of processes --------------------------------------------------------------------
 
 
-def test_a_chain_of_strategies_and_world_sizes(alone, tmp_path):
+def test_a_chain_of_strategies_and_world_sizes(alone, run_dir):
     """Four steps on each; `tests/test_outside_task.py` has samples of unequal weight, and ragged batches."""
     chain = [("zero3", 3), ("hsdp", 4), ("zero1", 1), ("zero2", 2), ("fsdp", 2)]
     for number, (strategy, world_size) in enumerate(chain, 1):
         words = (*LAMB_CHAIN, f"--train.stop_after_steps={4 * number}")
-        assert run_interrupted(tmp_path / "run", words, strategy=strategy, world_size=world_size) is None
-    mine, theirs = ([line["loss"] for line in exact_log(folder)] for folder in (tmp_path / "run", alone))
+        assert run_interrupted(run_dir, words, strategy=strategy, world_size=world_size) is None
+    mine, theirs = ([line["loss"] for line in exact_log(folder)] for folder in (run_dir, alone))
     assert mine == pytest.approx(theirs, rel=1e-5)
-    assert_close_weights(tmp_path / "run", alone)
+    assert_close_weights(run_dir, alone)
 
 
-def test_running_statistics_on_another_number_of_processes(tmp_path):
+def test_running_statistics_on_another_number_of_processes(run_dir, tmp_path):
     """Each of two processes has its own when it is stopped between evaluations: one process gets their mean.
 
     What fp64 adds to fp32 would be lost in a checkpoint of less.
     """
     words = (*DIGITS_WORDS, "--precision=fp64", "--batch.micro_batch_size=8", "--train.stop_after_steps=9")
     assert run_interrupted(tmp_path / "whole", words, recipe=DIGITS) is None
-    run_dir = tmp_path / "run"
     assert "exit code 75" in run_interrupted(run_dir, words, Interruption("signal", 1, 3), recipe=DIGITS)
     manifest = json.loads(next(run_dir.glob("checkpoints/*/manifest.json")).read_text())
     assert any(len(holders) == 2 for holders in manifest["buffers"].values())
@@ -152,8 +151,8 @@ def test_running_statistics_on_another_number_of_processes(tmp_path):
     assert_close_weights(run_dir, tmp_path / "whole", 1e-11)
 
 
-def test_batch_sizes_that_are_past_limit_no_number_of_processes(tmp_path):
+def test_batch_sizes_that_are_past_limit_no_number_of_processes(run_dir):
     """24 samples do not divide over 4 processes with 4 each, the 48 from step 9 on do."""
     for last, world_size in ((9, 2), (11, 4)):
         words = (*TINY_GPT, f"--train.stop_after_steps={last}")
-        assert run_interrupted(tmp_path / "run", words, world_size=world_size) is None
+        assert run_interrupted(run_dir, words, world_size=world_size) is None

@@ -27,10 +27,10 @@ def train_on_other_samples(run_dir, shift=None, *words):
 
 
 @pytest.mark.slow
-def test_samples_in_another_order(tmp_path):
-    report = failure_of(train_on_other_samples, tmp_path / "run")
+def test_samples_in_another_order(run_dir):
+    report = failure_of(train_on_other_samples, run_dir)
     assert "`fetch` in data.py returns another 'map' of the training samples than on rank 0" in report
-    assert not (tmp_path / "run/metrics.jsonl").exists()
+    assert not (run_dir / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow

@@ -47,11 +47,11 @@ def load_in_turns(folder: Path) -> list[float]:
     return times
 
 
-def test_the_first_process_prepares_before_the_others_open_the_data(tmp_path):
+def test_the_first_process_prepares_before_the_others_open_the_data(run_dir, tmp_path):
     """An old stop file is not for this start."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/stop").touch()
-    os.utime(tmp_path / "run/stop", (time.time() - 60,) * 2)
+    run_dir.mkdir()
+    (run_dir / "stop").touch()
+    os.utime(run_dir / "stop", (time.time() - 60,) * 2)
     first, *others = run_job(load_in_turns, tmp_path, world_size=4)
     assert all(began >= first[1] for began, _ in others)
 

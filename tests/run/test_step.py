@@ -148,21 +148,21 @@ def loop_with(mistake: str, run_dir) -> str:
         ("another weight decay", "the optimizer's weight_decay of transformer.wte.weight is 0.2, the plan says 0.1 ("),
     ],
 )
-def test_mistakes_of_a_loop(mistake, words, tmp_path):
-    (report,) = run_job(loop_with, mistake, tmp_path / "run", strategy="single")
+def test_mistakes_of_a_loop(mistake, words, run_dir):
+    (report,) = run_job(loop_with, mistake, run_dir, strategy="single")
     assert words in report
 
 
 @pytest.mark.parametrize("strategy", ["hsdp", "zero3"])
-def test_a_parameter_without_gradient_is_refused_alike(strategy, tmp_path):
+def test_a_parameter_without_gradient_is_refused_alike(strategy, run_dir):
     """Left alone, some strategies would skip it, some decay it, and one fail in the second step."""
-    for report in run_job(loop_with, "unused parameter", tmp_path / "run", strategy=strategy):
+    for report in run_job(loop_with, "unused parameter", run_dir, strategy=strategy):
         assert "1 trainable parameters got no gradient, such as extra.weight" in report
 
 
-def test_processes_that_start_from_different_weights(tmp_path):
+def test_processes_that_start_from_different_weights(run_dir):
     """DDP and ZeRO would take rank 0's, FSDP2 a piece of each."""
-    for report in run_job(loop_with, "other weights", tmp_path / "run"):
+    for report in run_job(loop_with, "other weights", run_dir):
         assert "the starting weights differ from rank 0's on rank 1;" in report
 
 
@@ -185,8 +185,8 @@ def modes_of(run_dir) -> list[tuple[bool, bool]]:
     return modes
 
 
-def test_training_mode_holds_from_the_first_step_and_through_evaluation(tmp_path):
-    assert run_job(modes_of, tmp_path / "run", strategy="zero2")[0] == [(True, False), (True, False)]
+def test_training_mode_holds_from_the_first_step_and_through_evaluation(run_dir):
+    assert run_job(modes_of, run_dir, strategy="zero2")[0] == [(True, False), (True, False)]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_training_mode_holds_from_the_first_step_and_through_evaluation(tmp_path
         ("zero1", "evaluation mode"),
     ],
 )
-def test_what_update_does_is_not_done_beside_it(strategy, mistake, tmp_path):
+def test_what_update_does_is_not_done_beside_it(strategy, mistake, run_dir):
     """Some strategies would train something else, and others the same."""
     said = {
         "own step": "the optimizer was stepped after step.backward; run.update clips, steps",
@@ -210,5 +210,5 @@ def test_what_update_does_is_not_done_beside_it(strategy, mistake, tmp_path):
         "replaced weights": "zero3 cannot gather",
         "own scheduler": "is 0, but run.update has set 5e-05; it follows the recipe's learning_rate",
     }
-    for report in run_job(loop_with, mistake, tmp_path / "run", strategy=strategy):
+    for report in run_job(loop_with, mistake, run_dir, strategy=strategy):
         assert said.get(mistake, "gradients or weights were changed after step.backward; run.update clips") in report

@@ -92,10 +92,10 @@ def test_project_and_name(wandb, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_only_the_main_process_has_trackers(tmp_path):
+def test_only_the_main_process_has_trackers(run_dir):
     words = (*SMALL, "--train.stop_after_steps=1", '--logging.trackers=["tensorboard"]')
-    train_in_job(PYDOC, tmp_path / "run", *words)
-    assert len(list((tmp_path / "run/tensorboard/run").glob("events.out.tfevents*"))) == 1
+    train_in_job(PYDOC, run_dir, *words)
+    assert len(list((run_dir / "tensorboard/run").glob("events.out.tfevents*"))) == 1
 
 
 def tensorboard_steps(folder):

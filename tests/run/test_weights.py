@@ -39,8 +39,8 @@ def record_without_labels(run_dir):
     return recorded(MAPS, run_dir, *WORDS)
 
 
-def test_a_step_without_any_target_is_refused(tmp_path):
+def test_a_step_without_any_target_is_refused(run_dir):
     """After the first, on every process alike: there is nothing to take a mean over."""
-    report = failure_of(record_without_labels, tmp_path / "run")
+    report = failure_of(record_without_labels, run_dir)
     assert "error: no sample of step 1 has a target, so there is nothing to average the loss over" in report
     assert "exit code 1" in report

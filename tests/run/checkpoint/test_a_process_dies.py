@@ -48,18 +48,17 @@ def save_while_the_other_process_dies(path, attempt):
     run.writer.wait()
 
 
-def test_a_process_that_dies_while_it_writes_its_part_keeps_the_checkpoint_from_being_complete(tmp_path):
-    path = tmp_path / "run"
-    path.mkdir()
-    attempt = claim(path / "attempts", {})
+def test_a_process_that_dies_while_it_writes_its_part_keeps_the_checkpoint_from_being_complete(run_dir):
+    run_dir.mkdir()
+    attempt = claim(run_dir / "attempts", {})
     with pytest.raises(JobFailed, match="rank 1: the process ended without a result"):
-        run_job(save_while_the_other_process_dies, path, attempt)
-    assert (path / "looked").exists()
-    (temporary,) = temporary_folders(path / "checkpoints")
+        run_job(save_while_the_other_process_dies, run_dir, attempt)
+    assert (run_dir / "looked").exists()
+    (temporary,) = temporary_folders(run_dir / "checkpoints")
     sizes, whole = (
-        [file.stat().st_size for file in sorted((path / "checkpoints" / folder).glob("rank_*"))]
+        [file.stat().st_size for file in sorted((run_dir / "checkpoints" / folder).glob("rank_*"))]
         for folder in (temporary, f"step_{OLD:08d}")
     )
     assert sizes[0] == whole[0]
     assert sizes[1] < whole[1]
-    assert_training_goes_on(path)
+    assert_training_goes_on(run_dir)

@@ -104,16 +104,16 @@ WORDS = (*TINY_GPT, "--train.stop_after_steps=12", '--evaluation.every={"steps":
 
 
 @pytest.mark.slow
-def test_a_run_keeps_its_best(tmp_path):
+def test_a_run_keeps_its_best(run_dir):
     words = (*WORDS, '--checkpoint.keep_best={"metric": "perplexity", "mode": "max"}')
     # Stopped in the middle, and resumed.
-    train_in_job(PYDOC, tmp_path / "run", *words, "--train.stop_after_steps=7")
-    train_in_job(PYDOC, tmp_path / "run", *words, strategy="fsdp")
-    values = {line["step"]: line["perplexity"] for line in read_json_lines(tmp_path / "run/evaluations.jsonl")}
+    train_in_job(PYDOC, run_dir, *words, "--train.stop_after_steps=7")
+    train_in_job(PYDOC, run_dir, *words, strategy="fsdp")
+    values = {line["step"]: line["perplexity"] for line in read_json_lines(run_dir / "evaluations.jsonl")}
     step = max(values, key=values.get)
     best = {"metric": "perplexity", "mode": "max", "step": step, "value": values[step]}
-    assert read_object(tmp_path / "run/summary.json")["best"] == best
-    entries = RunFolder(tmp_path / "run").checkpoints()
+    assert read_object(run_dir / "summary.json")["best"] == best
+    entries = RunFolder(run_dir).checkpoints()
     assert [entry.step for entry in entries] == sorted({12, step}, reverse=True)
 
 

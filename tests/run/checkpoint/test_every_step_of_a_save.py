@@ -100,9 +100,9 @@ def calls(tmp_path_factory):
     return calls_of_a_save(begun_run(tmp_path_factory.mktemp("undisturbed") / "run"))
 
 
-def test_every_change_of_a_save_is_among_the_calls(tmp_path):
+def test_every_change_of_a_save_is_among_the_calls(run_dir):
     """As Python itself reports changes, however they are called."""
-    run = begun_run(tmp_path / "run")
+    run = begun_run(run_dir)
 
     def save():
         events = []
@@ -203,9 +203,9 @@ def test_a_step_that_the_file_system_refuses_ends_neither_the_run_nor_the_older_
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_file_system_that_does_not_answer_for_a_while_does_not_end_the_run(asynchronous, tmp_path, monkeypatch):
+def test_a_file_system_that_does_not_answer_for_a_while_does_not_end_the_run(asynchronous, run_dir, monkeypatch):
     """Not even what is in a folder can be seen, as on a network file system whose server is gone."""
-    run = begun_run(tmp_path / "run", asynchronous)
+    run = begun_run(run_dir, asynchronous)
 
     def unanswered(original):
         def call(path, *args, **kwargs):
@@ -243,14 +243,14 @@ def test_an_older_checkpoint_that_cannot_be_deleted_does_not_make_the_new_one_un
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])
-def test_an_attempt_that_is_overtaken_while_it_writes_publishes_nothing(call, tmp_path, monkeypatch):
+def test_an_attempt_that_is_overtaken_while_it_writes_publishes_nothing(call, run_dir, monkeypatch):
     """While it writes its part, and between the name and the marker."""
-    run = begun_run(tmp_path / "run")
+    run = begun_run(run_dir)
     original = getattr(os, call)
 
     def overtaken(*arguments):
         monkeypatch.undo()
-        claim(tmp_path / "run/attempts", {})
+        claim(run_dir / "attempts", {})
         return original(*arguments)
 
     monkeypatch.setattr(os, call, overtaken)

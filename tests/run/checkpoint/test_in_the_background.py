@@ -19,9 +19,9 @@ class Gate:
         monkeypatch.setattr(Attempt, "check", lambda _: self.reached.set() or self.open.wait(600))
 
 
-def test_a_checkpoint_is_the_state_at_the_time_it_was_asked_for(tmp_path, monkeypatch):
+def test_a_checkpoint_is_the_state_at_the_time_it_was_asked_for(run_dir, monkeypatch):
     gate = Gate(monkeypatch)
-    run = FakeRun(tmp_path / "run", asynchronous=True)
+    run = FakeRun(run_dir, asynchronous=True)
     run.begin_to_save(4)
     run.writer.wait_until_copied()
     for tensor in run.backend.state.values():
@@ -35,9 +35,9 @@ def test_a_checkpoint_is_the_state_at_the_time_it_was_asked_for(tmp_path, monkey
     assert usable(run.checkpoints) == [4]
 
 
-def test_the_next_save_waits_for_the_one_before(tmp_path, monkeypatch):
+def test_the_next_save_waits_for_the_one_before(run_dir, monkeypatch):
     gate = Gate(monkeypatch)
-    run = FakeRun(tmp_path / "run", asynchronous=True)
+    run = FakeRun(run_dir, asynchronous=True)
     run.begin_to_save(4)
     timer = threading.Timer(0.2, gate.open.set)
     timer.start()
@@ -51,8 +51,8 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_cannot_be_stored_ends_the_run_and_leaves_the_older_checkpoint(asynchronous, tmp_path):
-    run = FakeRun(tmp_path / "run", asynchronous=asynchronous)
+def test_what_cannot_be_stored_ends_the_run_and_leaves_the_older_checkpoint(asynchronous, run_dir):
+    run = FakeRun(run_dir, asynchronous=asynchronous)
     run.save(4)
     run.backend.state["buffer/mask"] = torch.ones(2, dtype=torch.complex64)
     if asynchronous:

@@ -101,7 +101,7 @@ def test_a_tied_weight_with_an_adapter_is_refused(lora, tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
-def test_without_adapters_it_is_refused(tmp_path, capsys):
-    FakeRun(tmp_path / "run").save(1)
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "merged"), "--merge"]) == 2
+def test_without_adapters_it_is_refused(run_dir, tmp_path, capsys):
+    FakeRun(run_dir).save(1)
+    assert main(["export", str(run_dir), str(tmp_path / "merged"), "--merge"]) == 2
     assert "it has no adapters of a model of transformers; leave out --merge" in capsys.readouterr().err

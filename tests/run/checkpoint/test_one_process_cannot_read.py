@@ -23,9 +23,9 @@ def go_on_without_reading(run_dir):
     train(PYDOC, *SMALL, "--train.stop_after_steps=2", run_dir=run_dir)
 
 
-def test_every_process_ends_with_its_reason(tmp_path):
-    train_in_job(PYDOC, tmp_path / "run", *SMALL, "--train.stop_after_steps=1", strategy="zero3")
-    report = failure_of(go_on_without_reading, tmp_path / "run", strategy="zero3")
+def test_every_process_ends_with_its_reason(run_dir):
+    train_in_job(PYDOC, run_dir, *SMALL, "--train.stop_after_steps=1", strategy="zero3")
+    report = failure_of(go_on_without_reading, run_dir, strategy="zero3")
     assert "on rank 1: " in report
     assert "it cannot be read: Stale file handle" in report
     assert "exit code 2" in report

@@ -47,9 +47,9 @@ def sizes_before_and_in_the_first_save(run_dir: Path) -> tuple[dict, dict, bool]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "world_size"), [("fsdp", 3), ("zero3", 2)])
-def test_the_first_checkpoint_has_the_sizes_that_were_reserved(strategy, world_size, tmp_path):
+def test_the_first_checkpoint_has_the_sizes_that_were_reserved(strategy, world_size, run_dir):
     for reserved, saved, is_frozen in run_job(
-        sizes_before_and_in_the_first_save, tmp_path / "run", strategy=strategy, world_size=world_size
+        sizes_before_and_in_the_first_save, run_dir, strategy=strategy, world_size=world_size
     ):
         assert len(saved) > 3
         assert reserved == saved

@@ -157,18 +157,18 @@ print(json.dumps({"sum": sum(float(each.sum()) for each in weights.values())}))
 
 
 @pytest.mark.slow
-def test_a_run_is_followed(tmp_path):
+def test_a_run_is_followed(run_dir, tmp_path):
     """Twice: after step 4, which is kept, where the command fails, and at the end; training is as without."""
     command = json.dumps([PYTHON, "-c", PROGRAM, "{model}", "{step}"])
     train_in_job(PYDOC, tmp_path / "plain", *WORDS)
-    train_in_job(PYDOC, tmp_path / "run", *WORDS, f"--checkpoint.then={command}")
-    (line,) = (line for line in read_json_lines(tmp_path / "run/evaluations.jsonl") if "then/sum" in line)
+    train_in_job(PYDOC, run_dir, *WORDS, f"--checkpoint.then={command}")
+    (line,) = (line for line in read_json_lines(run_dir / "evaluations.jsonl") if "then/sum" in line)
     assert line["step"] == 8
-    exported = load_file(tmp_path / "run/model/model.safetensors")
+    exported = load_file(run_dir / "model/model.safetensors")
     assert line["then/sum"] == sum(float(each.sum()) for each in exported.values())
-    assert_same_weights(tmp_path / "run/model", tmp_path / "plain/model")
-    (failed,) = events(tmp_path / "run", "then_failed")
+    assert_same_weights(run_dir / "model", tmp_path / "plain/model")
+    (failed,) = events(run_dir, "then_failed")
     assert failed["step"] == 4
     assert "no network" in failed["reason"]
-    assert not (tmp_path / "run/then").exists()
-    assert events(tmp_path / "run", "finished")
+    assert not (run_dir / "then").exists()
+    assert events(run_dir, "finished")

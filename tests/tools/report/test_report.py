@@ -19,6 +19,11 @@ VERSIONS = {"largebatch": "0.1.0", "torch": "2.13.0"}
 EVIL = 'run<b></script><script>alert("1")&amp;$x$'
 
 
+@pytest.fixture
+def run_dir(tmp_path):
+    return tmp_path / "run"
+
+
 def report(*folders, axis=None):
     out = folders[0].with_name("report.html")
     words = [f"--axis={axis}"] if axis else []
@@ -110,23 +115,23 @@ def test_names_close_no_script_and_nothing_is_loaded(comparison):
     assert not [attributes for _, attributes in page.tags if {"src", "href", "data"} & attributes.keys()]
 
 
-def test_evaluations_of_several_sets_after_one_step(tmp_path):
-    write_run(tmp_path / "run", steps=range(1, 3))
+def test_evaluations_of_several_sets_after_one_step(run_dir):
+    write_run(run_dir, steps=range(1, 3))
     values = [{"loss": 2.0}, {"far/loss": 3.0}]
-    write_lines(tmp_path / "run/evaluations.jsonl", [{"step": 2, "samples": 64} | value for value in values])
-    page = report(tmp_path / "run")
+    write_lines(run_dir / "evaluations.jsonl", [{"step": 2, "samples": 64} | value for value in values])
+    page = report(run_dir)
     for name, value in (("loss", "2"), ("far/loss", "3")):
         assert page.column(f"evaluation: {name}, last and range") == [f"{value}\n{value} to {value}"]
 
 
-def test_a_long_run_is_a_small_file_and_keeps_its_spike(tmp_path):
+def test_a_long_run_is_a_small_file_and_keeps_its_spike(run_dir, tmp_path):
     words = ('--train.duration={"steps": 10000}',)
     losses = {step: 2.0 + np.sin(step / 5) for step in range(1, 5_001)}
     losses[3_333] = 80.0
     plan = write_run(tmp_path / "short", words)
     lines = [metric_line(plan, step, loss=loss) for step, loss in losses.items()]
-    write_run(tmp_path / "run", words, steps=range(5_000, 5_001), metrics=lines)
-    page = report(tmp_path / "run")
+    write_run(run_dir, words, steps=range(5_000, 5_001), metrics=lines)
+    page = report(run_dir)
     curve = page.points("loss", 0)
     assert len(curve) == 2000
     assert (3_333, 80.0) in curve
@@ -135,54 +140,53 @@ def test_a_long_run_is_a_small_file_and_keeps_its_spike(tmp_path):
     assert (tmp_path / "report.html").stat().st_size < 7e6
 
 
-def test_mean_rates_are_weighted_by_their_time(tmp_path):
+def test_mean_rates_are_weighted_by_their_time(run_dir):
     """A second at 100 samples a second and nine at 10 are 19 on average."""
     lines = [
         {"step": step, "samples": 64 * step, "loss": 2.0, "samples_per_second": rate, "seconds": seconds}
         for step, rate, seconds in ((1, 100.0, 1.0), (2, 10.0, 10.0))
     ]
-    write_run(tmp_path / "run", kind="stopped", metrics=lines)
-    assert report(tmp_path / "run").row("samples_per_second, mean") == ["19.000"]
+    write_run(run_dir, kind="stopped", metrics=lines)
+    assert report(run_dir).row("samples_per_second, mean") == ["19.000"]
 
 
-def test_the_noise_scale_has_its_interval(tmp_path):
+def test_the_noise_scale_has_its_interval(run_dir):
     lines = [
         {"step": 10, "loss": 2.0},
         {"step": 20, "noise_scale": 400.0, "noise_scale_low": 300.0, "noise_scale_high": 600.0},
         # Without an upper end.
         {"step": 30, "noise_scale": 500.0, "noise_scale_low": 450.0},
     ]
-    write_run(tmp_path / "run", metrics=lines)
-    page = report(tmp_path / "run")
+    write_run(run_dir, metrics=lines)
+    page = report(run_dir)
     assert page.points("noise_scale", 0) == [(20, 400), (30, 500)]
     assert page.points("noise_scale_low", 0) == [(20, 300), (30, 450)]
     # A single value does not vary.
     assert "noise_scale_high" not in page.titles()
 
 
-def test_a_run_that_is_writing(tmp_path):
+def test_a_run_that_is_writing(run_dir):
     """The last lines are torn, and stay so, and there is nothing yet but a loss."""
-    run = tmp_path / "run"
-    write_run(run, kind=None)
-    (run / "evaluations.jsonl").unlink()
+    write_run(run_dir, kind=None)
+    (run_dir / "evaluations.jsonl").unlink()
     lines = [{"step": step, "samples": 64 * step, "loss": 2.0} for step in (1, 2)]
-    write_lines(run / "metrics.jsonl", lines, torn='{"step": 3, "samples": 19')
-    write_lines(run / "history.jsonl", [started(0)], torn='{"event": "stop')
-    page = report(run)
+    write_lines(run_dir / "metrics.jsonl", lines, torn='{"step": 3, "samples": 19')
+    write_lines(run_dir / "history.jsonl", [started(0)], torn='{"event": "stop')
+    page = report(run_dir)
     assert page.titles() == ["loss"]
     assert page.points("loss", 0) == [(1, 2.0), (2, 2.0)]
-    assert (run / "metrics.jsonl").read_text().endswith('"samples": 19')
+    assert (run_dir / "metrics.jsonl").read_text().endswith('"samples": 19')
 
 
-def test_a_report_is_written_over_and_nothing_else(tmp_path, refusal_of):
-    write_run(tmp_path / "run", steps=range(1, 3))
-    first = report(tmp_path / "run")
-    write_lines(tmp_path / "run/metrics.jsonl", [])
-    assert report(tmp_path / "run").source != first.source
+def test_a_report_is_written_over_and_nothing_else(run_dir, tmp_path, refusal_of):
+    write_run(run_dir, steps=range(1, 3))
+    first = report(run_dir)
+    write_lines(run_dir / "metrics.jsonl", [])
+    assert report(run_dir).source != first.source
     mine = b"<html>a page of mine, beside a largebatch report</html>"
     out = tmp_path / "report.html"
     out.write_bytes(mine)
-    error = refusal_of("report", tmp_path / "run", "--out", out)
+    error = refusal_of("report", run_dir, "--out", out)
     assert f"{out} exists and is not a report; choose another --out" in error
     assert out.read_bytes() == mine
     assert not list(tmp_path.rglob("*.tmp"))
@@ -234,10 +238,10 @@ def test_values_that_cannot_be_shown_are_left_out(tmp_path):
     assert len(report(with_values(tmp_path / "many", "evaluations.jsonl", many)).titles()) < 300
 
 
-def test_a_damaged_plan_is_told(tmp_path):
-    write_run(tmp_path / "run", steps=range(50, 52))
-    (tmp_path / "run/plan.json").write_text("[]")
-    assert report(tmp_path / "run").row("plan") == ["damaged, or written by a different version of largebatch"]
+def test_a_damaged_plan_is_told(run_dir):
+    write_run(run_dir, steps=range(50, 52))
+    (run_dir / "plan.json").write_text("[]")
+    assert report(run_dir).row("plan") == ["damaged, or written by a different version of largebatch"]
 
 
 def test_pipes_and_links_in_a_run_folder_are_not_read(tmp_path, refusal_of):
@@ -255,7 +259,7 @@ def test_pipes_and_links_in_a_run_folder_are_not_read(tmp_path, refusal_of):
     refusal_of("report", run)
 
 
-def test_without_plotly(tmp_path, monkeypatch, refusal_of):
-    write_run(tmp_path / "run", steps=range(1, 3))
+def test_without_plotly(run_dir, monkeypatch, refusal_of):
+    write_run(run_dir, steps=range(1, 3))
     monkeypatch.setitem(sys.modules, "plotly", None)
-    assert refusal_of("report", tmp_path / "run") == 'error: curves need plotly; pip install "largebatch[report]"\n'
+    assert refusal_of("report", run_dir) == 'error: curves need plotly; pip install "largebatch[report]"\n'
