@@ -5,7 +5,6 @@ Each run is a fork of a process that has imported everything, and that has run n
 
 import errno
 import fcntl
-import gc
 import io
 import json
 import os
@@ -13,9 +12,7 @@ import re
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
 from largebatch.tools.local_jobs.training import train
 from paths import PYDOC, ROOT
+from processes import forked
 from resuming import TINY_GPT
 from saving import checksum_problem
 
@@ -127,34 +125,22 @@ def _caller() -> str:
 def run(run_dir: Path, words: tuple[str, ...], files: FileSystem | None = None) -> tuple[int, str]:
     """Train in a forked process, and return its exit code (that of SIGALRM if it hung) and its output."""
     output = run_dir.with_name(f"{run_dir.name}.log")
-    child = os.fork()
-    if child == 0:
-        gc.freeze()  # as in preflight_nodes.py
-        signal.alarm(SECONDS_OF_A_HANG)
-        _train(run_dir, words, files, output)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), output.read_text(errors="replace")
+    code = forked(_train, run_dir, words, files, output)
+    return code, output.read_text(errors="replace")
 
 
 def _train(run_dir: Path, words: tuple[str, ...], files: FileSystem | None, output: Path) -> None:
-    code = 1
+    signal.alarm(SECONDS_OF_A_HANG)
     os.chdir(ROOT)
+    sys.stdout = sys.stderr = output.open("w")
+    if files is not None:
+        files.install()
     try:
-        with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-            if files is not None:
-                files.install()
-            try:
-                train(PYDOC, *words, run_dir=run_dir)
-                code = 0
-            except SystemExit as ended:
-                code = ended.code if isinstance(ended.code, int) else 1
-            except BaseException:
-                traceback.print_exc()
+        train(PYDOC, *words, run_dir=run_dir)
+    finally:
         if files is not None:
             moments = [vars(moment) for moment in files.moments]
             Path(f"{output}.moments").write_text(json.dumps(moments))
-    finally:
-        os._exit(code)
 
 
 @dataclass

@@ -129,7 +129,7 @@ def test_same_as_a_plain_loop(words, of_micro_batch, strategy, world_size, toler
 
 def test_dropout_is_the_same_in_both_passes(tmp_path):
     """So two passes train as one does, in which there is nothing to be the same."""
-    words = (*SMALL, FP64, FEW, "--batch.micro_batch_size=16")
+    words = (*IN_FP64, "--batch.micro_batch_size=16")
     one, two = (
         run_job(recorded_with_dropout, SIMCLR, tmp_path / couple, *words, f"--compute.couple={couple}", strategy="fsdp")
         for couple in ("one_pass", "two_passes")

@@ -19,12 +19,12 @@ from resuming import (
     assert_same_weights,
     exact_log,
     run_interrupted,
+    stop_and_resume,
 )
 
 pytestmark = pytest.mark.slow
 
 LARS = '--optimizer={"name": "lars", "weight_decay": 0.001}'
-STEPS = ("--train.stop_after_steps=13",)
 FASTER_BLOCK = '--optimizer.groups=[{"parameters": "*.h.*", "lr_factor": 3}]'
 DIGITS_WORDS = (
     "--logging.every=1",
@@ -36,42 +36,34 @@ DIGITS_WORDS = (
 )
 
 
-@pytest.mark.parametrize(("recipe", "strategy", "world_size"), [(PYDOC, "fsdp", 3), (DIGITS, "zero1", 2)])
-def test_stopped_twice_and_resumed_bit_for_bit(recipe, strategy, world_size, tmp_path):
-    """Stopped by one process's signal and by the stop file, within an epoch, between evaluations and log points.
+@pytest.mark.parametrize(
+    ("words", "kind", "told", "place"),
+    [
+        (TINY_GPT, "signal", "SIGUSR1", {"recipe": PYDOC, "strategy": "fsdp", "world_size": 3}),
+        ((*DIGITS_WORDS, LARS), "stop file", "by the stop file", {"recipe": DIGITS, "strategy": "zero1"}),
+    ],
+)
+def test_stopped_and_resumed_bit_for_bit(words, kind, told, place, run_dir):
+    """Within an epoch, between evaluations and log points.
 
     ZeRO-2 is killed below, one process stops in `test_start.py`, and ZeRO-3 in `tests/recipes`
     and `tests/model`. GPT has AdamW, and the digits LARS.
     """
-    words = (TINY_GPT if recipe == PYDOC else (*DIGITS_WORDS, LARS)) + STEPS
-    place = {"strategy": strategy, "world_size": world_size, "recipe": recipe}
-    assert run_interrupted(tmp_path / "whole", words, **place) is None
-    run_dir = tmp_path / "stopped"
-    first = run_interrupted(run_dir, words, Interruption("signal", world_size - 1, 3), **place)
-    assert "exit code 75" in first
-    run = RunFolder(run_dir)
+    stop_and_resume(run_dir.parent, (*words, "--train.stop_after_steps=13"), Interruption(kind, 1, 3), **place)
+    assert_bit_for_bit(run_dir, run_dir.with_name("whole"))
+    history = RunFolder(run_dir).history()
     # Noted in step 3, agreed on in step 4.
-    assert run.checkpoint_step() == 4
-    assert "SIGUSR1" in run.history()[-1]["message"]
-    second = run_interrupted(run_dir, words, Interruption("stop file", 0, 10), **place)
-    assert "stopped: by the stop file, after step 11 of" in second
+    expected = [("started", 0), ("stopped", 4), ("started", 4), ("finished", 13)]
+    assert [(line["event"], line["step"]) for line in history] == expected
+    assert told in history[1]["message"]
     assert not (run_dir / "stop").exists()
-    assert not (run_dir / "model").exists()
-    assert run_interrupted(run_dir, words, **place) is None
-    assert_bit_for_bit(run_dir, tmp_path / "whole")
-    assert [line["event"] for line in run.history()] == ["started", "stopped"] * 2 + ["started", "finished"]
-    assert [line["step"] for line in run.history()] == [0, 4, 4, 11, 11, 13]
 
 
-def test_killed_and_resumed_bit_for_bit(run_dir, tmp_path):
+def test_killed_and_resumed_bit_for_bit(run_dir):
     """`checkpoint/test_every_step_of_a_save.py` kills at each step of a save."""
     words = (*TINY_GPT, "--train.stop_after_steps=14", '--checkpoint.every={"steps": 4}')
-    assert run_interrupted(tmp_path / "whole", words, strategy="zero2") is None
-    for kill in (Interruption("kill", 0, 7), Interruption("kill", 1, 12)):
-        report = run_interrupted(run_dir, words, kill, strategy="zero2")
-        assert "the process ended without a result" in report
-    assert run_interrupted(run_dir, words, strategy="zero2") is None
-    assert_bit_for_bit(run_dir, tmp_path / "whole")
+    stop_and_resume(run_dir.parent, words, Interruption("kill", 1, 7), strategy="zero2")
+    assert_bit_for_bit(run_dir, run_dir.with_name("whole"))
 
 
 LAMB_CHAIN = (*TINY_GPT, *CHAIN_BATCH, FASTER_BLOCK, "--optimizer.eps=1e-3", "--optimizer.name=lamb")

@@ -12,12 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto.event_pb2 import SessionLog
 
-from jobs import train_in_job
 from largebatch.config import load_config
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.trackers import Trackers
 from paths import PYDOC
-from tasks import SMALL
 
 
 @pytest.fixture(autouse=True)
@@ -89,13 +87,6 @@ def test_project_and_name(wandb, folder, tmp_path):
     assert (first["project"], first["name"]) == ("largebatch", "my_run")
     assert (second["project"], second["name"]) == ("digits", "other")
     assert first["id"] != second["id"]
-
-
-@pytest.mark.slow
-def test_only_the_main_process_has_trackers(run_dir):
-    words = (*SMALL, "--train.stop_after_steps=1", '--logging.trackers=["tensorboard"]')
-    train_in_job(PYDOC, run_dir, *words)
-    assert len(list((run_dir / "tensorboard/run").glob("events.out.tfevents*"))) == 1
 
 
 def tensorboard_steps(folder):

@@ -53,12 +53,9 @@ def latest(tmp_path, monkeypatch):
     return found
 
 
-def test_one_that_another_process_sees_later(latest):
-    assert latest(20, *INTACT) == "step_00000002"
-
-
-def test_one_that_the_main_process_sees_later(latest):
-    assert latest(20, *INTACT, rank=0) == "step_00000002"
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_that_a_process_sees_later(rank, latest):
+    assert latest(20, *INTACT, rank=rank) == "step_00000002"
 
 
 def test_one_that_another_process_never_sees(latest):

@@ -61,15 +61,15 @@ def test_a_gpu_without_a_data_sheet(device):
 
 
 def counted(recipe, *words):
+    """The config of a recipe and its model, the bytes that are kept for the backward pass, and its operations."""
     config = load_config(recipe, words)
     model = recipe_model(config)
-    activation_bytes(model, config)
-    return config, model, micro_batch_flops(model, config)
+    return config, model, activation_bytes(model, config), micro_batch_flops(model, config)
 
 
 def test_operations_of_a_transformer_by_hand():
     """6 for each weight of a product and token; attention's scores and sums, 12 x width x tokens a layer and token."""
-    config, model, operations = counted(LLAMA)
+    config, model, _, operations = counted(LLAMA)
     products = sum(each.numel() for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name)
     tokens = config.batch.micro_batch_size * config.data.block_size
     attention = 12 * config.model.num_layers * config.model.hidden_size * config.data.block_size
@@ -77,8 +77,8 @@ def test_operations_of_a_transformer_by_hand():
 
 
 def test_operations_that_are_done_again():
-    _, _, (forward, backward) = counted(PYDOC)
-    _, _, (forward_again, backward_again) = counted(PYDOC, "--compute.activation_checkpointing=full")
+    *_, (forward, backward) = counted(PYDOC)
+    *_, (forward_again, backward_again) = counted(PYDOC, "--compute.activation_checkpointing=full")
     assert forward_again == forward
     # The blocks' forward pass, which is most of the whole, and not the output layer's.
     assert 0.3 * forward < backward_again - backward < forward
@@ -86,12 +86,7 @@ def test_operations_that_are_done_again():
 
 def test_published_throughputs_of_convolutions():
     """Images per second in mixed precision of NVIDIA's PyTorch example (DeepLearningExamples, resnet50v1.5)."""
-    recipe = ROOT / "recipes/image_classification/resnet50_imagenet_32k.json"
-    config = load_config(recipe)
-    model = recipe_model(config)
-    kept = activation_bytes(model, config)
-    flops = micro_batch_flops(model, config)
-    assert convolves(model)
+    config, _, kept, flops = counted(ROOT / "recipes/image_classification/resnet50_imagenet_32k.json")
     for memory_bandwidth, peak, published in (
         # Of a V100.
         (900e9, 125e12, 1200),

@@ -1,7 +1,7 @@
 """The best evaluation's checkpoint: which one it is, and that it is there whatever happens."""
 
 import pytest
-from test_every_step_of_a_save import DIED, NEW, OLD, forked, interruption
+from test_every_step_of_a_save import DIED, NEW, OLD, interruption, save_interrupted
 
 from jobs import train, train_in_job
 from largebatch.config import load_config
@@ -12,6 +12,7 @@ from largebatch.storage.layout import BestEvaluation, read_object
 from largebatch.storage.run_folder import RunFolder
 from paths import PYDOC
 from problems import problem_of
+from processes import forked
 from resuming import TINY_GPT
 from saving import FakeRun, usable
 
@@ -91,12 +92,7 @@ def test_a_death_at_any_step_of_a_save_leaves_the_best(tmp_path):
         run.save(NEW, best)
     for number in range(len(calls)):
         run = begun(tmp_path / str(number))
-
-        def save(run=run, number=number):
-            with interruption(run.checkpoints, number):
-                run.save(NEW, best)
-
-        assert forked(save) == DIED
+        assert forked(save_interrupted, run, number, "before", best) == DIED
         assert 2 in usable(run.checkpoints), number
 
 

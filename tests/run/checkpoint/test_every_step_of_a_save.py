@@ -1,7 +1,6 @@
 """A process may die at every single step of a save: a complete checkpoint is always left, and training can go on."""
 
 import errno
-import gc
 import os
 import shutil
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from largebatch.errors import TrainingFailed
 from largebatch.storage.attempts import claim
+from processes import forked
 from saving import FakeRun, assert_holds, assert_training_goes_on, temporary_folders, usable
 
 CALLS = ["open", "write", "fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "link", "symlink", "truncate"]
@@ -67,19 +67,6 @@ def path_of(target, folder):
     return str(base / target)
 
 
-def forked(function):
-    """Call a function in a process of its own; its exit code."""
-    pid = os.fork()
-    if pid == 0:
-        gc.freeze()  # as in preflight_nodes.py
-        try:
-            function()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def begun_run(path, asynchronous=False):
     """A run that has an older checkpoint and keeps one."""
     run = FakeRun(path, keep_last=1, asynchronous=asynchronous)
@@ -93,6 +80,11 @@ def calls_of_a_save(run):
         assert_holds(run.save(NEW), NEW)
     assert run.warnings == []
     return calls
+
+
+def save_interrupted(run, number, moment="before", best=None):
+    with interruption(run.checkpoints, number, moment):
+        run.save(NEW, best)
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +151,7 @@ def test_a_death_at_any_step(asynchronous, calls, tmp_path):
         shutil.copytree(template, path)
         run = FakeRun(path, keep_last=1, asynchronous=asynchronous)
 
-        def save(run=run, number=number, moment=moment):
-            with interruption(run.checkpoints, number, moment):
-                run.save(NEW)
-
-        assert forked(save) == DIED, (number, moment)
+        assert forked(save_interrupted, run, number, moment) == DIED, (number, moment)
         found[tuple(usable(run.checkpoints))] += 1
         assert_training_goes_on(path)
         shutil.rmtree(path)
@@ -181,8 +169,7 @@ def renames(calls):
 def refused(path, number, asynchronous=False):
     """A run whose second save meets a full disk in one call."""
     run = begun_run(path, asynchronous)
-    with interruption(run.checkpoints, number, "instead"):
-        run.save(NEW)
+    save_interrupted(run, number, "instead")
     assert all("No space left on device" in text for text in run.warnings)
     return run
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
@@ -21,34 +20,30 @@ from resuming import TINY_GPT, assert_same_weights, events
 PYTHON = sys.executable
 
 
-class Follower:
-    """A command that is given as Python, with what it was told and has said."""
-
-    def __init__(self, folder: Path, program: str, seconds: float = 30.0):
-        self.folder = folder
-        self.answers: list[tuple[int, dict[str, float]]] = []
-        self.failures: list[tuple[int, str]] = []
-        command = [PYTHON, "-c", program, "{model}", "{step}"]
-        self.then = Then(
-            Checkpoint(then=command, then_seconds=seconds),
-            folder / "then",
-            lambda *answer: self.answers.append(answer),
-            lambda *failure: self.failures.append(failure),
-        )
-
-
-def followed(folder: Path, program: str, checkpoint: str = "", **settings: float) -> Follower:
-    """The follower of a checkpoint of step 4, when the command is over."""
-    follower = Follower(folder, program, **settings)
-    follower.then.follow(4, folder / checkpoint)
-    follower.then.finish()
-    return follower
-
-
 @pytest.fixture
-def _without_export(monkeypatch):
-    """A quick program in the place of the Python that exports."""
+def followed(tmp_path, monkeypatch):
+    """The answers and the failures of a command, given as Python, that follows the checkpoints of some steps.
+
+    A quick program is in the place of the Python that exports.
+    """
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
+
+    def follow(program: str, checkpoint: str = "", steps: tuple[int, ...] = (4,), seconds: float = 30.0):
+        answers = []
+        failures = []
+        then = Then(
+            Checkpoint(then=[PYTHON, "-c", program, "{model}", "{step}"], then_seconds=seconds),
+            tmp_path / "then",
+            lambda *answer: answers.append(answer),
+            lambda *failure: failures.append(failure),
+        )
+        for step in steps:
+            then.follow(step, tmp_path / checkpoint)
+        then.finish()
+        assert not (tmp_path / "then").exists()
+        return answers, failures
+
+    return follow
 
 
 @pytest.fixture
@@ -65,84 +60,72 @@ def _typed():
     os.close(original)
 
 
-@pytest.mark.usefixtures("_without_export")
-class TestCommands:
-    def test_one_at_a_time_and_the_newest_waits(self, tmp_path):
-        program = (
-            "import json, sys, time; time.sleep(1); print('words'); "
-            "print(json.dumps({'n': int(sys.argv[2]), 'step': sys.argv[2]}))"
-        )
-        follower = Follower(tmp_path, program)
-        for step in (1, 2, 3):
-            follower.then.follow(step, tmp_path)
-        follower.then.finish()
-        assert follower.answers == [(1, {"n": 1.0}), (3, {"n": 3.0})]
-        assert follower.failures == []
-        assert not (tmp_path / "then").exists()
-
-    def test_what_fails_is_noted(self, tmp_path):
-        follower = followed(tmp_path, "import sys; print('before'); sys.exit('no such task')")
-        ((step, reason),) = follower.failures
-        assert step == 4
-        assert reason.endswith("has ended with code 1: no such task")
-        assert not (tmp_path / "then").exists()
-
-    @pytest.mark.usefixtures("_typed")
-    @pytest.mark.parametrize(
-        ("program", "answers"),
-        [
-            # Only finite numbers are answers, and words are none.
-            ("""print('{"a": 1, "b": NaN, "c": true, "d": "2", "e": 0.5}')""", [(4, {"a": 1.0, "e": 0.5})]),
-            ("print('uploaded')", []),
-            # What it leaves running does not hold up its answer.
-            (
-                "import subprocess; subprocess.Popen(['sleep', '40'], start_new_session=True); print('{\"a\": 1}')",
-                [(4, {"a": 1.0})],
-            ),
-            # It does not read what is typed.
-            (
-                "import json, sys; print(json.dumps({'characters': len(sys.stdin.read())}))",
-                [(4, {"characters": 0.0})],
-            ),
-        ],
+def test_one_at_a_time_and_the_newest_waits(followed):
+    program = (
+        "import json, sys, time; time.sleep(1); print('words'); "
+        "print(json.dumps({'n': int(sys.argv[2]), 'step': sys.argv[2]}))"
     )
-    def test_answers(self, program, answers, tmp_path):
-        follower = followed(tmp_path, program)
-        assert (follower.answers, follower.failures) == (answers, [])
-
-    def test_a_hanging_command_is_ended_with_its_own_processes(self, tmp_path):
-        mark = tmp_path / "pid"
-        program = (
-            f"import os, pathlib, time; pid = os.fork(); pid and pathlib.Path({str(mark)!r}).write_text(str(pid)); "
-            "time.sleep(600)"
-        )
-        began = time.monotonic()
-        follower = followed(tmp_path, program, seconds=3.0)
-        assert 3.0 <= time.monotonic() - began < 9.0
-        assert "has ended with code -9" in follower.failures[0][1]
-        assert not is_running(mark.read_text())
-
-    def test_a_checkpoint_that_is_gone_by_its_turn(self, tmp_path):
-        follower = followed(tmp_path, "print(1)", "step_4")
-        assert follower.failures == [(4, "a better checkpoint has replaced this one before its turn")]
-
-    def test_a_flood_of_output_is_refused(self, tmp_path):
-        follower = followed(tmp_path, "while True: print('x' * 1000)")
-        assert "prints more than" in follower.failures[0][1]
-
-    def test_it_does_not_take_itself_for_a_process_of_the_job(self, tmp_path, monkeypatch):
-        names = ("RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "LARGEBATCH_LOGS", "MINE")
-        for name in names:
-            monkeypatch.setenv(name, "0")
-        program = f"import json, os; print(json.dumps({{name: 1 for name in {names} if name in os.environ}}))"
-        assert followed(tmp_path, program).answers == [(4, {"MINE": 1.0})]
+    assert followed(program, steps=(1, 2, 3)) == ([(1, {"n": 1.0}), (3, {"n": 3.0})], [])
 
 
-def test_without_a_command_nothing_follows(tmp_path):
-    then = Then(Checkpoint(), tmp_path, None, None)
-    then.follow(4, tmp_path)
-    then.finish()
-    assert not list(tmp_path.iterdir())
+def test_what_fails_is_noted(followed):
+    _, [(step, reason)] = followed("import sys; print('before'); sys.exit('no such task')")
+    assert step == 4
+    assert reason.endswith("has ended with code 1: no such task")
+
+
+@pytest.mark.usefixtures("_typed")
+@pytest.mark.parametrize(
+    ("program", "answers"),
+    [
+        # Only finite numbers are answers, and words are none.
+        ("""print('{"a": 1, "b": NaN, "c": true, "d": "2", "e": 0.5}')""", [(4, {"a": 1.0, "e": 0.5})]),
+        ("print('uploaded')", []),
+        # What it leaves running does not hold up its answer.
+        (
+            "import subprocess; subprocess.Popen(['sleep', '40'], start_new_session=True); print('{\"a\": 1}')",
+            [(4, {"a": 1.0})],
+        ),
+        # It does not read what is typed.
+        (
+            "import json, sys; print(json.dumps({'characters': len(sys.stdin.read())}))",
+            [(4, {"characters": 0.0})],
+        ),
+    ],
+)
+def test_answers(program, answers, followed):
+    assert followed(program) == (answers, [])
+
+
+def test_a_hanging_command_is_ended_with_its_own_processes(followed, tmp_path):
+    mark = tmp_path / "pid"
+    program = (
+        f"import os, pathlib, time; pid = os.fork(); pid and pathlib.Path({str(mark)!r}).write_text(str(pid)); "
+        "time.sleep(600)"
+    )
+    began = time.monotonic()
+    _, [(_, reason)] = followed(program, seconds=3.0)
+    assert 3.0 <= time.monotonic() - began < 9.0
+    assert "has ended with code -9" in reason
+    assert not is_running(mark.read_text())
+
+
+def test_a_checkpoint_that_is_gone_by_its_turn(followed):
+    _, failures = followed("print(1)", "step_4")
+    assert failures == [(4, "a better checkpoint has replaced this one before its turn")]
+
+
+def test_a_flood_of_output_is_refused(followed):
+    _, [(_, reason)] = followed("while True: print('x' * 1000)")
+    assert "prints more than" in reason
+
+
+def test_it_does_not_take_itself_for_a_process_of_the_job(followed, monkeypatch):
+    names = ("RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "LARGEBATCH_LOGS", "MINE")
+    for name in names:
+        monkeypatch.setenv(name, "0")
+    program = f"import json, os; print(json.dumps({{name: 1 for name in {names} if name in os.environ}}))"
+    assert followed(program) == ([(4, {"MINE": 1.0})], [])
 
 
 WORDS = (*TINY_GPT, "--train.stop_after_steps=8", '--checkpoint.keep_every={"steps": 4}', "--checkpoint.keep_last=1")
