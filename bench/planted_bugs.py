@@ -112,12 +112,12 @@ OF_OPTIMIZERS = (
             ("softsign.py", STEP, STEP.replace("direction /", "damping * direction /")),
             (
                 "softsign.py",
-                "                if beta:",
+                "                weight = local(parameter)",
                 "                self.kept = getattr(self, 'kept', {})\n"
                 "                last, earlier = self.kept.get(parameter, (direction, direction))\n"
                 "                self.kept[parameter] = direction.clone(), last\n"
                 "                damping = 1 - 0.5 * (last * earlier < 0)\n"
-                "                if beta:",
+                "                weight = local(parameter)",
             ),
         ],
         words=RESUMED,
