@@ -112,12 +112,13 @@ OF_OPTIMIZERS = (
             ("softsign.py", STEP, STEP.replace("direction /", "damping * direction /")),
             (
                 "softsign.py",
-                "                weight = local(parameter)",
+                '                if "average"',
                 "                self.kept = getattr(self, 'kept', {})\n"
-                "                last, earlier = self.kept.get(parameter, (direction, direction))\n"
-                "                self.kept[parameter] = direction.clone(), last\n"
+                "                gradient = local(parameter.grad)\n"
+                "                last, earlier = self.kept.get(parameter, (gradient, gradient))\n"
+                "                self.kept[parameter] = gradient.clone(), last\n"
                 "                damping = 1 - 0.5 * (last * earlier < 0)\n"
-                "                weight = local(parameter)",
+                '                if "average"',
             ),
         ],
         words=RESUMED,
