@@ -20,6 +20,8 @@ from .config import AutoCausalLM, Config, Lora
 
 # Settings of a loss of mixtures of experts, which training does not add.
 ROUTER_SETTINGS = ("output_router_logits", "router_aux_loss_coef")
+# What files of early versions of `transformers` hold besides weights: masks and frequencies.
+CONSTANTS = ("attn.bias", "attention.bias", ".masked_bias", ".inv_freq")
 MAX_LAYERS = 1000
 MAX_LABELS = 10**6
 
@@ -142,7 +144,7 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
                 use_safetensors=True,
             )
             missing = sorted(info["missing_keys"])
-            unknown = sorted(info["unexpected_keys"])
+            unknown = sorted(name for name in info["unexpected_keys"] if not name.endswith(CONSTANTS))
     except Exception as error:
         raise _unusable(model, error) from error
     if missing:

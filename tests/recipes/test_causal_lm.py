@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import tasks
 from largebatch.config import load_config
@@ -179,6 +179,10 @@ def edit_config(folder, **fields):
 )
 def test_a_configuration_with_which_the_weights_mean_something_else(fields, message, tmp_path):
     load_causal_lm(section(config=GPT2 | {"n_layer": 2})).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    old = stored | {"transformer.h.0.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(old, tmp_path / "model.safetensors", {"format": "pt"})
+    loaded(tmp_path)
     edit_config(tmp_path, **fields)
     with pytest.raises(UserError, match=message):
         loaded(tmp_path)
