@@ -112,13 +112,12 @@ OF_OPTIMIZERS = (
             ("softsign.py", STEP, STEP.replace("direction /", "damping * direction /")),
             (
                 "softsign.py",
-                '                if "average"',
+                "                if beta:",
                 "                self.kept = getattr(self, 'kept', {})\n"
-                "                gradient = local(parameter.grad)\n"
-                "                last, earlier = self.kept.get(parameter, (gradient, gradient))\n"
-                "                self.kept[parameter] = gradient.clone(), last\n"
+                "                last, earlier = self.kept.get(parameter, (direction, direction))\n"
+                "                self.kept[parameter] = direction.clone(), last\n"
                 "                damping = 1 - 0.5 * (last * earlier < 0)\n"
-                '                if "average"',
+                "                if beta:",
             ),
         ],
         words=RESUMED,

@@ -21,10 +21,12 @@ class Softsign(torch.optim.Optimizer):
                 state = self.state[parameter]
                 beta = group["beta"]
                 state["step"] = state.get("step", 0) + 1
-                if "average" not in state:
-                    state["average"] = torch.zeros_like(parameter)
-                average = local(state["average"]).lerp_(local(parameter.grad), 1 - beta)
-                direction = average / (1 - beta ** state["step"])
+                direction = local(parameter.grad).clone()
+                if beta:
+                    if "average" not in state:
+                        state["average"] = torch.zeros_like(parameter)
+                    average = local(state["average"]).lerp_(direction, 1 - beta)
+                    direction = average / (1 - beta ** state["step"])
                 weight = local(parameter)
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 weight.sub_(group["lr"] * direction / (direction.abs() + group["softness"]))
