@@ -48,7 +48,7 @@ from peers.gpt.job import build_model, mean_loss
 from record import OURS, ROOT, Comparison, Figure, Record, add_output_options, take_facts, write_record
 
 of_sft = import_from(ROOT / "recipes/sft", "pairs")
-of_two_towers = import_from(ROOT / "recipes/two_towers", "images")
+of_two_towers = import_from(ROOT / "recipes/two_towers", "data")
 
 RECIPE = ROOT / "recipes/causal_lm/gpt2_124m.json"
 CLIP = ROOT / "recipes/two_towers/clip_b32_32k.json"
@@ -271,9 +271,14 @@ def compare_tars(rounds: int, folder: Path) -> Comparison:
     words = [
         f'--data.data_files={{"train": "{folder}/*.tar", "eval": "{files[0]}"}}',
         "--data.train_augmentation=none",
+        "--data.tokenizer=bytes",
+        "--model.end_of_text=0",
     ]
-    data = load_config(CLIP, words).data
-    source, _ = of_two_towers.open_captioned(data, Preparation("", allowed="everything"), lambda _: {}, 0)
+    config = load_config(CLIP, words)
+    data = config.data
+    source, _ = of_two_towers.open_captioned(
+        data, Preparation("", allowed="everything"), of_two_towers.Texts(config), 0
+    )
     order = np.random.default_rng(0).permutation(number).reshape(-1, PAIRS_OF_A_TAR)
 
     def take(image: Image.Image) -> Crop:

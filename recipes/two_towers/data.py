@@ -13,7 +13,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import torch
+import xxhash
+from datasets.fingerprint import Hasher
 from pyarrow import compute, types
 
 from largebatch.data.columns import Use
@@ -21,14 +22,14 @@ from largebatch.data.hub import open_splits
 from largebatch.data.images import TensorImages, digits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Indices, derive_seed
-from largebatch.data.preparation import Preparation
+from largebatch.data.preparation import Preparation, kept
 from largebatch.data.source import Batch, SampleSource, Sources
-from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 from largebatch.words import counted
 
-from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, Images, ImageText, NamedDigits, TextPairs
-from .images import open_captioned, open_labeled, text_id
+from .config import DIGIT_NAMES, CaptionedImages, Config, Headings, Images, NamedDigits, TextPairs
+from .images import open_captioned, open_labeled
+from .texts import Texts
 
 TEMPLATES = ("{}", "the digit {}", "a photo of the number {}", "a handwritten {}")
 UNDERLINE = re.compile(r"([*=\-~^])\1{2,}")
@@ -45,29 +46,30 @@ def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, ...
     return *pairs, *open_labeled(config, preparation)
 
 
-def _open(texts: "Texts", preparation: Preparation, data: Images | Headings | TextPairs, seed: int) -> Sources:
+def _open(texts: Texts, preparation: Preparation, data: Images | Headings | TextPairs, seed: int) -> Sources:
     if isinstance(data, NamedDigits):
         train_digits, eval_digits = (DigitPairs(each.pixels, each.labels, texts, seed) for each in digits(data))
         return train_digits, eval_digits
     if isinstance(data, Headings):
         return _headings(data, texts)
     if isinstance(data, CaptionedImages):
-        train_images, eval_images = open_captioned(data, preparation, texts.of_images, seed)
+        train_images, eval_images = open_captioned(data, preparation, texts, seed)
         return train_images, eval_images
     uses = {data.query_column: Use("query_column"), data.passage_column: Use("passage_column")}
     uses |= {column: Use("negative_columns") for column in data.negative_columns}
     prefixes = [data.query_prefix, *[data.passage_prefix] * (1 + len(data.negative_columns))]
-    train, evaluation = (dataset.select_columns([*uses]) for dataset in open_splits(data, preparation, uses))
-    for rows, split in ((train, data.train_split), (evaluation, data.eval_split)):
-        _check(rows, split)
-        if preparation.allowed == "everything":
-            passages = np.fromiter((text_id(text.as_py()) for text in rows.data.column(data.passage_column)), np.int64)
-            if (number := len(np.unique(passages))) < len(rows):
-                print(f"{counted(number, 'different passage')} of {len(rows):,}: a larger batch repeats them")
-    return TextPairSource(train, texts, prefixes), TextPairSource(evaluation, texts, prefixes)
+    pairs = []
+    for dataset, split in zip(open_splits(data, preparation, uses), (data.train_split, data.eval_split), strict=True):
+        rows = dataset.select_columns([*uses])
+        pairs.append(TextPairSource(rows, texts, prefixes))
+        number = _num_different(rows, split, data, texts, preparation)
+        if number < len(rows):
+            pairs[-1].remark = f"{counted(number, 'different passage')} of {len(rows):,}: a larger batch repeats them"
+    train, evaluation = pairs
+    return train, evaluation
 
 
-def _headings(data: Headings, texts: "Texts") -> Sources:
+def _headings(data: Headings, texts: Texts) -> Sources:
     """Evaluation has evenly spaced pairs."""
     pairs = headings()
     wanted = data.num_train_samples + data.num_eval_samples
@@ -87,40 +89,6 @@ def prompts_of(config: Config) -> "TextPairSource":
         for name, template in product(config.zero_shot.class_names, config.zero_shot.templates):
             prompts.append({"prompt": template.replace("{}", name)})
     return TextPairSource(prompts, Texts(config), [""])
-
-
-class Texts:
-    """Turns texts into tokens of the recipe's tokenizer."""
-
-    def __init__(self, config: Config):
-        name = config.data.tokenizer
-        self._tokenizer = load_tokenizer(name)
-        self._max_tokens = config.data.max_tokens
-        check_vocabulary(config.model.vocab_size, self._tokenizer.vocab_size, repr(name))
-        end = self._tokenizer.end_of_text
-        if isinstance(config.model, ImageText) and config.model.end_of_text != end:
-            raise DataError(f"model.end_of_text: {config.model.end_of_text}, but texts of {name!r} end with {end}")
-
-    def encode(self, rows: Sequence[Sequence[str]]) -> Batch:
-        """Rows of equally many texts: "input_ids" and their "mask", shape (rows, texts, max_tokens), and "ids", shape
-        (rows, texts), which are the same for equal texts; the end-of-text token fills up shorter texts."""
-        texts = [text for row in rows for text in row]
-        tokenizer = self._tokenizer
-        size = self._max_tokens
-        # What is cut off is text, never the end.
-        whole = [[*tokenizer.prefix, *tokens[:-1]][: size - 1] for tokens in tokenizer.encode([*texts])]
-        lengths = torch.tensor([[len(tokens)] for tokens in whole])
-        flat = {
-            "input_ids": torch.tensor([tokens + [tokenizer.end_of_text] * (size - len(tokens)) for tokens in whole]),
-            "mask": torch.arange(size) <= lengths,
-            "ids": torch.tensor([text_id(text) for text in texts]),
-        }
-        return {name: values.view(len(rows), -1, *values.shape[1:]) for name, values in flat.items()}
-
-    def of_images(self, captions: Sequence[str]) -> Batch:
-        """The captions of some images; an image's id is that of its caption."""
-        encoded = self.encode([[caption] for caption in captions])
-        return {**encoded, "ids": encoded["ids"].repeat(1, 2)}
 
 
 @dataclass(eq=False)
@@ -149,6 +117,8 @@ class TextPairSource:
     texts: Texts
     prefixes: Sequence[str] = ("", "")
     """What the texts of each column begin with."""
+    remark: str | None = None
+    """How many passages differ, if some are the same."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -163,14 +133,28 @@ class TextPairSource:
         return len(batch["ids"])
 
 
-def _check(rows: Any, split: str) -> None:
-    """Raise DataError if a text of a `datasets` data set is missing, empty or no text."""
-    for column in rows.column_names:
-        texts = rows.data.column(column)
-        is_text = types.is_string(texts.type) or types.is_large_string(texts.type)
-        row = compute.index(compute.fill_null(texts, ""), "").as_py() if is_text else 0
-        if row >= 0:
-            raise DataError(f"data: row {row} of {split!r} has no text in {column!r}; remove it, or write the text")
+def _num_different(rows: Any, split: str, data: TextPairs, texts: Texts, preparation: Preparation) -> int:
+    """How many different passages there are; DataError if a text is missing, empty or no text, or has a special token.
+
+    As captions, all are tried once.
+    """
+
+    def number() -> Indices:
+        preparation.check(data, rows.data.nbytes)
+        for column in rows.column_names:
+            found = rows.data.column(column)
+            is_text = types.is_string(found.type) or types.is_large_string(found.type)
+            row = compute.index(compute.fill_null(found, ""), "").as_py() if is_text else 0
+            if row >= 0:
+                raise DataError(f"data: row {row} of {split!r} has no text in {column!r}; remove it, or write the text")
+            for row, text in enumerate(found):
+                texts.check(text.as_py(), f"data: row {row} of {split!r}: {column!r}")
+        passages = (
+            xxhash.xxh3_64_intdigest(text.as_py().encode()) - 2**63 for text in rows.data.column(data.passage_column)
+        )
+        return np.array([len(np.unique(np.fromiter(passages, np.int64)))])
+
+    return int(kept(f"texts_{Hasher.hash([rows._fingerprint, rows.column_names, texts.fingerprint])}", number)[0])
 
 
 def headings() -> list[dict[str, str]]:

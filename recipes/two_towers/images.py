@@ -1,19 +1,18 @@
 """Images with their captions: which of the data can be used, and batches of them.
 
-A pair can be used if it has a caption, and an image that can be decoded and is not too large. All are tried once, by
-`largebatch prepare` or by a start with little data, and HF_HOME/largebatch keeps the places of those that can be used
-after the number of different captions.
+A pair can be used if it has a caption, without special tokens, and an image that can be decoded and is not too large.
+All are tried once, by `largebatch prepare` or by a start with little data, and HF_HOME/largebatch keeps the places of
+those that can be used after the number of different captions.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
 
 import numpy as np
 import torch
-import xxhash
 from datasets.fingerprint import Hasher
 from PIL import Image
 
@@ -30,6 +29,7 @@ from largebatch.errors import DataError
 from largebatch.words import counted, printable
 
 from .config import CaptionedImages, Config
+from .texts import Texts
 
 BYTES_OF_AN_IMAGE = 50_000  # about
 MAX_REPLACEMENTS = 10  # that are tried for one pair
@@ -38,19 +38,15 @@ ROWS_AT_ONCE = 100
 UNUSABLE = -(2**63)  # in place of a caption's number
 
 
-Encode = Callable[[list[str]], Batch]
-"""Turns captions into tensors by name, whose first dimension is that of the captions."""
-
-
 def open_captioned(
-    config: CaptionedImages, preparation: Preparation, encode: Encode, seed: int
+    config: CaptionedImages, preparation: Preparation, texts: Texts, seed: int
 ) -> list["CaptionedImageSource"]:
     """The pairs for training and those for evaluation.
 
     Args:
         config: The section, without sources.
         preparation: Who tries which pairs can be used.
-        encode: Encodes the captions of a batch.
+        texts: Encodes the captions of a batch.
         seed: The seed of crops and replacements.
 
     Raises:
@@ -64,7 +60,7 @@ def open_captioned(
         uses = {config.image_column: Use("image_column"), config.caption_column: Use("caption_column")}
         datasets = open_splits(config, preparation, uses)
         splits = [encoded_images(dataset.select_columns([*uses]), config.image_column) for dataset in datasets]
-    sources = [CaptionedImageSource(rows, np.arange(len(rows)), config, encode, seed) for rows in splits]
+    sources = [CaptionedImageSource(rows, np.arange(len(rows)), config, texts, seed) for rows in splits]
     for source in sources:
         _leave_out(source, preparation)
     return sources
@@ -86,7 +82,7 @@ def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None
             source.pair(0, None)
         return np.append(len(np.unique(captions[usable])), usable)
 
-    key = Hasher.hash([source.rows._fingerprint, config.max_pixels, config.on_invalid])
+    key = Hasher.hash([source.rows._fingerprint, config.max_pixels, config.on_invalid, source.texts.fingerprint])
     found = kept(f"pairs_{key}", captions_and_places)
     source.places = found[1:]
     parts = []
@@ -95,11 +91,6 @@ def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None
     if found[0] < len(source):
         parts.append(f"{counted(int(found[0]), 'different caption')}: a larger batch repeats them")
     source.remark = "; ".join(parts) or None
-
-
-def text_id(text: str) -> int:
-    """A number for a text, the same for equal texts alone."""
-    return xxhash.xxh3_64_intdigest(text.encode()) - 2**63
 
 
 @dataclass
@@ -114,7 +105,7 @@ class CaptionedImageSource:
     places: Indices
     """The rows that can be used, in their order."""
     config: CaptionedImages
-    encode: Encode
+    texts: Texts
     seed: int
     remark: str | None = None
     """How many pairs are left out, and how many captions there are, if they are fewer than the pairs."""
@@ -124,9 +115,9 @@ class CaptionedImageSource:
         return len(self.places)
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
-        """{"pixel_values": uint8 (batch, 3, image_size, image_size)}, and what `encode` returns of the captions."""
+        """{"pixel_values": uint8 (batch, 3, image_size, image_size)}, and what `Texts` makes of the captions."""
         pixels, captions = zip(*(self._pair_or_another(index, epoch) for index in indices.tolist()), strict=True)
-        return {"pixel_values": torch.from_numpy(np.stack(pixels)), **self.encode([*captions])}
+        return {"pixel_values": torch.from_numpy(np.stack(pixels)), **self.texts.of_images(captions)}
 
     def weight(self, batch: Batch) -> int:
         return len(batch["pixel_values"])
@@ -146,7 +137,7 @@ class CaptionedImageSource:
         """The number of a pair's caption, or `UNUSABLE`; DataError if that may not be skipped."""
         try:
             _, caption = self.pair(index, None)
-            return text_id(caption)
+            return int(self.texts.of_images([caption])["ids"][0, 0])
         except DataError as error:
             if self.config.on_invalid == "refuse":
                 raise DataError(f'{error}; or leave such pairs out: data.on_invalid "skip"') from error
@@ -156,10 +147,12 @@ class CaptionedImageSource:
         """A crop of an image and its caption; DataError if they cannot be used."""
         row = self.rows[self.places[[index]]]
         (encoded,) = row[self.config.image_column]
-        (caption,) = row[self.config.caption_column]
+        column = self.config.caption_column
+        (caption,) = row[column]
+        where = encoded["path"] or "the data"
         if not isinstance(caption, str) or not caption.strip() or caption != caption.encode(errors="ignore").decode():
-            where = f"{self.config.caption_column!r} in UTF-8, in {encoded['path'] or 'the data'}"
-            raise DataError(f"sample {index} has no {where}; write one, or remove it")
+            raise DataError(f"sample {index} has no {column!r} in UTF-8, in {where}; write one, or remove it")
+        self.texts.check(caption, f"sample {index}, in {where}: {column!r}")
         take = partial(self._crop, index=index, epoch=epoch)
         return decode(encoded, index, take, self.config.max_pixels).pixels, caption
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
@@ -63,16 +64,20 @@ def section(files, path="webdataset", **fields):
     if path == "webdataset":
         fields = {"image_column": "jpg;png", "caption_column": "txt"} | fields
     gray = (0.5, 0.5, 0.5)
-    shape = {"max_tokens": 8, "image_size": 16, "mean": gray, "std": gray, "num_workers": 2}
+    shape = {"max_tokens": 40, "image_size": 16, "mean": gray, "std": gray, "num_workers": 2}
     return CaptionedImages(**(of_file(files, path, NUMBER) | shape | fields))
 
 
-def encode(captions):
-    return {"length": torch.tensor([len(caption) for caption in captions])}
+class Texts(tasks.module("two_towers", "texts").Texts):
+    def __init__(self, data):
+        super().__init__(SimpleNamespace(data=data, model=SimpleNamespace(vocab_size=256)))
+
+    def of_images(self, captions):
+        return {**super().of_images(captions), "length": torch.tensor([len(caption) for caption in captions])}
 
 
 def opened(config, seed=0, **how):
-    return images.open_captioned(config, Preparation(**how), encode, seed)
+    return images.open_captioned(config, Preparation(**how), Texts(config), seed)
 
 
 def assert_refused(config, told):
@@ -164,11 +169,15 @@ def test_a_sample_without_an_image_is_refused_or_left_out(broken):
             r"sample 3 has no 'txt' in UTF-8, in .*a\.tar at byte",
         ),
         (
+            {"jpg": sample(1)["jpg"], "txt": b"red\0apple"},
+            r"sample 3, in .*a\.tar at byte [\d,]+: 'txt' has '\\x00', which the tokenizer reads as a special token",
+        ),
+        (
             {"png": LARGE.getvalue(), "txt": b"x"},
             "the image of sample 3 cannot be decoded: it has 8,000 x 6,250 pixels, more than 40,000,000",
         ),
     ],
-    ids=["no caption", "another encoding", "50 megapixels"],
+    ids=["no caption", "another encoding", "a special token", "50 megapixels"],
 )
 def test_pairs_that_cannot_be_used_are_refused_or_left_out(members, told, broken):
     tar = broken(members)

@@ -19,7 +19,6 @@ from jobs import run_job, train_in_job
 from largebatch.config import load_config
 from largebatch.config.commits import at_commits
 from largebatch.data.images import normalize_pixels
-from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError
 from largebatch.model.building import SeededWeights, build_without_weights
 from largebatch.storage.files import read_json_lines
@@ -222,22 +221,30 @@ def test_texts_keep_their_end(pairs):
     assert len(set(batch["ids"][0].tolist())) == 3
 
 
-def test_passages_that_are_equal_are_counted_by_prepare(pairs, tmp_path, capsys):
-    everything = Preparation(allowed="everything")
-    pair_sources(pairs, everything)
-    assert "different" not in capsys.readouterr().out
+def test_passages_that_are_equal_are_counted(pairs, tmp_path):
+    assert [source.remark for source in pair_sources(pairs)] == [None, None]
     rows_in(tmp_path / "pairs.jsonl", [{"query": f"{n}", "positive": "ab"[n % 2]} for n in range(70)])
-    pair_sources((*SGD, texts_in(tmp_path / "pairs.jsonl", num_samples=70)), everything)
-    told = "2 different passages of 70: a larger batch repeats them\n"
-    assert capsys.readouterr().out.count(told) == 2
+    counted = pair_sources((*SGD, texts_in(tmp_path / "pairs.jsonl", num_samples=70)))
+    assert [source.remark for source in counted] == ["2 different passages of 70: a larger batch repeats them"] * 2
 
 
-@pytest.mark.parametrize(("values", "row"), [([1, 2], 0), (["a", None], 1), (["a", ""], 1)])
-def test_a_column_without_texts_is_named(values, row, tmp_path):
+NO_TEXT = "has no text in 'query'"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([1, 2], f"row 0 of 'train' {NO_TEXT}"),
+        (["a", None], f"row 1 of 'train' {NO_TEXT}"),
+        (["a", ""], f"row 1 of 'train' {NO_TEXT}"),
+        (["a", "a\0b"], r"row 1 of 'train': 'query' has '\\x00', which the tokenizer reads as a special token"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_named(values, told, tmp_path):
     file = tmp_path / "pairs.parquet"
     parquet.write_table(pyarrow.table({"query": values, "positive": ["a", "b"]}), file)
     words = (texts_in(file, "parquet"), "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
-    with pytest.raises(DataError, match=f"row {row} of 'train' has no text in 'query'"):
+    with pytest.raises(DataError, match=told):
         pair_sources((*SGD, *words))
 
 
