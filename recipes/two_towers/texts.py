@@ -35,8 +35,7 @@ class Texts:
 
     def encode(self, rows: Sequence[Sequence[str]]) -> Batch:
         """Rows of equally many texts: "input_ids" and their "mask", shape (rows, texts, max_tokens), and "ids", shape
-        (rows, texts), which are the same for equal texts; the
-        end-of-text token fills up shorter texts."""
+        (rows, texts), which are the same for texts of the same tokens; the end-of-text token fills up shorter ones."""
         texts = [text for row in rows for text in row]
         tokenizer = self._tokenizer
         size = self._max_tokens
@@ -46,7 +45,7 @@ class Texts:
         flat = {
             "input_ids": torch.tensor([tokens + [tokenizer.end_of_text] * (size - len(tokens)) for tokens in whole]),
             "mask": torch.arange(size) <= lengths,
-            "ids": torch.tensor([xxhash.xxh3_64_intdigest(text.encode()) - 2**63 for text in texts]),
+            "ids": torch.tensor([xxhash.xxh3_64_intdigest(str(tokens).encode()) - 2**63 for tokens in whole]),
         }
         return {name: values.view(len(rows), -1, *values.shape[1:]) for name, values in flat.items()}
 

@@ -197,6 +197,7 @@ def test_captions_that_are_equal_are_counted(shards, tmp_path):
     write_samples(tmp_path / "a.tar", {number: sample(number) | {"txt": b"ab"[number % 2 :]} for number in range(6)})
     train, _ = opened(section(f"{tmp_path}/a.tar"))
     assert train.remark == "2 different captions: a larger batch repeats them"
+    assert opened(section(shards, max_tokens=8))[0].remark.startswith("1 different caption:")
 
 
 def test_a_large_image_may_be_allowed(broken):

@@ -219,6 +219,9 @@ def test_texts_keep_their_end(pairs):
     assert bytes(batch["input_ids"][0, 1].tolist()) == b"3 it is\0\0\0\0\0"
     assert batch["mask"][0].sum(dim=1).tolist() == [12, 8, 6]
     assert len(set(batch["ids"][0].tolist())) == 3
+    # Queries are cut to the same tokens, passages are not.
+    other = source.fetch(np.array([4]), 0)
+    assert (other["ids"] == batch["ids"]).tolist() == [[True, False, False]]
 
 
 def test_passages_that_are_equal_are_counted(pairs, tmp_path):
