@@ -287,6 +287,38 @@ def test_preparing_names_classes_and_files_that_are_no_images(tmp_path, capsys):
     assert capsys.readouterr().out == "1 file that nothing reads: .heic\n2 classes of data.num_classes 3: 0 10, 1 2\n"
 
 
+def written_apart(folder, train, evaluation):
+    write_pictures(folder, *(f"{name}/1.png" for name in {*train, *evaluation}))
+    for split, names in (("train", train), ("val", evaluation)):
+        for other in {*train, *evaluation}.difference(names):
+            (folder / split / other / "1.png").unlink()
+    return load_config(IMAGENET, [f"--data.path={folder}", *SMALL])
+
+
+@pytest.mark.parametrize("task", ["image_classification", "contrastive"])
+def test_classes_that_training_or_the_evaluation_lacks_are_told(task, tmp_path):
+    config = written_apart(tmp_path, ["ant", "cat"], ["cat", "dog"])
+    _, evaluation = tasks.sources(task)(config)
+    assert evaluation.remark == "evaluation has 1 class that training has no image of: dog"
+
+
+@pytest.mark.parametrize("other", ["Café", "cafe\N{COMBINING ACUTE ACCENT}"])
+def test_classes_that_people_take_for_one(other, tmp_path):
+    assert_refused(
+        f"the class '{other}' of evaluation and 'café' of training differ only in capitals or in how accents",
+        written_apart(tmp_path, ["ant", "café"], ["ant", other]),
+    )
+    _, evaluation = image_sources(written_apart(tmp_path, ["café", other], ["café", other]))
+    assert evaluation.remark is None
+
+
+def test_classes_after_max_samples_are_told(parquet):
+    """Of twelve labels, 0, 1, 2, 0, and so on."""
+    for number, told in ((2, "evaluation.max_samples reaches 2 of 3 classes"), (3, None)):
+        _, evaluation = image_sources(hub_config(parquet, f"--evaluation.max_samples={number}"))
+        assert evaluation.remark == told
+
+
 def test_images_that_are_not_read_are_named(tmp_path, capsys):
     """Those that a table does not list, and folders that are links."""
     write_pictures(tmp_path, "a.png", "b.png", "c.png")

@@ -4,10 +4,11 @@ import io
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from largebatch.data.source import Batch
 from largebatch.data.tars import TarRows, open_tars
 from largebatch.data.viewer import opaque
 from largebatch.errors import DataError, is_transient, reason_of
+from largebatch.words import counted, some
 
 if TYPE_CHECKING:
     import datasets
@@ -108,6 +110,45 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
         more = ", …" if len(classes) > MAX_CLASSES_SHOWN else ""
         print(f"{len(classes)} classes of data.num_classes {config.num_classes}: {shown}{more}")
     return _rows_of(train, config, config.train_split), _rows_of(evaluation, config, config.eval_split)
+
+
+def remark_on_classes(train: Rows, evaluation: Rows, config: HubImages, num_evaluated: int) -> str | None:
+    """What to tell about classes that training, or the first `num_evaluated` samples of evaluation, have no image of.
+
+    Raises:
+        DataError: For a computer such a class is another one than training's, and for people the same.
+    """
+    labels = _labels(evaluation, config)
+    num_classes = len(np.unique(labels))
+    trained = np.unique(_labels(train, config)).tolist()
+    features = getattr(train, "features", {})
+    names = dict(enumerate(getattr(features.get(config.label_column), "names", [])))
+    missing = [str(names.get(label, label)) for label in np.setdiff1d(labels, trained).tolist()]
+    known = {_folded(name): name for label, name in names.items() if label in trained}
+    for name in missing:
+        if alike := known.get(_folded(name)):
+            raise DataError(
+                f"data: the class {name!r} of evaluation and {alike!r} of training differ only in capitals or in how "
+                "accents are encoded; name them alike"
+            )
+    remarks = []
+    if missing:
+        shown = some(missing, MAX_CLASSES_SHOWN)
+        remarks.append(f"evaluation has {counted(len(missing), 'class')} that training has no image of: {shown}")
+    if (reached := len(np.unique(labels[:num_evaluated]))) < num_classes:
+        remarks.append(f"evaluation.max_samples reaches {reached} of {counted(num_classes, 'class')}")
+    return "; ".join(remarks) or None
+
+
+def _labels(rows: Rows, config: HubImages) -> NDArray[np.int64]:
+    if isinstance(rows, TarRows):
+        return rows.labels
+    labels: NDArray[np.int64] = rows.with_format("arrow")[:][config.label_column].to_numpy().astype(np.int64)
+    return labels
+
+
+def _folded(name: str) -> str:
+    return normalize("NFC", name).casefold()
 
 
 def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset":
@@ -218,6 +259,8 @@ class HubImageSource:
     dataset: Rows
     config: HubImages
     augmentation_seed: int | None
+    remark: str | None = field(default=None, kw_only=True)
+    """What a run should tell about the data."""
 
     def __post_init__(self) -> None:
         # Data of which no image can be decoded are refused before training.
