@@ -22,6 +22,9 @@ DEEP.flat[:4] = (0, 128, 129, 65535)
 BITS = 258
 PHOTOMETRIC = 262
 ORIENTATION = 274
+PLANES = 284
+COLORS_OF_PALETTE = 320
+EXTRA = 338
 
 
 def saved(image, kind, **options):
@@ -54,6 +57,19 @@ def tiff(pixels, tag, usual, value):
     before, after = (struct.pack("<HHIH", tag, 3, 1, number) for number in (usual, value))
     assert content.count(before) == 1
     return content.replace(before, after)
+
+
+def tiff_with_colors_of_8_bits():
+    content = saved(PALETTE, "TIFF")
+    colors = np.array(Image.open(io.BytesIO(content)).tag_v2[COLORS_OF_PALETTE], "<u2")
+    return content.replace(colors.tobytes(), (colors // 256).tobytes())
+
+
+def gif_around(frame, height):
+    """A GIF that is higher than its frame."""
+    content = bytearray(saved(frame, "GIF"))
+    struct.pack_into("<H", content, 8, height)
+    return bytes(content)
 
 
 def seen(encoded, size=8):
@@ -92,6 +108,10 @@ ROUNDED = gray(np.round(DEEP / 257))
 TRANSPARENT = {
     "RGBA": (as_png(RGBA), over_white(COLORS, ALPHA)),
     "LA": (as_png(np.dstack([GRAY, ALPHA])), over_white(gray(GRAY), ALPHA)),
+    "LA as TIFF, multiplied": (
+        tiff(np.dstack([np.round(GRAY * (ALPHA / 255)).astype(np.uint8), ALPHA]), EXTRA, 2, 1),
+        over_white(gray(GRAY), ALPHA),
+    ),
     "a color": (
         as_png(COLORS, transparency=tuple(COLORS[2, 3].tolist())),
         np.where((COLORS[2, 3] == COLORS).all(axis=2, keepdims=True), 255, COLORS),
@@ -107,6 +127,10 @@ TRANSPARENT = {
     "GIF": (
         saved(PALETTE, "GIF", transparency=2),
         over_white(PALETTE_COLORS, np.array([255, 255, 0, 255])[GRAY % 4]),
+    ),
+    "GIF with a small frame": (
+        gif_around(PALETTE.crop((0, 0, 8, 6)), 8),
+        np.where(np.arange(8)[:, None, None] < 6, PALETTE_COLORS, 255),
     ),
 }
 OPAQUE = {
@@ -154,6 +178,8 @@ UNCLEAR = {
     "integers of 32 bits": saved(Image.fromarray(DEEP.astype(np.int32)), "TIFF"),
     "12 bits": tiff(DEEP, BITS, 16, 12),
     "16 bits whose 0 is white": tiff(DEEP, PHOTOMETRIC, 1, 0),
+    "16 bits in planes": tiff(COLORS, PLANES, 1, 2).replace(b"\x08\0" * 3, b"\x10\0" * 3),
+    "a palette of 8 bits": tiff_with_colors_of_8_bits(),
     "a transparent gray of 2 bits": png_of(GRAY[:, :2], 2, 0, (b"tRNS", b"\0\3")),
     "a transparent gray of 16 bits": png_of(DEEP.astype(">u2"), 16, 0, (b"tRNS", b"\0\0")),
     "a transparent color of 16 bits": png_of(np.dstack([DEEP] * 3).astype(">u2"), 16, 2, (b"tRNS", bytes(6))),

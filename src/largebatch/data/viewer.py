@@ -21,14 +21,19 @@ def opaque(image: Image.Image) -> Image.Image:
     if image.format in ("JPEG", "MPO"):
         return image
     gray = image.mode.startswith("I;")
-    if image.format == "TIFF" and gray:
-        # Pillow takes 12 bits for 16, and 16 bits whose 0 is white for those whose 0 is black.
+    tiles = image.tile[:1]
+    misread = False
+    if image.format == "TIFF":
         tags = image.tag_v2
-        gray = (tags.get(Base.BitsPerSample), tags.get(Base.PhotometricInterpretation)) == ((16,), 1)
+        bits = tags.get(Base.BitsPerSample, (1,))
+        # Pillow takes 12 bits for 16, and 16 bits whose 0 is white for those whose 0 is black.
+        gray = gray and (bits, tags.get(Base.PhotometricInterpretation)) == ((16,), 1)
+        # It takes the bytes in a plane of 16 bits for pixels of 8, and the colors of any palette for ones of 16.
+        in_planes = tags.get(Base.PlanarConfiguration) == 2 and [tile.codec_name for tile in tiles] == ["raw"]
+        misread = (bits[0] > 8 and in_planes) or (image.mode == "P" and 0 < max(tags[Base.ColorMap]) < 256)
     # It compares a PNG's transparent color, which has the file's bits, with pixels of 8 bits.
-    modes = [tile.args for tile in image.tile]
-    keyed = "transparency" in image.info and modes[:1] in (["L;2"], ["L;4"], ["I;16B"], ["RGB;16B"])
-    if keyed or (image.mode[0] in "IF" and not gray):
+    keyed = "transparency" in image.info and [tile.args for tile in tiles] in (["L;2"], ["L;4"], ["I;16B"], ["RGB;16B"])
+    if misread or keyed or (image.mode[0] in "IF" and not gray):
         raise ValueError(
             f"what is black, white or transparent in this {image.format} of mode {image.mode} cannot be told; save it "
             "as a PNG of 8 or 16 bits, with an alpha channel where it is transparent"
@@ -41,8 +46,16 @@ def opaque(image: Image.Image) -> Image.Image:
     if gray:
         # 0 to 65,535 as 0 to 255, rounded.
         return image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
+    if image.format == "GIF" and not image.has_transparency_data:
+        # A first frame may be smaller than the picture, which is transparent around it.
+        colors = image.convert("RGB")
+        white = colors.point(lambda _: 255)
+        white.paste(colors.crop(tiles[0].extents), tiles[0].extents)
+        return white
+    if image.mode == "La":
+        image = image.convert("LA")
     # Other modes would not fit their profile.
-    mode = {"L": "L", "LA": "L", "La": "L", "CMYK": "CMYK"}.get(image.mode, "RGB")
+    mode = {"L": "L", "LA": "L", "CMYK": "CMYK"}.get(image.mode, "RGB")
     if not image.has_transparency_data:
         return image.convert(mode)
     colors = image.convert("RGBA")
