@@ -1,5 +1,7 @@
 """The models of this folder, and an example batch."""
 
+from collections.abc import Sequence
+
 import torch
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
@@ -40,6 +42,12 @@ def build_vit(section: Vit, data: DigitsData | HubImages) -> ViTForImageClassifi
     )
     freeze_key_biases(model)
     return model
+
+
+def name_classes(model: ResNetForImageClassification | ViTForImageClassification, names: Sequence[str]) -> None:
+    """Have the model's config name the classes for whoever loads it."""
+    model.config.id2label = model.config.id2label | dict(enumerate(names[: model.config.num_labels]))
+    model.config.label2id = {name: number for number, name in model.config.id2label.items()}
 
 
 def example_batch(config: Config) -> dict[str, torch.Tensor]:

@@ -20,6 +20,7 @@ __package__ = load_package(__file__)  # so that a script can import the modules 
 import torch
 from torch.nn.functional import cross_entropy
 
+from largebatch.data.images import HubImageSource, class_names
 from largebatch.data.source import Batch
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, RunOptions, Value, from_command_line
@@ -27,7 +28,7 @@ from largebatch.run import Run, RunOptions, Value, from_command_line
 from .config import Config
 from .data import model_input, sources
 from .mixup import mixed_cross_entropy
-from .model import build_model
+from .model import build_model, name_classes
 
 
 def main(config: Config, options: RunOptions) -> None:
@@ -35,6 +36,8 @@ def main(config: Config, options: RunOptions) -> None:
     train_set, eval_set = run.load(sources)
 
     model = run.build(build_model)
+    if isinstance(eval_set, HubImageSource):
+        name_classes(model, class_names(eval_set.dataset, eval_set.config))
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 

@@ -104,7 +104,7 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
         return tars
     uses = {config.image_column: Use("image_column"), config.label_column: Use("label_column", "any")}
     train, evaluation = open_splits(config, preparation, uses)
-    classes = getattr(train.features.get(config.label_column), "names", [])
+    classes = class_names(train, config)
     if classes and preparation.allowed == "everything":
         shown = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:MAX_CLASSES_SHOWN]))
         more = ", …" if len(classes) > MAX_CLASSES_SHOWN else ""
@@ -121,8 +121,7 @@ def remark_on_classes(train: Rows, evaluation: Rows, config: HubImages, num_eval
     labels = _labels(evaluation, config)
     num_classes = len(np.unique(labels))
     trained = np.unique(_labels(train, config)).tolist()
-    features = getattr(train, "features", {})
-    names = dict(enumerate(getattr(features.get(config.label_column), "names", [])))
+    names = dict(enumerate(class_names(train, config)))
     missing = [str(names.get(label, label)) for label in np.setdiff1d(labels, trained).tolist()]
     known = {_folded(name): name for label, name in names.items() if label in trained}
     for name in missing:
@@ -138,6 +137,12 @@ def remark_on_classes(train: Rows, evaluation: Rows, config: HubImages, num_eval
     if (reached := len(np.unique(labels[:num_evaluated]))) < num_classes:
         remarks.append(f"evaluation.max_samples reaches {reached} of {counted(num_classes, 'class')}")
     return "; ".join(remarks) or None
+
+
+def class_names(rows: Rows, config: HubImages) -> list[str]:
+    """The names of the classes in the order of their numbers; none if the data has only numbers."""
+    names: list[str] = getattr(getattr(rows, "features", {}).get(config.label_column), "names", [])
+    return names
 
 
 def _labels(rows: Rows, config: HubImages) -> NDArray[np.int64]:
