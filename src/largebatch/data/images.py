@@ -119,13 +119,14 @@ def remark_on_classes(train: Rows, evaluation: Rows, config: HubImages, num_eval
         DataError: For a computer such a class is another one than training's, and for people the same.
     """
     labels = _labels(evaluation, config)
-    num_classes = len(np.unique(labels))
-    trained = np.unique(_labels(train, config)).tolist()
+    trained, known, reached = (
+        {*np.unique(each).tolist()} for each in (_labels(train, config), labels, labels[:num_evaluated])
+    )
     names = dict(enumerate(class_names(train, config)))
-    missing = [str(names.get(label, label)) for label in np.setdiff1d(labels, trained).tolist()]
-    known = {_folded(name): name for label, name in names.items() if label in trained}
+    missing = [str(names.get(label, label)) for label in sorted(known - trained)]
+    by_folded = {_folded(names[label]): names[label] for label in trained if label in names}
     for name in missing:
-        if alike := known.get(_folded(name)):
+        if alike := by_folded.get(_folded(name)):
             raise DataError(
                 f"data: the class {name!r} of evaluation and {alike!r} of training differ only in capitals or in how "
                 "accents are encoded; name them alike"
@@ -134,8 +135,8 @@ def remark_on_classes(train: Rows, evaluation: Rows, config: HubImages, num_eval
     if missing:
         shown = some(missing, MAX_CLASSES_SHOWN)
         remarks.append(f"evaluation has {counted(len(missing), 'class')} that training has no image of: {shown}")
-    if (reached := len(np.unique(labels[:num_evaluated]))) < num_classes:
-        remarks.append(f"evaluation.max_samples reaches {reached} of {counted(num_classes, 'class')}")
+    if reached < known:
+        remarks.append(f"evaluation.max_samples reaches {len(reached)} of {counted(len(known), 'class')}")
     return "; ".join(remarks) or None
 
 
