@@ -52,6 +52,13 @@ def test_types_in_a_readme_change_nothing(tmp_path):
     assert read(tmp_path) == ["007"]
 
 
+def test_a_folder_whose_name_is_a_glob_of_another_is_refused(tmp_path):
+    for name in ("data1", "data[1]"):
+        write(tmp_path / name, name)
+    with pytest.raises(DataError, match=r"data\.path: .*data\[1\] for a glob; rename it"):
+        read(tmp_path / "data[1]")
+
+
 def test_folders_of_one_name(tmp_path):
     write(tmp_path / "one/data", "first")
     write(tmp_path / "two/data", "second")

@@ -24,6 +24,12 @@ def test_tokens(tmp_path, kind):
     assert stream.read(0, len(stream)).tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255, 0]
 
 
+@pytest.mark.parametrize("name", ["corpus[1]", "corpu*"])
+def test_a_prefix_that_could_be_a_glob_is_itself(tmp_path, name):
+    write(tmp_path / "corpus1", sequences=[[1]], documents=[0, 1])
+    assert len(opened(write(tmp_path / name, sequences=[[2, 3]], documents=[0, 1]))) == 2
+
+
 def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path):
     stream = opened(write(tmp_path / "corpus"), 255)
     assert stream.read(0, 10)[-1] == 14

@@ -4,6 +4,7 @@ import errno
 import re
 import socket
 from collections.abc import Iterable
+from glob import has_magic
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -63,6 +64,11 @@ def open_splits(
         arguments: dict[str, Any] = {"path": config.path, "data_files": files}
     else:
         place = find(config.path, "data.path")
+        if place.folder and has_magic(str(place.folder.resolve())):
+            raise DataError(
+                f"data.path: `datasets` would take the name of {place.folder.resolve()} for a glob; rename it without "
+                "brackets, * and ?"
+            )
         arguments = {"path": place.name, "name": config.config_name, "revision": place.revision}
     splits = (config.train_split, config.eval_split)
     try:

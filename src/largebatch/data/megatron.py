@@ -50,9 +50,11 @@ def open_megatron(prefixes: Sequence[str], field: str, vocab_size: int, end_of_t
 
 
 def _found(prefix: str) -> list[Path]:
-    """The prefixes that a glob matches, or the prefix itself, whose files may be missing."""
-    found = sorted(glob(f"{Path(prefix).expanduser()}.idx", recursive=True))  # noqa: PTH207 - as for `data_files`
-    return [Path(name.removesuffix(".idx")) for name in found] or [Path(prefix).expanduser()]
+    """The prefix itself, whose files may be missing, or those that a glob matches."""
+    path = Path(prefix).expanduser()
+    # A name may have brackets.
+    found = [] if Path(f"{path}.idx").exists() else sorted(glob(f"{path}.idx", recursive=True))  # noqa: PTH207
+    return [Path(name.removesuffix(".idx")) for name in found] or [path]
 
 
 def _read(prefix: Path, field: str) -> tuple[Part, int]:
