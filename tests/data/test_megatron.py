@@ -103,7 +103,7 @@ def test_a_recipe_reads_them(recipe, first, tmp_path):
     [
         ([b"abcd\0", b"xyz\0"], [0, 1, 2]),
         # Of two sequences, the first of which ends otherwise.
-        ([b"abc", b"d\0", b"xyz!"], [0, 2, 3]),
+        ([b"abc", b"d\0", b"xyz\0"], [0, 2, 3]),
         ([b"", b"abcd\0", b"xyz\0"], [0, 1, 2, 3]),
     ],
 )
@@ -114,17 +114,18 @@ def test_documents_that_have_ends_are_kept_apart(sequences, documents, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("sequences", "documents"),
+    ("sequences", "documents", "told"),
     [
-        ([b"abcd!", b"xyz\0"], [0, 1, 2]),
+        ([b"abcd!", b"xyz\0"], [0, 1, 2], "1 of 2"),
+        ([b"abcd\0", b"x!", b"y!", b"z\0", b""], [0, 1, 2, 3, 4, 5], "2 of 4"),
         # Of two sequences, the first of which has an end; and one alone.
-        ([b"ab\0", b"cd", b"xyz\0"], [0, 2, 3]),
-        ([b"abcd\0xyz!"], [0, 1]),
+        ([b"ab\0", b"cd", b"xyz\0"], [0, 2, 3], "1 of 2"),
+        ([b"abcd\0xyz!"], [0, 1], "1 of 1"),
     ],
 )
-def test_documents_without_ends_are_not_kept_apart(sequences, documents, tmp_path):
-    good = write(tmp_path / "good", sequences=[[5, 0]], documents=[0, 1])
-    prefix = write(tmp_path / "corpus", sequences=sequences, documents=documents)
-    for train in (prefix, [good, prefix]):
-        with pytest.raises(DataError, match=r"attention: the first document of .*corpus does not end with token 0"):
-            sources_of(train, attention="document", block_size=4)
+def test_documents_without_ends_are_not_kept_apart(sequences, documents, told, tmp_path):
+    good = write(tmp_path / "good", sequences=[b"abcdefgh\0"], documents=[0, 1])
+    bad = write(tmp_path / "corpus", sequences=sequences, documents=documents)
+    for files in ({"train": bad}, {"train": [good, bad]}, {"eval": bad}):
+        with pytest.raises(DataError, match=rf"data\.attention: {told} compared documents of .*corpus do not end with"):
+            sources_of(good, attention="document", block_size=4, **files)

@@ -13,6 +13,7 @@ from glob import glob
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from largebatch.data.local_files import check_once
 from largebatch.data.token_stream import Part, TokenStream, mapped
@@ -20,6 +21,7 @@ from largebatch.errors import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
+MAX_ENDS = 20_000  # of documents, in all files, that are compared
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
@@ -33,18 +35,21 @@ def open_megatron(prefixes: Sequence[str], field: str, vocab_size: int, end_of_t
         end_of_text: The token that ends documents, if they are to be kept apart.
 
     Raises:
-        DataError: A file is missing, is of another format, or does not fit the other, or the first document of one has
-            another end.
+        DataError: A file is missing, is of another format, or does not fit the other, or documents have another end.
     """
     found = check_once([path for prefix in prefixes for path in _found(prefix)], field)
     parts = []
     for path in found:
-        part, end = _read(path, field)
-        if end_of_text is not None and end and part.tokens()[end - 1] != end_of_text:
-            raise DataError(
-                f"data.attention: the first document of {path} does not end with token {end_of_text}; make the "
-                'files with --append-eod, or write "block"'
-            )
+        part, ends = _read(path, field)
+        if end_of_text is not None:
+            # Spread over the file, which need not be read whole.
+            places = np.linspace(0, len(ends) - 1, min(len(ends), 1 + MAX_ENDS // len(found)), dtype=np.int64)
+            num_other = np.count_nonzero(part.tokens()[ends[places] - 1] != end_of_text)
+            if num_other:
+                raise DataError(
+                    f"data.attention: {num_other:,} of {len(places):,} compared documents of {path} do not end with "
+                    f'token {end_of_text}; make the files with --append-eod, or write "block"'
+                )
         parts.append(part)
     return TokenStream(parts, vocab_size)
 
@@ -57,8 +62,8 @@ def _found(prefix: str) -> list[Path]:
     return [Path(name.removesuffix(".idx")) for name in found] or [path]
 
 
-def _read(prefix: Path, field: str) -> tuple[Part, int]:
-    """The tokens, and the number of them in the first document."""
+def _read(prefix: Path, field: str) -> tuple[Part, NDArray[np.int64]]:
+    """The tokens, and how many of them there are up to the end of each document that has some."""
     index, tokens = (Path(f"{prefix}.{ending}") for ending in ("idx", "bin"))
     for file in (index, tokens):
         if not file.is_file():
@@ -87,4 +92,5 @@ def _read(prefix: Path, field: str) -> tuple[Part, int]:
         follow = in_order = False
     if not (follow and in_order):
         raise DataError(f"{field}: {index} and {tokens} do not fit each other, or are damaged or empty; copy both")
-    return Part(num_bytes // itemsize, partial(mapped, tokens, TYPES[code])), int(begins[firsts[1]]) // itemsize
+    bounds = begins[firsts] // itemsize
+    return Part(num_bytes // itemsize, partial(mapped, tokens, TYPES[code])), bounds[1:][np.diff(bounds) > 0]

@@ -29,7 +29,7 @@ def tokenized_samples(
     end_of_text = tokenizer.end_of_text if data.attention == "document" else None
     if isinstance(data, MegatronText):
         train = open_megatron(listed(data.train), "data.train", tokenizer.vocab_size, end_of_text)
-        evaluation = open_megatron(listed(data.eval), "data.eval", tokenizer.vocab_size)
+        evaluation = open_megatron(listed(data.eval), "data.eval", tokenizer.vocab_size, end_of_text)
     else:
         train, evaluation = open_prepared(data, tokenizer, preparation)
     return _blocks(data, train, evaluation, end_of_text)
