@@ -76,7 +76,10 @@ class PretrainedTokenizer:
         self.tokenizer.backend_tokenizer.no_padding()
         # The numbers of tokens may have gaps.
         self.vocab_size = max(len(self.tokenizer), 1 + max(self.tokenizer.get_vocab().values()))
-        self.special_tokens: Sequence[int] = self.tokenizer.all_special_ids
+        added = self.tokenizer.added_tokens_decoder.items()
+        # Without a name, such as "bos_token", they are special, too.
+        unnamed = {number for number, token in added if token.special}
+        self.special_tokens: Sequence[int] = sorted(unnamed.union(self.tokenizer.all_special_ids))
         self.mask_token: int | None = self.tokenizer.mask_token_id
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
