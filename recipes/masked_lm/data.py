@@ -54,7 +54,7 @@ def _open(
         )
     whose = "bytes with a mask" if name == "bytes" else repr(name)
     check_vocabulary(config.model.vocab_size, max(tokenizer.vocab_size, mask + 1), whose)
-    train, evaluation = tokenized_samples(data, tokenizer, preparation)
+    train, evaluation = tokenized_samples(data, tokenizer, preparation, {mask: "remove it"})
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), [*tokenizer.special_tokens, mask])
     masked = partial(MaskedBlocks, num_targets=data.tokens_per_sample, mask=mask, ordinary=ordinary)
     return masked(train, seed=seed), masked(evaluation, seed=EVALUATION_SEED)
@@ -78,6 +78,10 @@ class MaskedBlocks:
     @property
     def num_available(self) -> int:
         return getattr(self.blocks, "num_available", len(self.blocks))
+
+    @property
+    def remark(self) -> str | None:
+        return getattr(self.blocks, "remark", None)
 
     def __len__(self) -> int:
         return len(self.blocks)

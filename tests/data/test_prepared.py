@@ -60,8 +60,8 @@ def data_of(section, **changes):
     return load_with(PYDOC, {"tokenizer": "bytes", "block_size": 8} | section | changes).data
 
 
-def prepare(data, how=ASKED_FOR, tokenizer=None):
-    return open_prepared(data, tokenizer or ByteTokenizer(), how)
+def prepare(data, how=ASKED_FOR, tokenizer=None, reserved=()):
+    return open_prepared(data, tokenizer or ByteTokenizer(), how, dict.fromkeys(reserved, "remove it"))
 
 
 def folders_of(data, tokenizer=None):
@@ -370,3 +370,35 @@ def test_special_tokens_in_a_text(tmp_path):
 
 def test_a_tokenizer_that_fails_for_what_it_does_not_know_loses_nothing(tmp_path):
     assert opened(tmp_path, models.WordLevel({"a": 0, "<end>": 1}, unk_token="<unk>")).encode(["a"]) == [[0, 1]]
+
+
+def written(tmp_path, changed, usual="a" * 40):
+    """A section of 90 documents, and a tokenizer of "a" with special tokens: <end> is 1, <unk> 2 and <word> 3."""
+    texts = [changed.get(row, usual) for row in range(90)]
+    tokenizer = opened(tmp_path / "tokenizer", letters("<unk>"), "<unk>", [AddedToken("<word>", special=True)])
+    return data_of(write_documents(tmp_path / "text.jsonl", texts)), tokenizer
+
+
+def test_special_tokens_in_documents_are_told(tmp_path):
+    texts = dict.fromkeys((20, 50, 51), "a<word>a<word>")
+    data, tokenizer = written(tmp_path, texts | {60: "a<end>a", 70: "<unk>é", 80: None})
+    # What is prepared is told again when it is opened.
+    for how in (BY_TWO, Preparation(allowed="nothing")):
+        train, evaluation = prepare(data, how, tokenizer)
+        percent = f"{100 * 2 / (84 * 40 + 3 * 4 + 3 + 2 + 90):.3g}"
+        told = f"<word> in 3 documents, <end> in 1 document, <unk> in 1 document ({percent} % of tokens)"
+        assert train.remark == f"train: read as special tokens: {told}"
+        assert evaluation.remark == f"validation: read as special tokens: {told}"
+        for token, where in ((3, r"<word> in 3 documents \(the first is row 20\)"), (1, r"<end> in .* row 60\)")):
+            with pytest.raises(DataError, match=rf"data\.text_column: train has the special token {where}; remove it"):
+                prepare(data, how, tokenizer, [token])
+    assert prepare(written(tmp_path / "usual", {})[0], tokenizer=tokenizer, reserved=[1, 3])[0].remark is None
+
+
+def test_a_tokenizer_that_does_not_know_the_text_is_refused(tmp_path):
+    data, tokenizer = written(tmp_path, {}, "éa")
+    # With their ends, a third of the tokens.
+    assert prepare(data, tokenizer=tokenizer)[0].remark.endswith("<unk> in 90 documents (33.3 % of tokens)")
+    data, tokenizer = written(tmp_path / "other", {5: "a"}, "éé")
+    with pytest.raises(DataError, match=r"data\.tokenizer: it does not know the text of train: <unk> in 89 docum"):
+        prepare(data, tokenizer=tokenizer)

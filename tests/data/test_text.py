@@ -4,8 +4,10 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tasks
@@ -15,7 +17,7 @@ from largebatch.data.text import TokenBlocks
 from largebatch.data.token_stream import Part, TokenStream
 from largebatch.errors import DataError, UserError
 from paths import PYDOC
-from small_data import load_with, rows_in
+from small_data import load_with, of_file, rows_in
 
 text_sources = tasks.sources("causal_lm")
 
@@ -99,6 +101,19 @@ def test_a_tokenizer_that_is_damaged(opened, tokenizer, tmp_path):
     (tmp_path / "tokenizer/tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match=r"data\.tokenizer: '.*tokenizer' could not be loaded"):
         opened(tokenizer=tokenizer)
+
+
+def test_an_end_within_a_document(opened, tokenizer, tmp_path):
+    documents = [*DOCUMENTS, "beta <eos> beta"]
+    assert "<eos> in 1 document" in opened(documents, tokenizer=tokenizer)[0].remark
+    with pytest.raises(
+        DataError, match=r'<eos> in 1 document \(.* row 5\); remove it, or write "block" in data.attention'
+    ):
+        opened(documents, tokenizer=tokenizer, attention="document")
+    # Other formats have no zero bytes.
+    parquet.write_table(pyarrow.table({"text": ["a" * 20, "a\0b"]}), tmp_path / "zero.parquet")
+    with pytest.raises(DataError, match=r"\(the first is row 1\); remove it"):
+        opened(**of_file(tmp_path / "zero.parquet", "parquet"))
 
 
 def test_vocabulary_must_hold_the_tokenizer(opened, tokenizer):

@@ -92,6 +92,7 @@ def test_masks_depend_on_seed_epoch_and_sample_alone():
 
 def test_special_tokens_are_neither_predicted_nor_drawn(tmp_path):
     train, evaluation = masked_sources(hub_config(tmp_path, "--model.vocab_size=45"))
+    assert "[UNK] in 600 documents" in train.remark
     for source, epoch in ((train, 0), (train, 1), (evaluation, None)):
         inputs, labels, tokens = everything(source, epoch)
         predicted = labels != IGNORE_INDEX
@@ -105,6 +106,10 @@ def test_special_tokens_are_neither_predicted_nor_drawn(tmp_path):
 def test_what_cannot_be_masked(tmp_path):
     with pytest.raises(DataError, match=r"data\.tokenizer: '.*' has no mask token; write the tokenizer of a masked"):
         masked_sources(hub_config(tmp_path, mask=None))
+    with pytest.raises(
+        DataError, match=r"data\.text_column: train has the special token w1 in .* documents .*; remove it"
+    ):
+        masked_sources(hub_config(tmp_path, mask="w1"))
     with pytest.raises(DataError, match=r"model\.vocab_size: 256 is below the 257 tokens of bytes with a mask"):
         masked_sources(load_config(BERT, ("--model.vocab_size=256",)))
     blocks = TokenBlocks(TokenStream.in_memory(np.array([0, 7, 0, 0, 8, 9, 7, 0, 7])), 4, 2, "n")

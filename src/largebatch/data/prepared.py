@@ -13,12 +13,14 @@ A shard is made again unless its JSON says that it has these rows, so interrupte
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from glob import glob
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +39,7 @@ from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
 from largebatch.storage.files import read_record, replace_file, replace_json_file
 from largebatch.storage.layout import read_object
+from largebatch.words import counted
 
 if TYPE_CHECKING:
     import datasets
@@ -47,6 +50,7 @@ MIN_SHARD_BYTES = 2**20  # of text
 MAX_SHARD_BYTES = 2**28
 BYTES_AT_ONCE = 2**20  # of documents that are tokenized, besides a single long one
 ROWS_AT_ONCE = 64  # in memory
+MAX_UNKNOWN = 50  # percent of tokens
 SECONDS_OF_A_LEFTOVER = 600  # a temporary file that was last written so long ago belongs to nobody
 
 
@@ -54,11 +58,20 @@ class OtherPartsMissing(DataError):
     """Shards that other processes prepare are missing."""
 
 
-def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation) -> tuple[TokenStream, TokenStream]:
+def open_prepared(
+    data: HubText, tokenizer: Tokenizer, preparation: Preparation, reserved: Mapping[int, str] = MappingProxyType({})
+) -> tuple[TokenStream, TokenStream]:
     """The tokens of the training and evaluation documents, which are prepared before if that is allowed.
 
+    Args:
+        data: The section.
+        tokenizer: Its tokenizer.
+        preparation: Who prepares them.
+        reserved: Special tokens that may not stand in a document, each with a remedy.
+
     Raises:
-        DataError: A job may not prepare them, or they cannot be read.
+        DataError: A job may not prepare them, or they cannot be read; a document has a reserved token; or the tokenizer
+            does not know most of them.
         UserError: They cannot be written; StorageError for a reason that may pass.
         StorageError: They cannot be written now.
         OtherPartsMissing: This process has prepared its part, and others have not.
@@ -74,7 +87,7 @@ def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation)
         missing = sum(split.make(text) for split, text in pairs)
         if missing:
             raise OtherPartsMissing(f"{missing} shards of other parts are still to be prepared")
-    return train.open(), evaluation.open()
+    return train.open(reserved), evaluation.open(reserved)
 
 
 def prepared_splits(data: HubText, tokenizer: Tokenizer, preparation: Preparation) -> "list[PreparedSplit]":
@@ -110,6 +123,7 @@ class PreparedSplit:
 
     def __init__(self, data: HubText, split: str, state_of_files: str, tokenizer: Tokenizer, preparation: Preparation):
         self._data = data
+        self._split = split
         self._tokenizer = tokenizer
         self._preparation = preparation
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<i4")
@@ -130,8 +144,8 @@ class PreparedSplit:
         shards: list[JsonObject] = read_object(self.folder / "manifest.json").get("shards", [])
         return shards
 
-    def open(self) -> TokenStream:
-        """The tokens of all documents; DataError if a file is not as the manifest says.
+    def open(self, reserved: Mapping[int, str] = MappingProxyType({})) -> TokenStream:
+        """The tokens of all documents; DataError if a file is not as the manifest says, or for its special tokens.
 
         Checksums are compared if the preparation asks for it, and otherwise only sizes.
         """
@@ -143,7 +157,34 @@ class PreparedSplit:
             if not is_whole or (self._preparation.verify_checksums and asdict(read_record(path)) != record):
                 raise DataError(f"{path} is damaged; remove its folder, and prepare the data again")
             parts.append(Part(shard["tokens"], partial(mapped, path, self._dtype.str)))
-        return TokenStream(parts, self._tokenizer.vocab_size)
+        return TokenStream(parts, self._tokenizer.vocab_size, self._remark(reserved))
+
+    def _remark(self, reserved: Mapping[int, str]) -> str | None:
+        """The special tokens in the text; DataError if they may not be there, or if most of it is unknown."""
+        shards = self.shards
+        found: dict[int, Counter[str]] = {}
+        for shard in shards:
+            # Shards of earlier versions do not say.
+            for token, counts in shard.get("special", {}).items():
+                first = {"first": counts["first"]}
+                found.setdefault(int(token), Counter(first)).update(counts | {"first": 0})
+        remarks = []
+        for token, counts in found.items():
+            told = f"{self._tokenizer.decode([token])} in {counted(counts['documents'], 'document')}"
+            if token in reserved:
+                raise DataError(
+                    f"data.text_column: {self._split} has the special token {told} (the first is row "
+                    f"{counts['first']}); {reserved[token]}"
+                )
+            if token == self._tokenizer.unknown_token:
+                percent = 100 * counts["tokens"] / sum(shard["tokens"] for shard in shards)
+                told += f" ({percent:.3g} % of tokens)"
+                if percent > MAX_UNKNOWN:
+                    raise DataError(
+                        f"data.tokenizer: it does not know the text of {self._split}: {told}; write one that does"
+                    )
+            remarks.append(told)
+        return f"{self._split}: read as special tokens: {', '.join(remarks)}" if remarks else None
 
     def _file(self, number: int, ending: str) -> Path:
         """A file of a shard: its "tokens" or "json"."""
@@ -192,22 +233,40 @@ class PreparedSplit:
         if self._record(number).get("rows") == rows:
             # Another job has made it meanwhile.
             return
+        counts: JsonObject = {"rows": rows, "documents": rows[1] - rows[0], "empty": 0, "tokens": 0, "special": {}}
         with write_errors(self.folder):
-            file = replace_file(self._file(number, "tokens"), self._encode(text, rows))
-            tokens = file.size // self._dtype.itemsize
-            counts = {"rows": rows, "documents": rows[1] - rows[0], "tokens": tokens}
+            file = replace_file(self._file(number, "tokens"), self._encode(text, counts))
             replace_json_file(self._file(number, "json"), counts | {"files": {"tokens": asdict(file)}})
         if self._preparation.allowed == "everything":
-            ends = np.flatnonzero(np.fromfile(self._file(number, "tokens"), self._dtype) == self._tokenizer.end_of_text)
+            told = f"{counts['tokens']:,} tokens"
             # As where other rows have the text under another key.
-            num_empty = np.sum(np.diff(ends, prepend=-1) == 1)
-            empty = f", {num_empty:,} of {counts['documents']:,} documents without text" if num_empty else ""
-            print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {tokens:,} tokens{empty}", flush=True)
+            if counts["empty"]:
+                told += f", {counts['empty']:,} of {counts['documents']:,} documents without text"
+            print(f"{self.folder.name}: shard {number + 1} of {len(all_rows)}, {told}", flush=True)
 
-    def _encode(self, text: "datasets.Dataset", rows: list[int]) -> Iterator[memoryview]:
-        """The tokens of some documents at a time."""
-        for documents in _some_documents(text, *rows):
-            yield np.fromiter(chain.from_iterable(self._tokenizer.encode(documents)), self._dtype).data
+    def _encode(self, text: "datasets.Dataset", counts: JsonObject) -> Iterator[memoryview]:
+        """The tokens of some documents of a shard at a time, which are counted.
+
+        Of special tokens in the text, `counts` gets how many there are, in how many documents, and the first row.
+        """
+        is_special = np.zeros(self._tokenizer.vocab_size, bool)
+        is_special[[*self._tokenizer.special_tokens]] = True
+        row, stop = counts["rows"]
+        for documents in _some_documents(text, row, stop):
+            encoded = self._tokenizer.encode(documents)
+            tokens = np.fromiter(chain.from_iterable(encoded), self._dtype)
+            ends = np.cumsum([*map(len, encoded)]) - 1
+            counts["tokens"] += len(tokens)
+            counts["empty"] += int(np.count_nonzero(np.diff(ends, prepend=-1) == 1))
+            places = np.setdiff1d(np.flatnonzero(is_special[tokens]), ends, assume_unique=True)
+            for token in sorted(set(tokens[places].tolist())):
+                of_documents = np.searchsorted(ends, places[tokens[places] == token])
+                first = row + int(of_documents[0])
+                special = counts["special"].setdefault(str(token), {"tokens": 0, "documents": 0, "first": first})
+                special["tokens"] += len(of_documents)
+                special["documents"] += len(set(of_documents.tolist()))
+            row += len(encoded)
+            yield tokens.data
 
 
 def _some_documents(text: "datasets.Dataset", start: int, stop: int) -> Iterator[list[str | None]]:

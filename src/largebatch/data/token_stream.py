@@ -37,9 +37,11 @@ class TokenStream:
     Args:
         parts: The parts of the stream, in order.
         vocab_size: Every token that is read must be below it; None for tokens that are known to be.
+        remark: What is unusual about them, for people.
     """
 
-    def __init__(self, parts: Sequence[Part], vocab_size: int | None = None):
+    def __init__(self, parts: Sequence[Part], vocab_size: int | None = None, remark: str | None = None):
+        self.remark = remark
         self._parts = parts
         self._vocab_size = vocab_size
         self._starts = np.cumsum([0, *(part.num_tokens for part in parts)])

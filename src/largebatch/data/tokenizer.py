@@ -21,6 +21,7 @@ class ByteTokenizer:
     fingerprint = "bytes"
     end_of_text = 0
     special_tokens: Sequence[int] = (0,)  # tokens that represent no text
+    unknown_token: int | None = None  # the token that stands for text that it does not know
     mask_token: int | None = 256  # the token that hides others in masked language modeling; it follows all bytes
     prefix: Sequence[int] = ()  # tokens that begin a whole text
     adds_to_parts = False  # whether a part of a text, encoded alone, gets something that is not there, such as a space
@@ -80,6 +81,9 @@ class PretrainedTokenizer:
         # Without a name, such as "bos_token", they are special, too.
         unnamed = {number for number, token in added if token.special}
         self.special_tokens: Sequence[int] = sorted(unnamed.union(self.tokenizer.all_special_ids))
+        # GPT-2's is its end-of-text token, and it knows all bytes.
+        unknown = self.tokenizer.unk_token_id
+        self.unknown_token: int | None = None if unknown == self.end_of_text else unknown
         self.mask_token: int | None = self.tokenizer.mask_token_id
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
