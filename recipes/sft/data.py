@@ -122,7 +122,7 @@ class PairEncoder:
             template ends answers itself; otherwise the end-of-text token ends them.
 
     Raises:
-        DataError: The tokenizer has no chat template.
+        DataError: The tokenizer has no chat template, or texts would begin or end twice.
     """
 
     noun = "pair"
@@ -139,6 +139,11 @@ class PairEncoder:
         # Chat templates write the tokens that begin and end a text themselves.
         self.begin = [] if chat else [*tokenizer.prefix]
         self.end = [] if chat else [tokenizer.end_of_text]
+        in_prompt, in_answer = tokenizer.encode([prompt, answer])
+        if in_prompt[:1] == self.begin[:1]:
+            raise DataError(f"data.prompt: {prompt!r} begins with what the tokenizer adds to a text; remove it there")
+        if in_answer[-2:] == self.end * 2:
+            raise DataError(f"data.answer: {answer!r} ends with the end-of-text token, which is added; remove it there")
         self.is_apart = not (chat or tokenizer.adds_to_parts)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:

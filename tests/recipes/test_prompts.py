@@ -84,6 +84,21 @@ def test_pretrained_tokenizers_begin_a_prompt_and_not_an_answer(opened, tokenize
     assert batch["labels"].tolist() == [[-100, -100, ALPHA, ALPHA, BETA, EOS]]
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {"prompt": "<bos> <ask> {question}"},
+            r"data\.prompt: '<bos> <ask> {question}' begins with what the tokenizer",
+        ),
+        ({"answer": "{reply} <eos>"}, r"data\.answer: '{reply} <eos>' ends with the end-of-text token, which is added"),
+    ],
+)
+def test_what_is_added_is_not_in_the_templates(data, message, opened, tokenizer):
+    with pytest.raises(DataError, match=message):
+        opened(tokenizer=tokenizer(), **data)
+
+
 CHAT = (
     "{% for message in messages %}"
     "{% if message.role == 'user' %}<bos> <ask> {{ message.content }} "
