@@ -22,6 +22,7 @@ Span = tuple[int, int]
 """The start and end of a part of a text."""
 
 HAS_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+TAG = re.compile(r"(</?\w+>)")
 AS_TEXT = "has {!r} in its text, which the tokenizer reads as a special token; write it otherwise"
 REMEDY = (
     "write {% generation %} … {% endgeneration %} around what the assistant says in the tokenizer's chat_template.jinja"
@@ -126,23 +127,25 @@ class ChatTemplate:
         """
         text, spans = self._find(conversation, numbers)
         self._check(conversation, numbers)
-        # Templates strip texts. What else they rewrite would be lost, such as reasoning before "</think>", or "/think"
-        # in the middle of a path. Some write results of tools as JSON, and earlier answers without their reasoning.
-        answers = _letters("".join(text[start:end] for start, end in spans))
-        whole = _letters(text)
+        # Templates strip texts. What else they rewrite would be lost, such as reasoning before "</think>", "/think" in
+        # the middle of a path, or lines and indentation. Some write results of tools as JSON, and earlier answers
+        # without their reasoning.
+        answers = _written("".join(text[start:end] for start, end in spans))
+        whole = _written(text)
         place = 0
         for number, message in enumerate(conversation):
-            letters = _letters(message.get("content", ""))
+            content = _written(message.get("content", ""))
             found = 0
             if number in numbers:
-                found = answers.find(letters, place)
-                place = found + len(letters)
+                found = answers.find(content, place)
+                place = found + len(content)
             elif message["role"] in ("system", "developer", "user"):
-                found = whole.find(letters)
+                found = whole.find(content)
             if found < 0:
                 raise UnusableConversation(
                     f"the chat template does not write all of message {number}, {message['content'][:60]!r}; use one "
-                    "that does, or write what it leaves out, such as reasoning, under a key that it reads"
+                    "that does, with lines and spaces as they are, or write what it leaves out, such as reasoning, "
+                    "under a key that it reads"
                 )
         return text, spans
 
@@ -224,9 +227,9 @@ class ChatTemplate:
             )
 
 
-def _letters(text: str) -> str:
-    """A text without spaces and ends of lines."""
-    return "".join(text.split())
+def _written(text: str) -> str:
+    """A text without white space at its ends, and around tags such as "</think>", to which templates add lines."""
+    return "".join(map(str.strip, TAG.split(text)))
 
 
 def _unique(number: int, key: str) -> str:

@@ -56,6 +56,26 @@ def test_a_part_of_what_the_user_says_that_the_template_does_not_write(tmp_path)
     assert told[1] == ""
 
 
+CODE = " def f():\n    return  1\n"
+
+
+@pytest.mark.parametrize("change", [".split() | join(' ')", ".replace('\n    ', '\n')", ".replace('  ', ' ')"])
+def test_lines_and_spaces_that_the_template_does_not_write(change, tmp_path):
+    without = UNMARKED.replace("message['content']", f"(message['content']{change})")
+    rows = [[ASK, SAY | {"content": CODE}], [ASK | {"content": CODE}, SAY], [ASK, SAY]]
+    told = problems_of(tmp_path, without, *rows)
+    assert "does not write all of message 1, ' def f" in told[0]
+    assert "does not write all of message 0, ' def f" in told[1]
+    assert told[2] == ""
+
+
+@pytest.mark.parametrize("change", [" | trim", ".strip().replace('</think>', '\n</think>\n\n')"])
+def test_lines_and_spaces_at_ends_and_around_tags_may_change(change, tmp_path):
+    other = UNMARKED.replace("message['content']", f"(message['content']{change})")
+    thought = SAY | {"content": f"<think>Hm.</think>{CODE}"}
+    assert problems_of(tmp_path, other, [ASK | {"content": CODE}, thought, ASK, SAY | {"content": CODE}]) == [""]
+
+
 def test_no_template_writes_the_date_of_today(tmp_path):
     dated = "{{ strftime_now('%Y') if strftime_now is defined else '2024' }}" + UNMARKED
     fixed = "2024" + UNMARKED
