@@ -27,6 +27,7 @@ AS_TEXT = "has {!r} in its text, which the tokenizer reads as a special token; w
 REMEDY = (
     "write {% generation %} … {% endgeneration %} around what the assistant says in the tokenizer's chat_template.jinja"
 )
+MERGED = "has line breaks or several spaces, which the tokenizer reads as one space; write one, or use another"
 WITHOUT_TODAY = "{% set strftime_now = the_date_of_today %}\n"
 """Takes from a template the function for today's date: many write a date of their own then, the same every day."""
 WEIGHTS = (

@@ -13,6 +13,7 @@ from largebatch.errors import DataError
 from .chat_template import (
     AS_TEXT,
     MASKS,
+    MERGED,
     WEIGHTS,
     ChatTemplate,
     Conversation,
@@ -95,6 +96,8 @@ class ChatEncoder:
                         f"ones; remove {key}"
                     )
             self._refuse_special_tokens(f"message {number}", message)
+            if self.tokenizer.merges_spaces_in(message.get("content", "")):
+                raise UnusableConversation(f"message {number} {MERGED}")
         self._refuse_special_tokens("tools", tools)
         template = ChatTemplate(self.tokenizer, tools)
         whole, _ = template.write(conversation)

@@ -27,7 +27,7 @@ from largebatch.data.source import Sources
 from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts, load_tokenizer
 from largebatch.errors import DataError
 
-from .chat_template import AS_TEXT, ChatTemplate, InexactTemplate, UnusableConversation
+from .chat_template import AS_TEXT, MERGED, ChatTemplate, InexactTemplate, UnusableConversation
 from .chats import ChatEncoder
 from .config import AdditionData, Config, HubPairs
 from .model import configuration
@@ -183,6 +183,8 @@ class PairEncoder:
         for name, value in row.items():
             if token := self.tokenizer.special_token_in(str(value)):
                 return "", "", f"unusable text: {name} {AS_TEXT.format(token)}"
+            if self.tokenizer.merges_spaces_in(str(value)):
+                return "", "", f"unusable text: {name} {MERGED}"
         prompt = self.prompt.format(**row)
         answer = self.answer.format(**row)
         if self.template is None:

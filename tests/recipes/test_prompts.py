@@ -146,6 +146,24 @@ def test_special_tokens_in_a_text_are_no_text(opened, tokenizer):
     assert fetched(train, 0)["input_ids"].tolist() == [[MASK, BOS, ASK, BETA, GAMMA]]
 
 
+@pytest.mark.parametrize(
+    ("text", "is_kept"), [("alpha\n  beta", False), ("beta  alpha", False), (" beta gamma\n", True)]
+)
+def test_lines_and_spaces_that_a_tokenizer_does_not_tell_apart(text, is_kept, opened, tokenizer):
+    pairs = {"rows": [{"question": text, "reply": "beta"}], "tokenizer": tokenizer(CHAT)}
+    messages = [{"role": "user", "content": "alpha"}, {"role": "assistant", "content": text}]
+    chats = {"rows": [{"messages": messages}], "tokenizer": pairs["tokenizer"], "format": "messages"}
+    chats |= {"prompt": "", "answer": ""}
+    for data in (pairs, chats):
+        if is_kept:
+            assert len(opened(**data)[0]) == 1
+        else:
+            with pytest.raises(
+                DataError, match=r"row 0: (question|message 1) has line breaks or several spaces, which"
+            ):
+                opened(**data)
+
+
 # --- packs --------------------------------------------------------------------------------------------------------
 
 

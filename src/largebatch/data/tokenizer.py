@@ -34,6 +34,10 @@ class ByteTokenizer:
         """What of a text would be read as a special token."""
         return "\0" if "\0" in text else None
 
+    def merges_spaces_in(self, text: str) -> bool:  # noqa: ARG002 - bytes are kept
+        """Whether line breaks or several spaces within a text are read as one space."""
+        return False
+
     def decode(self, tokens: list[int]) -> str:
         """The text of tokens; the mask has none."""
         return bytes(token for token in tokens if token < self.vocab_size).decode(errors="replace")
@@ -97,6 +101,15 @@ class PretrainedTokenizer:
         """What of a text would be read as a special token."""
         found = self._special_token.search(text)
         return found and found[0]
+
+    def merges_spaces_in(self, text: str) -> bool:
+        """Whether line breaks or several spaces within a text are read as one space."""
+        return self._merges_spaces and text.strip() != " ".join(text.split())
+
+    @cached_property
+    def _merges_spaces(self) -> bool:
+        one, *several = self.encode(["a a", "a  a", "a\n a"])
+        return one in several
 
     @cached_property
     def _special_token(self) -> "re.Pattern[str]":
