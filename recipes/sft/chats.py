@@ -64,7 +64,8 @@ class ChatEncoder:
             DataError: It is not clear what the template's assistant writes.
         """
         # Those of tools and of the system need not be there.
-        return as_columns(map(self._encoded, *(rows.get(name, repeat(None)) for name in self.columns)))
+        encoded = map(self._encoded, *(rows.get(name, repeat(None)) for name in self.columns))
+        return as_columns(encoded, self.tokenizer.unknown_token)
 
     def _encoded(self, messages: Any, tools: Any, system: Any) -> Encoded:
         try:

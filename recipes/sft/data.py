@@ -163,7 +163,7 @@ class PairEncoder:
             start = len(tokens) - len(answer)
             is_usable = start and not problem
             encoded.append((tokens, [start, len(tokens)], "") if is_usable else ([], [], problem or EMPTY))
-        return as_columns(encoded)
+        return as_columns(encoded, self.tokenizer.unknown_token)
 
     def _together(self, prompt: str, answer: str, problem: str) -> Encoded:
         """The tokens of a prompt, those of its answer, and what is wrong with them."""

@@ -1,6 +1,7 @@
 """Tokenized prompts with their answers, or conversations, as samples, single or packed."""
 
 from collections.abc import Iterable
+from operator import countOf
 from typing import Any, Literal
 
 import datasets
@@ -20,10 +21,13 @@ Encoded = tuple[list[int], list[int], str]
 """The tokens of a pair or conversation; the start and the end of each span of them that is predicted, one after the
 other; and why it cannot be used, if it has no tokens."""
 
+UNKNOWN: Encoded = ([], [], "text that the tokenizer does not know: most tokens are unknown")
 
-def as_columns(rows: Iterable[Encoded]) -> dict[str, list[Any]]:
-    """The columns of `PairSamples`."""
-    tokens, predicted, problems = map(list, zip(*rows, strict=True))
+
+def as_columns(rows: Iterable[Encoded], unknown: int | None) -> dict[str, list[Any]]:
+    """The columns of `PairSamples`; rows of which more than half of the tokens are the unknown one are not used."""
+    known = [row if 2 * countOf(row[0], unknown) <= len(row[0]) else UNKNOWN for row in rows]
+    tokens, predicted, problems = map(list, zip(*known, strict=True))
     return {"input_ids": tokens, "predicted": predicted, "num_tokens": [*map(len, tokens)], "problem": problems}
 
 
