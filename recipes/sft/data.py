@@ -140,7 +140,7 @@ class PairEncoder:
         self.begin = [] if chat else [*tokenizer.prefix]
         self.end = [] if chat else [tokenizer.end_of_text]
         in_prompt, in_answer = tokenizer.encode([prompt, answer])
-        if in_prompt[:1] == self.begin[:1]:
+        if prompt and in_prompt[0] in self.begin:
             raise DataError(f"data.prompt: {prompt!r} begins with what the tokenizer adds to a text; remove it there")
         if in_answer[-2:] == self.end * 2:
             raise DataError(f"data.answer: {answer!r} ends with the end-of-text token, which is added; remove it there")
