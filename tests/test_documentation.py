@@ -120,6 +120,9 @@ def write_own_data() -> None:
     """Write what the page on data takes for the reader's own: a folder of text, a file of pairs, folders of images."""
     from datasets import Dataset
 
+    # As in a project that `largebatch new` made.
+    for recipe in Path("recipes").glob("*/*.json"):
+        recipe.write_text(recipe.read_text().replace('  "demonstration": true,\n', ""))
     Path("texts").mkdir()
     for name, text in topics.items():
         Path("texts", f"{name}.txt").write_text(text)
