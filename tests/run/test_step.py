@@ -140,7 +140,10 @@ def loop_with(mistake: str, run_dir) -> str:
         ("another optimizer", "the optimizer is SGD, the plan says AdamW"),
         ("other betas", "is (0.5, 0.5), the plan says (0.9, 0.99) (10 parameters differ)"),
         # Whatever the fields of the task's data section are called.
-        ("another weight", "8 samples have 7 tokens in the loss, but the plan says 16 each; correct the source"),
+        (
+            "another weight",
+            "`weight` returned 7 for a batch of 8 samples, but the plan says 128 tokens, 16 each; correct",
+        ),
         (
             "forgotten parameter",
             "the optimizer does not contain each trainable parameter of the model exactly once; missing: ",

@@ -89,8 +89,8 @@ def _micro_step(plan: RunPlan, requested: MicroBatch, loaded: Loaded) -> MicroSt
     each = plan.loss_weight_per_sample
     if each is not None and loaded.weight != count * each:
         raise DataError(
-            f"{count} samples have {loaded.weight} {plan.loss_unit} in the loss, but the plan says {each} each; "
-            "correct the source's `weight`, or let loss_weight_per_sample be None in the class of the config's data "
-            "section if it differs from sample to sample"
+            f"`weight` returned {loaded.weight} for a batch of {count} samples, but the plan says {count * each} "
+            f"{plan.loss_unit}, {each} each; correct it, or let loss_weight_per_sample be None in the class of the "
+            "config's data section if it differs from sample to sample"
         )
     return MicroStep(loaded.batch, loaded.weight, requested.seed, requested.contributes)

@@ -12,7 +12,7 @@ from largebatch.tools.verify.verification import Combination, Verification
 from paths import DIGITS, MAPS, PYDOC, ROOT
 from resuming import TINY_MAPS
 from tasks import TINY
-from verifying import SGD, recipe_with, rows_of, verification_of
+from verifying import SGD, recipe_with, rows_of, verification_of, verify
 
 LORA = ROOT / "recipes/sft/sft_qwen_7b_lora.json"
 
@@ -134,7 +134,7 @@ def test_evaluations_differ_and_a_reference_fails_only_when_it_is_moved_by_round
     assert [(row.verdict, row.problem) for row in rows] == [(verdict, problem)] * 2
 
 
-def test_what_every_reference_would_fail_by_is_reported_once(monkeypatch):
+def test_what_every_reference_would_fail_by_is_reported_once(monkeypatch, capfd):
     """Synchronized BatchNorm is compared with one process at each micro-batch size times processes."""
 
     def train(*_):
@@ -143,3 +143,6 @@ def test_what_every_reference_would_fail_by_is_reported_once(monkeypatch):
     monkeypatch.setattr(Verification, "_train", train)
     [row] = rows_of(DIGITS, (), Combination("ddp", 2, 16), Combination("ddp", 2, 8))
     assert (row.verdict, row.problem) == ("failed", "RuntimeError: the weights are wrong")
+    # Without a number in the table, none is explained.
+    code, output, _ = verify(capfd, str(DIGITS), "--strategies=ddp", "--world-sizes=2")
+    assert (code, output.splitlines()[-1]) == (1, "0 of 1 combinations agree with one process")

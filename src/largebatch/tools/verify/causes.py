@@ -42,7 +42,7 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
     # The first loss and its gradient are multiplied by one number.
     SCALED: {
         "other micro-batch": (
-            "only other micro-batch sizes differ, by one factor in the first loss and its gradient: the loss is a mean "
+            "the first loss and its gradient differ by one factor for other micro-batch sizes only: the loss is a mean "
             "over the micro-batch, or divided by what is counted in it, instead of a sum, or the source's `weight` is"
         ),
         "other number of micro-batches": (
@@ -60,7 +60,7 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
     },
     "first_loss": {
         "other micro-batch": (
-            "only other micro-batch sizes differ, from the first loss on: samples that share a micro-batch change each "
+            "the first loss differs for other micro-batch sizes only: samples that share a micro-batch change each "
             "other (statistics over it, sorting, padding without a mask, other samples as negatives: see "
             "coupled_features); or random numbers are drawn for it (dropout: declare uses_dropout; torch.rand in "
             "train.py: draw them in `fetch`, from `derive_seed`); or, if the factors are about the ratio of the sizes, "
@@ -85,8 +85,8 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
     },
     "first_grad_norm": {
         "other micro-batch": (
-            "only other micro-batch sizes differ, and not in the first loss, but in its gradient: samples that share a "
-            "micro-batch change each other (statistics over it), which the starting weights hide from the loss, or a "
+            "the first loss agrees, but for other micro-batch sizes not its gradient: samples that share a micro-batch "
+            "change each other (statistics over it), which the starting weights hide from the loss, or a "
             "hook changes the gradient of each micro-batch"
         ),
         "several processes": (
@@ -114,9 +114,9 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
     },
     "later": {
         "other micro-batch": (
-            "only other micro-batch sizes differ, and only after the first step: something depends on the micro-batch "
-            "that the first samples do not show (the source's `weight`, padding without a mask), or that is kept from "
-            "step to step (a buffer that `forward` updates)"
+            "weights or losses differ for other micro-batch sizes only, after the first step: something depends on the "
+            "micro-batch that the first samples do not show (the source's `weight`, padding without a mask), or that "
+            "is kept from step to step (a buffer that `forward` updates)"
         ),
         "otherwise": (
             "the first step and its update agree, later ones do not: something that is kept from step to step (a "

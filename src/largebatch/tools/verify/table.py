@@ -68,7 +68,7 @@ def verify(options: argparse.Namespace) -> bool:
     print(f"\n{agreeing} of {len(compared)} combinations agree with one process")
     if cause := likely_cause(rows, verification):
         print(cause)
-    print(
+    legend = (
         "\nDifferences are relative to the numbers of one process. Those of loss, gradient norm and learning rate are\n"
         "the largest of all steps. Update is the first one, and parameters are the final ones, of the tensor that "
         f"differs\nmost, relative to its norm. Allowed are {allowed['loss']:g}, {allowed['grad_norm']:g} for the "
@@ -77,6 +77,8 @@ def verify(options: argparse.Namespace) -> bool:
         f"itself, and ten times that is allowed. Taken as given: the loss is the mean over {plan.loss_unit},\nwhich "
         "the source's `weight` counts; what `run.log` gets is not compared."
     )
+    if any(row.differences for row in rows):
+        print(legend)
     return agreeing == len(compared)
 
 
