@@ -25,7 +25,7 @@ OTHERS = {
     # Goyal et al. 2017, section 3, remark 3: the mean over all processes' samples, not per-process means added up.
     "sums": (
         [("y) / accumulation", 'y, reduction="sum") * dist.get_world_size() / accumulation')],
-        r"1/A times .*W = 2, A = 2: 0\.5",
+        r"1/A times .*W = 2, A = 2: 0\.5\): .* a sum over samples is not divided",
     ),
     "the same samples": (
         [("DistributedSampler(data, shuffle=False)", "DistributedSampler(data, rank=0, shuffle=False)")],
@@ -43,7 +43,7 @@ OTHERS = {
     ),
     "only the first process steps": (
         [("            optimizer.step()", "            dist.get_rank() or optimizer.step()")],
-        "the number of steps is not that of one process .*W = 2, A = 1: 0",
+        "the number of steps is not that of one process .*W = 2, A = 1: 0.* not all processes step",
     ),
     "synchronized once": (
         [
@@ -93,7 +93,7 @@ OTHERS = {
                 "                dist.all_reduce(each.grad)\n            nn.utils",
             ),
         ],
-        r"the gradient of 0\.weight alone is W times",
+        r"the gradient of 0\.weight alone is W times .* do so to these gradients, not to the loss",
     ),
     "clipped by a norm that is given": (
         [
@@ -186,6 +186,45 @@ OTHERS = {
         r"W = 2, A = 1; W = 2, A = 2: the same, but the update is 0\.5 times as large",
     ),
 }
+
+
+# By what is wrong: the loss, what is said of it, and the loss after the remedy.
+LOSS = "nn.functional.cross_entropy(model(x), y) / accumulation"
+SUM = "nn.functional.cross_entropy(model(x), y, ignore_index=4, reduction='sum')"
+MEAN = SUM.replace(", reduction='sum'", "")
+COUNT = """step = [*loader][(number - 1) // accumulation * accumulation :][:accumulation]
+        targets = sum((each != 4).sum() for _, each in step)
+        dist.all_reduce(targets)
+        loss = """
+REMEDIES = {
+    "A/W": (
+        f"{MEAN} / dist.get_world_size()".replace(", ignore_index=4", ""),
+        "A/W times .*: divide by the accumulation steps instead",
+        LOSS,
+    ),
+    "1/(W·A)": (
+        f"{SUM} / accumulation",
+        r"1/\(W·A\) times .*: multiply the loss by W·A",
+        f"{SUM} / accumulation * (accumulation * dist.get_world_size())",
+    ),
+    "unequal": (
+        f"{MEAN} / accumulation",
+        r"divide sums by the number .* of the whole batch's targets per process \(all_reduce it .* and divide by W;",
+        f"{SUM} / (targets / dist.get_world_size())",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_remedies(name, audit):
+    """The loop that follows one is right."""
+    wrong, said, right = REMEDIES[name]
+    text = changed(EXAMPLES["train"], ("loss = ", COUNT))
+    code, found = audit(changed(text, (LOSS, wrong)), batch=8)
+    assert code == 1
+    assert re.search(said, " ".join(found["wrong"])), found["wrong"]
+    code, found = audit(changed(text, (LOSS, right)), batch=8)
+    assert (code, found["wrong"]) == (0, [])
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -294,9 +333,11 @@ def test_trainer(audit):
 
 
 def test_progress_is_shown_beside_json(tmp_path, capsys):
-    (tmp_path / "loop.py").write_text(EXAMPLES["train"])
+    (tmp_path / "loop.py").write_text(changed(EXAMPLES["train"], ("/ accumulation", "")))
     main(["audit", str(tmp_path / "loop.py"), "--json", "--batch=2", "--world-sizes=1", "--accumulations=1,2"])
     out, err = capsys.readouterr()
-    assert json.loads(out)["wrong"] == []
+    assert len(json.loads(out)["wrong"]) == 1
     assert err.startswith("training 2 samples in one process, together and each alone, then in 1 layout\n")
-    assert LINE.format(1, 2, 1, "the same") in err
+    assert LINE.format(1, 2, 1, "2 times") in err
+    # That row is of one process, too.
+    assert "\nin one process without accumulation, your effective batch is 2 samples a step" in err

@@ -23,27 +23,38 @@ OF_STEPS = {
     ),
     "A": "the optimizer steps after each micro-batch: step, and zero_grad, only after the last of an accumulation",
     "W·A": "every process goes through all samples, and the optimizer steps after each micro-batch",
-    "1/A": "too many micro-batches are accumulated: Accelerate, Trainer and DeepSpeed count them by themselves",
-    "1/W": "too many micro-batches are accumulated: the number of steps is divided by the number of processes twice",
+    # In part of the layouts, such as none instead of one.
+    "": (
+        "too many micro-batches are accumulated (Accelerate, Trainer and DeepSpeed count them by themselves; each "
+        "process counts its own), or not all processes step"
+    ),
 }
+# Each remedy multiplies by what is missing, whether the loss is a mean or a sum, and whoever divides already.
 OF_GRADIENTS = {
-    "W": "it is summed over processes, or multiplied by their number: divide by it once",
+    "W": "it is summed over processes, or multiplied by their number: divide the loss by W",
     "1/W": (
-        "each process's loss is its share of the whole batch's, or comes from gathered features whose gradient stays "
-        "on one process, and DDP and FSDP average over processes: multiply the loss by their number"
+        "each process's loss is its share of the whole batch's, and DDP and FSDP average over processes: multiply the "
+        "loss by W; or it comes from gathered features whose gradient stays on one process: gather them with their "
+        "gradient"
     ),
     "A": "micro-batches are added: divide each loss by the accumulation steps",
     "1/A": (
-        "it is divided by the accumulation steps twice: Accelerate's accumulate, Trainer and DeepSpeed divide by "
-        "themselves"
+        "it is divided by the accumulation steps once too often: a sum over samples is not divided, and Accelerate's "
+        "accumulate, Trainer and DeepSpeed divide by themselves"
     ),
-    "W·A": "it is summed over processes and micro-batches: divide the loss by the number of both",
+    "W·A": "it is summed over processes and micro-batches: divide the loss by W·A",
     "1/(W·A)": (
-        "the loss is a sum over samples, or over targets, whose share each process has, and DDP and FSDP average over "
-        "processes; or it is divided by processes and micro-batches twice"
+        "the loss is a sum over samples, or over targets, but divided by the accumulation steps, as Accelerate's "
+        "accumulate and DeepSpeed do, and averaged over processes, as DDP and FSDP do; or a mean is divided by both "
+        "once too often: multiply the loss by W·A"
     ),
-    "A/W": "losses are added over micro-batches and divided by the number of processes: divide by neither or by both",
+    "A/W": (
+        "losses are added over micro-batches and divided by the number of processes, over which DDP and FSDP average "
+        "already: divide by the accumulation steps instead"
+    ),
 }
+# Other parameters have the same loss.
+OF_SOME = {name: f"{cause}; do so to these gradients, not to the loss" for name, cause in OF_GRADIENTS.items()}
 # By `Outcome.kind`; {0} is "micro-batch" if one process shows it already, or else "process".
 OF_KINDS = {
     "update": (
@@ -67,19 +78,20 @@ OF_KINDS = {
     ),
     "unequal": (
         "it is a mean over each {0}'s targets, then over {0}es, so targets count for more where there are few: divide "
-        "sums by the number (or the weights) of the targets of the whole batch (all_reduce it before the backward "
-        "pass); or something else that is not a sum is made of each {0}'s samples, such as a root or clipping, or some "
+        "sums by the number (or the weights) of the whole batch's targets per process (all_reduce it before the "
+        "backward pass, and divide by W; by W·A if Accelerate or DeepSpeed divide by the accumulation steps); or "
+        "something else that is not a sum is made of each {0}'s samples, such as a root or clipping, or some "
         "are reduced more often"
     ),
     "coupled": (
-        "the loss depends on which samples share a {0}: {1}negatives are its own (gather features with their "
-        "gradient); or a term that has no samples, such as a regularizer, is added for each {0}; or a buffer that "
-        "changes in each forward pass is used by the next one; or each {0} clips its part of the gradient by that "
-        "part's norm; or random numbers or data differ between {0}es"
+        "the loss depends on which samples share a {0}: {1}negatives are its own (gather those of "
+        "processes with their gradient; accumulation divides them always); or a term that has no samples, such as a "
+        "regularizer, is added for each {0}; or a buffer that changes in each forward pass is used by the next one; or "
+        "each {0} clips its part of the gradient by that part's norm; or random numbers or data differ between {0}es"
     ),
 }
 OF_SCHEDULES = "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps"
-OF_STATISTICS = "BatchNorm's statistics are its own (SyncBatchNorm takes them over processes), or "
+OF_STATISTICS = "BatchNorm's statistics are its own (SyncBatchNorm takes them over processes only), or "
 CLIPPED_OFTEN = "gradients are clipped after each micro-batch: clip their sum once, before the optimizer's step"
 LOST_MICRO_BATCHES = (
     "only some micro-batches count: step after the last of them (counted from 1, not from 0), and call zero_grad after "
@@ -117,7 +129,8 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
         together[_name_of(factors)][parameter] = factors
     for alike in together.values():
         whose = "the gradient" if len(together) == 1 else f"the gradient of {some([*alike])} alone"
-        yield from _of_factors(whose, next(iter(alike.values())), OF_GRADIENTS)
+        causes = OF_GRADIENTS if len(together) == 1 else OF_SOME
+        yield from _of_factors(whose, next(iter(alike.values())), causes)
 
 
 def _of_factors(
@@ -193,8 +206,8 @@ def _rates_by_cause(expected: Sequence[float], layout: Layout) -> dict[str, Sequ
             expected[layout.accumulation - 1 :: layout.accumulation]
         ),
         **{
-            f"it is {name} times that of one process for the same effective batch, whose gradient is a mean already; "
-            "scale it by the effective batch (Goyal et al. 2017, section 2.1)": [factor * rate for rate in expected]
+            f"it is {name} times that of one process for the same effective batch; scale it by the effective batch "
+            "(Goyal et al. 2017, section 2.1)": [factor * rate for rate in expected]
             for name, factor in layout.factors.items()
         },
     }

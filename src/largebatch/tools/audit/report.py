@@ -89,7 +89,7 @@ def audit(options: argparse.Namespace) -> bool:
     for title, lines in sections.items():
         if lines:
             show(f"\n{title}:" + bulleted("\n    ".join(wrapped(line)) for line in lines))
-    show("\n" + "\n".join(wrapped(f"in {'one process' if wrong else 'all layouts'}, {summary}")))
+    show("\n" + "\n".join(wrapped(f"in {'one process without accumulation' if wrong else 'all layouts'}, {summary}")))
     if options.json:
         document = {"precision": loop.precision, "batch": loop.batch_size, "layouts": rows, "summary": summary}
         print(json.dumps(document | sections, indent=2))
