@@ -10,10 +10,12 @@ from submitting import RECORDER
 
 @pytest.fixture
 def sbatch(project, monkeypatch):
-    """Put an sbatch and an empty queue on PATH, and return what makes sbatch answer otherwise than `123`."""
+    """Put an sbatch, and a controller with an empty queue, on PATH, and return what makes sbatch answer otherwise than
+    `123`.
+    """
     file = project / "bin" / "sbatch"
     file.parent.mkdir()
-    write_commands(file.parent, {"squeue": ""})
+    write_commands(file.parent, {"squeue": "", "scontrol": ""})
 
     def answers(code):
         file.write_text(RECORDER + code)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from played import write_commands
 from submitting import SMOKE, called
 
 pytestmark = pytest.mark.usefixtures("sbatch")
@@ -45,3 +46,12 @@ def test_a_dry_run_that_slurm_refuses(sbatch, run_command):
     code, output, _ = run_command("submit", "gpt_pydoc", "--nodes=2", "--partition=x", "--dry-run")
     assert code == 1
     assert "sbatch: error: invalid partition specified: x\n" in output
+
+
+def test_a_dry_run_where_slurm_does_not_answer(sbatch, run_command):
+    sbatch("sys.exit('sbatch: error: DNS SRV lookup failed\\nsbatch: fatal: no configuration')")
+    write_commands(Path("bin"), {"scontrol": "exit 1"})
+    code, output, _ = run_command("submit", "gpt_pydoc", "--nodes=2", "--dry-run")
+    assert code == 0
+    assert output.endswith("because Slurm does not answer; nothing was submitted: sbatch: fatal: no configuration\n")
+    assert "DNS" not in output

@@ -89,4 +89,4 @@ def test_without_sbatch(monkeypatch, refused, output_of):
     words = ["gpt_pydoc", "--nodes=2"]
     assert "error: sbatch cannot be run (No such file or directory); submit on" in refused(*words)
     dry = output_of("submit", *words, "--dry-run")
-    assert "not checked: the options of sbatch, which is not installed here" in dry
+    assert "not checked: the options of sbatch, because sbatch is not installed here" in dry

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -180,23 +181,27 @@ def _dry_run(script: BatchScript, words: Sequence[str]) -> int:
 
     Return 1 if either would refuse the job.
     """
+    ask = partial(
+        subprocess.run, env=script.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     task = f"--task={script.task}"
     prepare = [sys.executable, "-m", "largebatch", "prepare", str(script.recipe), task, "--dry-run", *script.overrides]
-    code = 0
-    for command in (prepare, ["sbatch", "--test-only", *words]):
-        try:
-            found = subprocess.run(
-                command,
-                env=script.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            print(f"\n{found.stdout.rstrip()}")
-            code |= found.returncode != 0
-        except OSError:
-            print(f"\nnot checked: the options of {command[0]}, which is not installed here")
-    return code
+    prepared = ask(prepare)
+    code = 1 if prepared.returncode else 0
+    print(f"\n{prepared.stdout.rstrip()}\n")
+    try:
+        found = ask(["sbatch", "--test-only", *words])
+        answers = found.returncode == 0 or ask(["scontrol", "ping"]).returncode == 0
+    except OSError as error:
+        print(f"not checked: the options of sbatch, because {error.filename} is not installed here")
+        return code
+    said = found.stdout.rstrip()
+    if not answers:
+        last = said.rpartition("\n")[2]
+        print(f"not checked: the options of sbatch, because Slurm does not answer; nothing was submitted: {last}")
+        return code
+    print(said)
+    return 1 if found.returncode else code
 
 
 def _submit(script: BatchScript, words: Sequence[str]) -> int:
