@@ -38,7 +38,7 @@ def test_names_are_exempt_where_asked():
     decayed = {"embedding.weight", "mixer.weight"}
     exempt = {"norm.weight", "norm.bias", "mixer.bias", "mixer.A_log"}
     assert decayed_and_exempt(groups, model) == (decayed, exempt)
-    assert decay_summary(groups) == "none on 4 of 6 parameters"
+    assert decay_summary(groups) == "none on 4 of 6 parameter tensors"
     _, exempt = decayed_and_exempt(groups_of(model, weight_decay=0.1, no_decay=["embedding"]), model)
     assert exempt == {"embedding.weight"}
 

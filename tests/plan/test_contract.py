@@ -85,7 +85,7 @@ def test_checkpoints_that_are_kept_for_ever_are_written(every, written):
     plan = planned(DIGITS, *words)
     assert [step for step in range(1, 61) if plan.checkpoints_after(step)] == written
     assert [step for step in written if plan.keeps_checkpoint_of(step)] == [25, 50]
-    told = "at the end, and within 4 steps and 1 s of a stop request; one every 25 steps is never deleted"
+    told = "at the end, and at most 4 steps and 1 s after a stop request; one every 25 steps is never deleted"
     assert told in explain(plan, "x")
 
 
@@ -94,8 +94,27 @@ def test_no_warmup_where_scaling_does_not_raise_the_rate(batch):
     """Goyal et al. 2017, section 5.1: warmup only above the reference batch."""
     plan = planned(DIGITS, f"--batch.global_batch_size={batch}")
     assert plan.schedule.warmup == 0
-    assert "no warmup: the peak is not above base_lr 0.1, where it would start" in explain(plan, "x")
+    assert "no warmup: it would start at base_lr 0.1, and the peak is not higher" in explain(plan, "x")
     assert plan.lr_at(0) == pytest.approx(0.1 * batch / 64)
+
+
+@pytest.mark.parametrize(
+    ("decay", "said"),
+    [
+        ('{"name": "cosine"}', "then cosine from step 0, down to 0; "),
+        # The run has 440 steps.
+        (
+            '{"name": "warmup_stable_decay", "decay": {"steps": 160}}',
+            "then constant until step 280, then linear, down to 0; ",
+        ),
+        (
+            '{"name": "warmup_stable_decay", "decay": {"steps": 160}, "final_fraction": 0.1}',
+            "then constant until step 280, then linear, down to 0.1 x the peak at the end; ",
+        ),
+    ],
+)
+def test_decays_in_words(decay, said):
+    assert said in explain(planned(DIGITS, "--learning_rate.decay", decay), "x")
 
 
 def test_constant_warmup():

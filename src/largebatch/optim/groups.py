@@ -65,9 +65,9 @@ def _lr_factors(trainable: Collection[str], plan: RunPlan) -> dict[str, float]:
 
 
 def decay_summary(groups: Sequence[Mapping[str, Any]]) -> str:
-    """How many of the parameters in groups have no weight decay, in words."""
+    """How many of the parameter tensors in groups have no weight decay, in words."""
     exempt = sum(len(group["params"]) for group in groups if group["weight_decay"] == 0)
-    return f"none on {exempt:,} of {sum(len(group['params']) for group in groups):,} parameters"
+    return f"none on {exempt:,} of {sum(len(group['params']) for group in groups):,} parameter tensors"
 
 
 def group_sizes(optimizer: Optimizer) -> list[int]:

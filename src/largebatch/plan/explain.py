@@ -117,7 +117,7 @@ def _steps(plan: RunPlan) -> list[str]:
     best = f"after each {'lowest' if keep.mode == 'min' else 'highest'} {keep.metric} so far, " if keep else ""
     kept = f"; one every {checkpoint.keep_every.length} is never deleted" if checkpoint.keep_every else ""
     lines.append(
-        f"checkpoint {every}{best}at the end, and within {STEPS_TO_STOP} steps and 1 s of a stop request{kept}"
+        f"checkpoint {every}{best}at the end, and at most {STEPS_TO_STOP} steps and 1 s after a stop request{kept}"
     )
     return lines + _noise_scale(plan)
 
@@ -179,7 +179,7 @@ def _warmup(plan: RunPlan) -> str:
     if warmup is None:
         return "no warmup"
     if schedule.warmup == 0:
-        return f"no warmup: the peak is not above base_lr {plan.learning_rate.base_lr:.6g}, where it would start"
+        return f"no warmup: it would start at base_lr {plan.learning_rate.base_lr:.6g}, and the peak is not higher"
     how_long = counted(_steps_to(plan, schedule.warmup), "step")
     if schedule.warmup_shape == "constant":
         return f"warmup at {schedule.warmup_start_lr:.6g} for {how_long}, then the peak"
@@ -195,9 +195,11 @@ def _decay(plan: RunPlan) -> str:
         milestones = ", ".join(f"{_steps_to(plan, milestone):,}" for milestone in schedule.milestones)
         return f"then x {schedule.factor:g} at steps {milestones}; {last}"
     first = _steps_to(plan, schedule.decay_start) if schedule.decay_start else 0
+    end = f"{schedule.final_fraction:g} x the peak at the end; {last}" if schedule.final_fraction else f"0; {last}"
+    if schedule.decay == "warmup_stable_decay":
+        return f"then constant until step {first:,}, then linear, down to {end}"
     power = f" of power {schedule.power:g}" if schedule.decay == "polynomial" else ""
-    shape = schedule.decay.replace("_", " ") + power
-    return f"then {shape} from step {first:,} to {schedule.final_fraction:g} x the peak at the end; {last}"
+    return f"then {schedule.decay}{power} from step {first:,}, down to {end}"
 
 
 def _optimizer(plan: RunPlan) -> list[str]:
