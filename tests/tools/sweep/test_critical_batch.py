@@ -72,6 +72,9 @@ def test_branches_of_a_run(tmp_path, capsys):
     assert size == {"batch": 32, "verdict": "undecided", "cost": cost, "margin": None, "missing_seeds": 1}
     output = capsys.readouterr().out
     assert "  batch 32: undecided: at least 1 more seed\nthe critical batch is undecided\n" in output
+    assert "warning" not in output
+    assert main([*command, "--tolerance=0.5"]) == 0
+    assert "\nwarning: a tolerance of 0.5 is large beside the run's own loss, " in capsys.readouterr().out
 
 
 def test_a_branch_has_its_moments_in_samples():

@@ -14,7 +14,9 @@ from largebatch.tools.sweep.verdicts import Cell
 from paths import DIGITS
 from run_folders import write_lines, write_run
 
-END = " (at an end of the listed rates: extend the list)"
+LOWEST = " (the lowest of the listed rates: extend the list)"
+HIGHEST = LOWEST.replace("lowest", "highest")
+UNSURE = ", as the rule predicts; the difference is not significant"
 SETTINGS = ("--learning_rate.reference_batch_size=64", "--train.duration.epochs=20")
 # The last evaluation's loss of seeds 0, 1 and 2, after the rate and the batch size; "-" for a run that diverged.
 LOSSES = """
@@ -68,15 +70,15 @@ def test_loss_against_rate_and_the_rule(tmp_path):
     assert table.splitlines()[0] == title + "; 24 of 24 points have ended"
     assert cells(table) == {
         "loss": ["finding"],
-        "base_lr=0.1 global_batch_size=64": ["1.1 ± 0.1 (3)", f"best{END}"],
+        "base_lr=0.1 global_batch_size=64": ["1.1 ± 0.1 (3)", f"best{LOWEST}"],
         "base_lr=0.2 global_batch_size=64": ["1.5 ± 0.1 (3)"],
         # At both sizes, the other rate is 0.4 above the best, whose standard error is 0.082: t = 4.9 with 4 degrees of
         # freedom, p = 0.004.
         "base_lr=0.1 global_batch_size=128": ["1.4 ± 0.1 (3)"],
-        "base_lr=0.2 global_batch_size=128": ["1 ± 0.1 (3)", f"best{END}; the rule does not hold"],
+        "base_lr=0.2 global_batch_size=128": ["1 ± 0.1 (3)", f"best{HIGHEST}; the rule does not hold"],
         # 0.067 above, and a standard error of 0.15.
         "base_lr=0.1 global_batch_size=256": ["1.2 ± 0.2 (3)"],
-        "base_lr=0.2 global_batch_size=256": ["1.133 ± 0.15 (3)", f"best{END}; the rule: cannot be told"],
+        "base_lr=0.2 global_batch_size=256": ["1.133 ± 0.15 (3)", f"best{HIGHEST}; the rule: cannot be told"],
         # Both rates diverge.
         "base_lr=0.1 global_batch_size=512": ["2 ± 0 (2, 1 diverged)"],
         "base_lr=0.2 global_batch_size=512": ["3.05 ± 0.071 (2, 1 diverged)"],
@@ -109,14 +111,14 @@ UNCLEAR_AT_128 = "0.1  128  1.0  1.2\n0.2  128  1.1  1.2\n"
 @pytest.mark.parametrize(
     ("table", "row", "finding"),
     [
-        (DIVERGES, "base_lr=0.2 global_batch_size=128", f"best{END}, as the rule predicts"),
+        (DIVERGES, "base_lr=0.2 global_batch_size=128", f"best{HIGHEST}, as the rule predicts"),
         # The other rate is clearly worse at 64: 1 above, with a standard error of 0.071.
-        (DIVERGES, "base_lr=0.1 global_batch_size=256", f"best{END}; the rule does not hold"),
+        (DIVERGES, "base_lr=0.1 global_batch_size=256", f"best{LOWEST}; the rule does not hold"),
         # Of one seed nothing is clear.
         (
             "\n0.1   64  2.0\n0.2   64  1.0\n0.1  128  1.5\n0.2  128  1.0\n",
             "base_lr=0.2 global_batch_size=128",
-            f"best{END}, as the rule predicts, not clearly",
+            f"best{HIGHEST}{UNSURE}",
         ),
         # 0.2 may be the best at both sizes: at 64, 0.4 is the best of three seeds by less than half of a deviation.
         (
@@ -126,24 +128,24 @@ UNCLEAR_AT_128 = "0.1  128  1.0  1.2\n0.2  128  1.1  1.2\n"
             "best; the rule: cannot be told",
         ),
         # 0.25 with a standard error of 0.082: p = 0.019, below 5 %, but with more rates not below a third of that.
-        (TWO_RATES, "base_lr=0.1 global_batch_size=128", f"best{END}; the rule does not hold"),
-        (TWO_RATES + MORE_RATES, "base_lr=0.1 global_batch_size=128", f"best{END}; the rule: cannot be told"),
+        (TWO_RATES, "base_lr=0.1 global_batch_size=128", f"best{LOWEST}; the rule does not hold"),
+        (TWO_RATES + MORE_RATES, "base_lr=0.1 global_batch_size=128", f"best{LOWEST}; the rule: cannot be told"),
         # At 128, both rates may be the best; where all diverge first, none is predicted.
         (
             f"\n0.1   64  1.0  1.02\n0.2   64  1.5  1.52\n{UNCLEAR_AT_128}",
             "base_lr=0.1 global_batch_size=128",
-            f"best{END}, as the rule predicts, not clearly",
+            f"best{LOWEST}{UNSURE}",
         ),
         (
             f"\n0.1   64   -   1.0\n0.2   64   -    -\n{UNCLEAR_AT_128}",
             "base_lr=0.1 global_batch_size=128",
-            f"best{END}",
+            f"best{LOWEST}",
         ),
         # Equal results say nothing of the spread.
         (
             "\n0.1   64  1.0 1.0\n0.2   64  1.1 1.1\n0.1  128  1.1 1.1\n0.2  128  1.0 1.0\n",
             "base_lr=0.2 global_batch_size=128",
-            f"best{END}; the rule: cannot be told",
+            f"best{HIGHEST}; the rule: cannot be told",
         ),
     ],
 )
@@ -174,7 +176,7 @@ def test_a_best_rate_between_others_is_not_at_an_end(tmp_path):
     """Listed in any order; the highest rate diverges, but was tried."""
     two = "\n0.2  64  1.0 1.1\n0.8  64   -  3.0\n"
     assert cells_of(tmp_path / "a", f"{two}0.1  64  1.2 1.3\n")["base_lr=0.2"][1:] == ["best"]
-    assert cells_of(tmp_path / "b", two)["base_lr=0.2"][1:] == [f"best{END}"]
+    assert cells_of(tmp_path / "b", two)["base_lr=0.2"][1:] == [f"best{LOWEST}"]
     # Not before there is a result of each rate.
     for seed in (0, 1):
         end_run(tmp_path / f"b/base_lr=0.8_seed={seed}", None)
@@ -185,7 +187,7 @@ def test_of_an_accuracy_higher_is_better(tmp_path):
     """The accuracies are one minus the losses."""
     table = "\n0.1  64  0.3 0.1\n0.2  64  0.4 0.4\n"
     accuracies = cells_of(tmp_path, table, metric="accuracy", higher_is_better=True)
-    assert [*accuracies.values()][1:] == [["0.8 ± 0.14 (2)", f"best{END}"], ["0.6 ± 0 (2)"]]
+    assert [*accuracies.values()][1:] == [["0.8 ± 0.14 (2)", f"best{LOWEST}"], ["0.6 ± 0 (2)"]]
 
 
 def test_samples_and_time_to_a_target(tmp_path):
@@ -214,7 +216,7 @@ def test_points_that_are_not_finished(tmp_path, refusal_of):
 
 def test_the_report_has_the_table(tmp_path, output_of, refusal_of):
     folder = write_sweep(tmp_path, "\n0.1  64  1.0 1.2 1.1\n0.2  64  1.5 1.5 1.5\n")
-    row = f" 1.1 ± 0.1 (3)  best{END} "
+    row = f" 1.1 ± 0.1 (3)  best{LOWEST} "
     assert row in output_of("report", folder, "--target=1.3")
     assert row in (folder / "report.html").read_text()
     error = refusal_of("report", folder / "base_lr=0.1_seed=0", "--target=1")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from largebatch.tools.sweep.points import BATCH, Point, Sweep, check_number
 EPILOG = """examples:
   largebatch critical-batch runs/gpt_pydoc --at 100 --batches 1,2,4,8 --seeds 3
   largebatch critical-batch runs/gpt2_124m --at 5000 --batches 1,2,4 --seeds 3 --slurm --nodes 4 --time=02:00:00"""
+
+# A larger tolerance, as a part of the metric's value, gets a warning.
+MAX_PART_OF_VALUE = 0.1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +75,12 @@ def run(options: argparse.Namespace) -> int:
     losses = {group.settings[BATCH]: group.losses for group in results.groups}
     batch, compared = largest_within(losses, options.tolerance)
     own = min(losses)
+    value = abs(statistics.fmean(losses[own].values() or [math.inf]))
+    if options.tolerance > MAX_PART_OF_VALUE * value:
+        print(
+            f"\nwarning: a tolerance of {options.tolerance:g} is large beside the run's own {options.metric}, "
+            f"{value:.3g}: batches that are much worse may pass; write a smaller --tolerance"
+        )
     print(f"\nafter step {options.at:,}, beside the run's own {own:,}, with a tolerance of {options.tolerance:g}:")
     for size, each in compared.items():
         print(f"  batch {size:,}: {each}")

@@ -97,8 +97,9 @@ class Results:
             return "best so far"
         finding = "best"
         rates = [each.settings[RATE] for each in self.groups]
-        if group.settings[RATE] in (min(rates), max(rates)) and all(each.losses for each in self.groups):
-            finding += " (at an end of the listed rates: extend the list)"
+        ends = {max(rates): "highest", min(rates): "lowest"}
+        if group.settings[RATE] in ends and all(each.losses for each in self.groups):
+            finding += f" (the {ends[group.settings[RATE]]} of the listed rates: extend the list)"
         first_size = self.groups[0].settings.get(BATCH)
         first = self._rivals({**group.settings, BATCH: first_size})
         predicted = self._stable(first)[:1]
@@ -110,7 +111,7 @@ class Results:
         if not here & there:
             return f"{finding}; the rule does not hold"
         if group.settings[RATE] == predicted[0].settings[RATE]:
-            return f"{finding}, as the rule predicts" + ", not clearly" * (len(here | there) > 1)
+            return f"{finding}, as the rule predicts" + "; the difference is not significant" * (len(here | there) > 1)
         return f"{finding}; the rule: cannot be told"
 
     def is_best(self, group: Group) -> bool:
