@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +98,16 @@ def test_it_decodes_each_image_when_asked_and_names_those_that_it_cannot(output_
     assert "error: 2 samples cannot be read:\n" in error
     assert re.findall(r"- training sample (\d): the image of sample \d cannot be decoded", error) == ["1", "3"]
     output_of(*words, "--check", "--data.data_files.train=whole.parquet")
+
+
+@pytest.mark.slow
+def test_it_prints_no_warnings_of_datasets(project):
+    """As of one file for two processes."""
+    command = [sys.executable, "-m", "largebatch", "prepare", "mine", "--workers=2", "--write"]
+    environment = os.environ | {"HF_HOME": str(project / "cache")}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "Generating train split" in told.stderr
+    assert "num_proc" not in told.stderr
 
 
 def test_it_names_samples_at_which_a_tasks_own_code_fails(monkeypatch, output_of, run_command):

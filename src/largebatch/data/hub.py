@@ -59,6 +59,8 @@ def open_splits(
     from largebatch.data.parquet_types import check_types
     from largebatch.data.text_rows import with_exact_text
 
+    # It warns of files that are fewer than processes.
+    datasets.logging.set_verbosity_error()
     if config.data_files is not None:
         files = {split: _listed(files) for split, files in found_files(config).items()}
         arguments: dict[str, Any] = {"path": config.path, "data_files": files}
