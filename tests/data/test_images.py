@@ -217,6 +217,7 @@ def test_a_data_set_that_cannot_be_opened_now(error, kind, parquet, monkeypatch)
     with pytest.raises(UserError, match="x") as caught:
         image_sources(hub_config(parquet))
     assert type(caught.value) is kind
+    assert ("needs a package: x" in str(caught.value)) == isinstance(error, ImportError)
 
 
 def test_an_image_that_cannot_be_read_now_is_not_called_broken(parquet, monkeypatch):

@@ -62,12 +62,13 @@ def test_cells_of_a_csv_are_text(separator, name, encoding, first, told, tmp_pat
     with opener(file, "wt", newline="", encoding=encoding) as written:
         written.write(first)
         # Empty lines are left out.
-        rows = [("a,b;c", "n"), (), *(("q", cell) for cell in CELLS)]
+        rows = [("a,b;c", "n", "x"), (), *(("q", cell, 1) for cell in CELLS)]
         csv.writer(written, delimiter=separator).writerows(rows)
     uses = {"n": Use("prompt"), "a,b;c": Use("answer"), "m": Use("system", is_optional=True)}
     read = rows_of(file, "csv", uses, num_workers=2, allowed="everything")
     assert [row["n"] for row in read] == [*CELLS]
-    assert f"cells of the data are separated by {told}\n" in capsys.readouterr().out
+    told = f"cells of the data are separated by {told}\n1 column of the data that nothing reads: x\n"
+    assert told in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["lines", "list"])

@@ -107,6 +107,7 @@ PALETTE_COLORS = np.array([[0, 0, 0], [50, 60, 70], [200, 100, 0], [255, 255, 25
 ROUNDED = gray(np.round(DEEP / 257))
 TRANSPARENT = {
     "RGBA": (as_png(RGBA), over_white(COLORS, ALPHA)),
+    "RGBA of 16 bits": (png_of(RGBA.astype(">u2") * 257, 16, 6), over_white(COLORS, ALPHA)),
     "LA": (as_png(np.dstack([GRAY, ALPHA])), over_white(gray(GRAY), ALPHA)),
     "LA as TIFF, multiplied": (
         tiff(np.dstack([np.round(GRAY * (ALPHA / 255)).astype(np.uint8), ALPHA]), EXTRA, 2, 1),
@@ -134,6 +135,7 @@ TRANSPARENT = {
     ),
 }
 OPAQUE = {
+    "1": (as_png(GRAY > 99), gray((GRAY > 99) * 255)),
     "L": (as_png(GRAY), gray(GRAY)),
     "L whose 0 is white": (tiff(GRAY, PHOTOMETRIC, 1, 0), gray(255 - GRAY)),
     "P": (saved(PALETTE, "PNG"), PALETTE_COLORS),
@@ -143,6 +145,7 @@ OPAQUE = {
         saved(Image.frombytes("I;16B", (8, 8), DEEP.astype(">u2").tobytes()), "TIFF"),
         ROUNDED,
     ),
+    "16 bits a color": (png_of(np.dstack([DEEP] * 3).astype(">u2"), 16, 2), gray(DEEP // 256)),
     "CMYK": (
         saved(Image.fromarray(np.dstack([COLORS, 0 * GRAY]), "CMYK"), "TIFF"),
         255 - COLORS.astype(int),

@@ -151,6 +151,7 @@ def name_a_tensor_of_another_file(_, files):
         (name_a_tensor_of_another_file, "cannot be read: it has no tensor lm_head.weight"),
         (lambda _, files: files.pop(NORM), f"it has no {NORM}"),
         (lambda _, files: files.update({NORM: "../model.safetensors"}), r"names '\.\./model\.safetensors'; write the"),
+        (lambda _, files: files.update({NORM: "/dev/zero"}), r"names '/dev/zero'; write the name of a file in this"),
         (replace_by_link_to_zeros, r"safetensors cannot be read: .*Not a regular file"),
     ],
 )
