@@ -40,6 +40,8 @@ def kept_by_a_forward_pass(recipe, *words):
     config = load_config(recipe, words)
     model = tasks.build_model(recipe)(config).train()
     inputs = import_from(recipe.parent, "model").example_batch(config)
+    views = 2 if recipe == SIMCLR else 1
+    assert {len(each) for each in inputs.values()} == {views * config.batch.micro_batch_size}
     of_loss = 0
     if "targets" in inputs:
         of_loss = 2 * inputs["targets"].numel() * config.model.vocab_size * (2 if config.precision == "bf16" else 4)
