@@ -245,10 +245,10 @@ def test_a_column_of_captions_is_text(tmp_path):
     )
 
 
-def test_all_that_is_known_of_an_image_is_no_caption(shards, tmp_path):
+@pytest.mark.parametrize("ending", ["json", "txt;meta.json"])
+def test_all_that_is_known_of_an_image_is_no_caption(ending, shards, tmp_path):
     """img2dataset's .json beside each image holds its address, size and checksum, too; a table's column may be named
     as it likes."""
-    ending = "txt;meta.json"
     told = r"caption_column \".*json\": a \.json file would be read as a whole, .*; write the ending of files"
     with pytest.raises(ValueError, match=told):
         section(shards, caption_column=ending)

@@ -25,6 +25,11 @@ def test_pairs_and_conversations_are_mixed(tmp_path):
         assert tensor[0].equal(tensor[1])
 
 
+def test_a_whole_config_as_runs_keep_it_can_be_read_again(tmp_path):
+    config = chat_config(tmp_path, [], format="chat", prompt="{ask}", answer="{reply}")
+    assert type(config.data).model_validate_json(config.data.model_dump_json()) == config.data
+
+
 @pytest.mark.parametrize("packing", ["false", "true"])
 def test_samples_are_shown_as_the_model_reads_them(packing, tmp_path, capsys):
     rows = [{"messages": [ASK, SAY | {"content": "\x1b[2JÇa va."}, ASK]}, {"messages": [ASK, SAY]}]

@@ -134,6 +134,7 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
         ),
         ([ASK, SAY | {"weight": 0}], "message 1 has weight 0, but is predicted: messages.train_on"),
         ([ASK | {"train": True}, SAY], "message 0 has train true, but is not predicted: "),
+        ([ASK, SAY | {"loss": False}], "message 1 has loss false, but is predicted: "),
         ([ASK, SAY | {"masked": True}], "message 1 has masked true, but is predicted: "),
         ([ASK | {"content": "Hi<|im_end|>"}, SAY], "message 0 has '<|im_end|>' in its text, which the"),
         ([ASK, SAY | {"reasoning_content": "</s>"}], "message 1 has '</s>' in its text, which the"),

@@ -274,6 +274,11 @@ def test_a_text_that_cannot_be_used_is_named(values, told, tmp_path):
             ['--data={"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64, "max_tokens": 32}'],
             '"bert" is for pairs of texts, the others are',
         ),
+        (
+            EMBED_PYDOC,
+            ['--data={"source": "digits", "max_tokens": 32}'],
+            '"bert" is for pairs of texts, the others are',
+        ),
         (CLIP_DIGITS, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
@@ -292,8 +297,9 @@ def test_refused(recipe, words, message):
 
 
 def test_a_column_that_is_named_twice(pairs):
-    problem = problem_of(*pairs, '--data.negative_columns=["hard", "positive"]', recipe=EMBED_PYDOC)
-    assert "negative_columns have 'positive' twice; name different columns" in problem
+    for name in ("positive", "hard"):
+        problem = problem_of(*pairs, f'--data.negative_columns=["hard", "{name}"]', recipe=EMBED_PYDOC)
+        assert f"negative_columns have '{name}' twice; name different columns" in problem
 
 
 def test_another_end_of_text():

@@ -34,6 +34,10 @@ def test_text_that_the_template_does_not_write(message, lost, tmp_path):
     assert allowed["input_ids"][0] == allowed["input_ids"][1]
 
 
+def test_text_that_the_template_writes(tmp_path):
+    assert problems_of(tmp_path, WRITES_ALL, [ASK, SAY | {"reasoning_content": "It is north."}]) == [""]
+
+
 # As DeepSeek-R1's: no turn keeps what was thought before it.
 THE_MARKED = "{%- generation %}\n            {{- message['content']"
 SPLIT = MARKED.replace(THE_MARKED, THE_MARKED + ".split('</think>')[-1] | trim")

@@ -42,8 +42,8 @@ def numbers(output, first):
 
 
 def measured(folder, noise):
-    """The words for a run whose summary has this noise scale."""
-    (folder / "summary.json").write_text(json.dumps({"noise_scale": noise}))
+    """The words for a run whose summary has this noise scale, if any."""
+    (folder / "summary.json").write_text(json.dumps({"noise_scale": noise} if noise else {"steps": 3}))
     return "--measured", folder
 
 
