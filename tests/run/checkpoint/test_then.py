@@ -128,6 +128,13 @@ def test_it_does_not_take_itself_for_a_process_of_the_job(followed, monkeypatch)
     assert followed(program) == ([(4, {"MINE": 1.0})], [])
 
 
+def test_without_a_command_nothing_follows(tmp_path):
+    then = Then(Checkpoint(), tmp_path, None, None)
+    then.follow(4, tmp_path)
+    then.finish()
+    assert not list(tmp_path.iterdir())
+
+
 WORDS = (*TINY_GPT, "--train.stop_after_steps=8", '--checkpoint.keep_every={"steps": 4}', "--checkpoint.keep_last=1")
 PROGRAM = """
 import json, sys
