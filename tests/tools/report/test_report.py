@@ -96,6 +96,7 @@ def test_other_axes(tmp_path):
     # What a step of a run is; 128 tokens in each sample of text, and none in images.
     for axis, run, of_a_step in (("samples", 0, 64), ("minutes", 0, 0.07 / 60), ("tokens", 1, 4096)):
         page = report(*folders, axis=axis)
+        assert page.layout["xaxis"]["title"]["text"] == axis
         places = [place for place, _ in page.points("loss", run)]
         np.testing.assert_allclose(places, [of_a_step * step for step in steps[run]], rtol=1e-12)
     assert {trace["legendgroup"] for trace in page.data} == {"1"}
