@@ -119,3 +119,11 @@ def test_a_stop_is_no_failure(logs, capsys):
     assert leave_with(RunStopped("by SIGTERM")) == 75
     assert capsys.readouterr().err == "stopped: by SIGTERM\n"
     assert not logs.exists()
+
+
+@pytest.mark.parametrize(("variables", "code"), [({}, 75), *((each, 0) for each in LAUNCHERS)])
+def test_a_launcher_reports_no_failure_after_the_stop_file(variables, code, monkeypatch, capsys):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert leave_with(RunStopped("by the stop file", by_a_person=True)) == code
+    assert capsys.readouterr().err == "stopped: by the stop file\n"

@@ -119,6 +119,9 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
         rank = whole_number_or_none("RANK") or 0
         local_rank = whole_number_or_none("LOCAL_RANK") or 0
         joined = torch.distributed.is_initialized()
+        # To a launcher, any other code is a failure, which it reports, and some start again.
+        as_asked = isinstance(error, RunStopped) and error.by_a_person and _has_a_launcher()
+        exit_code = 0 if as_asked else error.exit_code
         alone = joined and not error.everywhere
         if alone or (rank if joined else local_rank) == 0:
             # Who has stopped the run has written why.
@@ -126,7 +129,7 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
                 ending.fail(error)
             where = f"[rank {rank}] " if alone else ""
             message = f"{where}{error.title}: {error}"
-            if _has_a_launcher():
+            if _has_a_launcher() and exit_code:
                 message += f"\n{AFTER_A_MESSAGE}"
             # The disk of the log may be the one that is full.
             with suppress(OSError):
@@ -134,7 +137,7 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.
             time.sleep(SECONDS_FOR_THE_REPORT)
-        sys.exit(error.exit_code)
+        sys.exit(exit_code)
     except Exception as error:
         ending.fail(error)
         # Put the traceback where torchrun looks for that of a worker, so that its own report shows it.

@@ -251,7 +251,8 @@ class Loop:
         message = f"by {reason}, after step {step:,} of {total:,}, with a checkpoint"
         self.recorder.stopped(reason, message)
         self._leave()
-        raise RunStopped(f"{message}; the same command resumes from there", everywhere=True)
+        by_a_person = reason == StopReason.STOP_FILE
+        raise RunStopped(f"{message}; the same command resumes from there", everywhere=True, by_a_person=by_a_person)
 
     def finish(self) -> None:
         """See `Run.finish`."""

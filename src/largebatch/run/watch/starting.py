@@ -10,7 +10,7 @@ from largebatch.errors import RunStopped
 from largebatch.run.watch.stop import REASONS, StopRequests
 from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.run.watch.watchdog import Watchdog
-from largebatch.system.endings import OwnEnding
+from largebatch.system.endings import OwnEnding, StopReason
 from largebatch.system.failures import Kind
 
 T = TypeVar("T")
@@ -50,7 +50,8 @@ class Starting:
             if self._backend.is_main_process:
                 with suppress(OSError):
                     self._ending.write(Kind.STOPPED, message, reason=reason)
-            raise RunStopped(f"{message}; the same command starts again", everywhere=True)
+            by_a_person = reason == StopReason.STOP_FILE
+            raise RunStopped(f"{message}; the same command starts again", everywhere=True, by_a_person=by_a_person)
 
     def once_per_machine_first(self, function: Callable[[], T]) -> T:
         """The result of `function`, which the first process of the job calls before the first of each machine, and
