@@ -176,7 +176,7 @@ def check_launch(words: list[str]) -> None:
 
 def check_preflight(words: list[str]) -> None:
     """The options exist; the nodes do not."""
-    build_parser("preflight").parse_known_args(words[1:])
+    build_parser("preflight").parse_known_args(words)
 
 
 def check_submission(words: list[str]) -> None:
