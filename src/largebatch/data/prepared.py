@@ -13,7 +13,6 @@ A shard is made again unless its JSON says that it has these rows, so interrupte
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -161,23 +160,24 @@ class PreparedSplit:
 
     def _remark(self, reserved: Mapping[int, str]) -> str | None:
         """The special tokens in the text; DataError if they may not be there, or if most of it is unknown."""
+        found: dict[int, list[JsonObject]] = {}
         shards = self.shards
-        found: dict[int, Counter[str]] = {}
         for shard in shards:
             # Shards of earlier versions do not say.
             for token, counts in shard.get("special", {}).items():
-                first = {"first": counts["first"]}
-                found.setdefault(int(token), Counter(first)).update(counts | {"first": 0})
+                found.setdefault(int(token), []).append(counts)
         remarks = []
-        for token, counts in found.items():
-            told = f"{self._tokenizer.decode([token])} in {counted(counts['documents'], 'document')}"
+        for token, of_shards in found.items():
+            num_documents = sum(counts["documents"] for counts in of_shards)
+            told = f"{self._tokenizer.decode([token])} in {counted(num_documents, 'document')}"
             if token in reserved:
                 raise DataError(
                     f"data.text_column: {self._split} has the special token {told} (the first is row "
-                    f"{counts['first']}); {reserved[token]}"
+                    f"{of_shards[0]['first']}); {reserved[token]}"
                 )
             if token == self._tokenizer.unknown_token:
-                percent = 100 * counts["tokens"] / sum(shard["tokens"] for shard in shards)
+                num_unknown = sum(counts["tokens"] for counts in of_shards)
+                percent = 100 * num_unknown / sum(shard["tokens"] for shard in shards)
                 told += f" ({percent:.3g} % of tokens)"
                 if percent > MAX_UNKNOWN:
                     raise DataError(
