@@ -62,7 +62,7 @@ def _open(texts: Texts, preparation: Preparation, data: Images | Headings | Text
     for dataset, split in zip(open_splits(data, preparation, uses), (data.train_split, data.eval_split), strict=True):
         rows = dataset.select_columns([*uses])
         pairs.append(TextPairSource(rows, texts, prefixes))
-        number = _num_different(rows, split, data, texts, preparation)
+        number = _try_texts(rows, split, data, texts, preparation)
         if number < len(rows):
             pairs[-1].remark = f"{counted(number, 'different passage')} of {len(rows):,}: a larger batch repeats them"
     train, evaluation = pairs
@@ -133,10 +133,11 @@ class TextPairSource:
         return len(batch["ids"])
 
 
-def _num_different(rows: Any, split: str, data: TextPairs, texts: Texts, preparation: Preparation) -> int:
-    """How many different passages there are; DataError if a text is missing, empty or no text, or has a special token.
+def _try_texts(rows: Any, split: str, data: TextPairs, texts: Texts, preparation: Preparation) -> int:
+    """Try each text once, as `images` does with captions; the number of different passages.
 
-    As captions, all are tried once.
+    Raises:
+        DataError: A text is missing, empty or no text, or has a special token.
     """
 
     def number() -> Indices:
