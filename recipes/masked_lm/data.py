@@ -54,7 +54,7 @@ def _open(
         )
     whose = "bytes with a mask" if name == "bytes" else repr(name)
     check_vocabulary(config.model.vocab_size, max(tokenizer.vocab_size, mask + 1), whose)
-    train, evaluation = tokenized_samples(data, tokenizer, preparation, {mask: "remove it"})
+    train, evaluation = tokenized_samples(data, tokenizer, preparation)
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), [*tokenizer.special_tokens, mask])
     masked = partial(MaskedBlocks, num_targets=data.tokens_per_sample, mask=mask, ordinary=ordinary)
     return masked(train, seed=seed), masked(evaluation, seed=EVALUATION_SEED)

@@ -21,7 +21,7 @@ from .config import AutoCausalLM, Config, Lora
 # Settings of a loss of mixtures of experts, which training does not add.
 ROUTER_SETTINGS = ("output_router_logits", "router_aux_loss_coef")
 # What files of early versions of `transformers` hold besides weights: masks and frequencies.
-CONSTANTS = ("attn.bias", "attention.bias", ".masked_bias", ".inv_freq")
+CONSTANTS = ("attn.bias", "attention.bias", ".causal_mask", ".masked_bias", ".inv_freq")
 MAX_LAYERS = 1000
 MAX_LABELS = 10**6
 
@@ -160,14 +160,14 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
             f"{', '.join(unknown[:3])}, without which it computes something else; correct config.json, or write the "
             "folder or hub id of a causal language model"
         )
-    for module in loaded.modules():
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            # Nothing is padded with it: it is a token like others, whose vector would be 0 and never trained.
-            if model.path is None:
-                with torch.no_grad():
-                    vector = module.weight[module.padding_idx]
-                    vector.copy_(torch.randn_like(vector) * module.weight.std())
-            module.padding_idx = None
+    embedding = loaded.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding) and embedding.padding_idx is not None:
+        # Nothing is padded with it: it is a token like others, whose vector would be 0 and never trained.
+        if model.path is None:
+            with torch.no_grad():
+                vector = embedding.weight[embedding.padding_idx]
+                vector.copy_(torch.randn_like(vector) * embedding.weight.std())
+        embedding.padding_idx = None
     if model.lora is not None:
         _add_adapters(loaded, model.lora)
     if model.stores_frozen_in_bf16:

@@ -21,14 +21,20 @@ Encoded = tuple[list[int], list[int], str]
 """The tokens of a pair or conversation; the start and the end of each span of them that is predicted, one after the
 other; and why it cannot be used, if it has no tokens."""
 
-UNKNOWN: Encoded = ([], [], "text that the tokenizer does not know: most tokens are unknown")
+UNKNOWN: Encoded = ([], [], "text that the tokenizer does not know: half of the predicted tokens or more are unknown")
 
 
 def as_columns(rows: Iterable[Encoded], unknown: int | None) -> dict[str, list[Any]]:
-    """The columns of `PairSamples`; rows of which more than half of the tokens are the unknown one are not used."""
-    known = [row if 2 * countOf(row[0], unknown) <= len(row[0]) else UNKNOWN for row in rows]
-    tokens, predicted, problems = map(list, zip(*known, strict=True))
+    """The columns of `PairSamples`; rows of which half of the predicted tokens or more are the unknown one are
+    not used."""
+    tokens, predicted, problems = map(list, zip(*(_if_known(row, unknown) for row in rows), strict=True))
     return {"input_ids": tokens, "predicted": predicted, "num_tokens": [*map(len, tokens)], "problem": problems}
+
+
+def _if_known(row: Encoded, unknown: int | None) -> Encoded:
+    tokens, spans, _ = row
+    predicted = [token for start, stop in zip(spans[::2], spans[1::2], strict=True) for token in tokens[start:stop]]
+    return UNKNOWN if predicted and 2 * countOf(predicted, unknown) >= len(predicted) else row
 
 
 class PairSamples:

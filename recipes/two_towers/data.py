@@ -13,9 +13,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import xxhash
 from datasets.fingerprint import Hasher
-from pyarrow import compute, types
+from pyarrow import ArrowInvalid, compute, types
 
 from largebatch.data.columns import Use
 from largebatch.data.hub import open_splits
@@ -32,6 +31,7 @@ from .images import open_captioned, open_labeled
 from .texts import Texts
 
 TEMPLATES = ("{}", "the digit {}", "a photo of the number {}", "a handwritten {}")
+ROWS_AT_ONCE = 1000
 UNDERLINE = re.compile(r"([*=\-~^])\1{2,}")
 SHORTEST = 80  # characters of a paragraph that a heading is to be found by
 
@@ -61,10 +61,7 @@ def _open(texts: Texts, preparation: Preparation, data: Images | Headings | Text
     pairs = []
     for dataset, split in zip(open_splits(data, preparation, uses), (data.train_split, data.eval_split), strict=True):
         rows = dataset.select_columns([*uses])
-        pairs.append(TextPairSource(rows, texts, prefixes))
-        number = _try_texts(rows, split, data, texts, preparation)
-        if number < len(rows):
-            pairs[-1].remark = f"{counted(number, 'different passage')} of {len(rows):,}: a larger batch repeats them"
+        pairs.append(TextPairSource(rows, texts, prefixes, _try_texts(rows, split, data, texts, preparation)))
     train, evaluation = pairs
     return train, evaluation
 
@@ -118,7 +115,7 @@ class TextPairSource:
     prefixes: Sequence[str] = ("", "")
     """What the texts of each column begin with."""
     remark: str | None = None
-    """How many passages differ, if some are the same."""
+    """How many passages differ, if some are the same, and how many texts have special tokens."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -133,29 +130,43 @@ class TextPairSource:
         return len(batch["ids"])
 
 
-def _try_texts(rows: Any, split: str, data: TextPairs, texts: Texts, preparation: Preparation) -> int:
-    """Try each text once, as `images` does with captions; the number of different passages.
+def _try_texts(rows: Any, split: str, data: TextPairs, texts: Texts, preparation: Preparation) -> str | None:
+    """Try each text once, as `images` does with captions; what to tell of them.
 
     Raises:
-        DataError: A text is missing, empty or no text, or has a special token.
+        DataError: A text is missing, empty or no text.
     """
 
-    def number() -> Indices:
+    def counts() -> Indices:
+        """The number of different passages, and of texts with special tokens; the row of the first of these."""
         preparation.check(data, rows.data.nbytes)
+        special = []
         for column in rows.column_names:
             found = rows.data.column(column)
+            try:
+                found.validate(full=True)
+            except ArrowInvalid as error:
+                raise DataError(f"data: {column!r} of {split!r} has text that is not UTF-8: {error}") from error
             is_text = types.is_string(found.type) or types.is_large_string(found.type)
             row = compute.index(compute.fill_null(found, ""), "").as_py() if is_text else 0
             if row >= 0:
                 raise DataError(f"data: row {row} of {split!r} has no text in {column!r}; remove it, or write the text")
-            for row, text in enumerate(found):
-                texts.check(text.as_py(), f"data: row {row} of {split!r}: {column!r}")
-        passages = (
-            xxhash.xxh3_64_intdigest(text.as_py().encode()) - 2**63 for text in rows.data.column(data.passage_column)
-        )
-        return np.array([len(np.unique(np.fromiter(passages, np.int64)))])
+            special += [row for row, text in enumerate(found) if texts.special_token_in(text.as_py())]
+        passages = rows.data.column(data.passage_column)
+        ids = []
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            some = passages.slice(start, ROWS_AT_ONCE).to_pylist()
+            ids.append(texts.ids([data.passage_prefix + passage for passage in some]))
+        return np.array([len(np.unique(np.concatenate(ids))), len(special), min(special, default=0)])
 
-    return int(kept(f"texts_{Hasher.hash([rows._fingerprint, rows.column_names, texts.fingerprint])}", number)[0])
+    what = [rows._fingerprint, rows.column_names, data.passage_prefix, texts.fingerprint]
+    num_different, num_special, first = kept(f"texts_{Hasher.hash(what)}", counts).tolist()
+    remarks = []
+    if num_different < len(rows):
+        remarks.append(f"{counted(num_different, 'different passage')} of {len(rows):,}: a larger batch repeats them")
+    if num_special:
+        remarks.append(f"{counted(num_special, 'text')} with special tokens, read as such (the first is row {first})")
+    return "; ".join(remarks) or None
 
 
 def headings() -> list[dict[str, str]]:

@@ -75,7 +75,8 @@ def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None
         preparation.check(config, len(source) * BYTES_OF_AN_IMAGE)
         # Pillow decodes without Python's lock.
         with ThreadPool(preparation.workers_for(config) or 1) as pool:
-            captions = np.fromiter(pool.imap(source.caption_id, range(len(source)), ROWS_AT_ONCE), np.int64)
+            parts = [range(len(source))[start : start + ROWS_AT_ONCE] for start in range(0, len(source), ROWS_AT_ONCE)]
+            captions = np.concatenate([np.zeros(0, np.int64), *pool.imap(source.caption_ids, parts)])
         usable = np.flatnonzero(captions != UNUSABLE)
         if len(source) > len(usable) == 0:
             # Tell why.
@@ -133,15 +134,19 @@ class CaptionedImageSource:
             print(printable(f"warning: {error}; replaced, with {self.num_replaced} in all here"), file=sys.stderr)
             return self._pair_or_another(index, epoch, attempt + 1)
 
-    def caption_id(self, index: int) -> int:
-        """The number of a pair's caption, or `UNUSABLE`; DataError if that may not be skipped."""
+    def caption_ids(self, indices: Sequence[int]) -> Indices:
+        """The numbers of pairs' captions, or `UNUSABLE`; DataError if that may not be skipped."""
+        captions = [self._caption(index) for index in indices]
+        is_unusable = [caption is None for caption in captions]
+        return np.where(is_unusable, UNUSABLE, self.texts.ids([caption or "" for caption in captions]))
+
+    def _caption(self, index: int) -> str | None:
         try:
-            _, caption = self.pair(index, None)
-            return int(self.texts.of_images([caption])["ids"][0, 0])
+            return self.pair(index, None)[1]
         except DataError as error:
             if self.config.on_invalid == "refuse":
                 raise DataError(f'{error}; or leave such pairs out: data.on_invalid "skip"') from error
-            return UNUSABLE
+            return None
 
     def pair(self, index: int, epoch: int | None) -> tuple[Pixels, str]:
         """A crop of an image and its caption; DataError if they cannot be used."""
@@ -152,7 +157,9 @@ class CaptionedImageSource:
         where = encoded["path"] or "the data"
         if not isinstance(caption, str) or not caption.strip() or caption != caption.encode(errors="ignore").decode():
             raise DataError(f"sample {index} has no {column!r} in UTF-8, in {where}; write one, or remove it")
-        self.texts.check(caption, f"sample {index}, in {where}: {column!r}")
+        if token := self.texts.special_token_in(caption):
+            what = f"{token!r} in {column!r}, which the tokenizer reads as a special token"
+            raise DataError(f"sample {index}, in {where}, has {what}; write it otherwise, or remove it")
         take = partial(self._crop, index=index, epoch=epoch)
         return decode(encoded, index, take, self.config.max_pixels).pixels, caption
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import xxhash
 
+from largebatch.data.order import Indices
 from largebatch.data.source import Batch
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
@@ -26,26 +28,28 @@ class Texts:
         if isinstance(config.model, ImageText) and config.model.end_of_text != end:
             raise DataError(f"model.end_of_text: {config.model.end_of_text}, but texts of {name!r} end with {end}")
 
-    def check(self, text: str, where: str) -> None:
-        """Raise DataError if a text of the data has a special token, which would be obeyed."""
-        if token := self._tokenizer.special_token_in(text):
-            raise DataError(
-                f"{where} has {token!r}, which the tokenizer reads as a special token; write it otherwise, or remove it"
-            )
+        self.special_token_in = self._tokenizer.special_token_in
+
+    def tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text without its end: what is cut off is text, never the end."""
+        prefix = self._tokenizer.prefix
+        encoded = self._tokenizer.encode([*texts])
+        return [[*prefix, *tokens[:-1]][: self._max_tokens - 1] for tokens in encoded]
+
+    def ids(self, texts: Sequence[str]) -> Indices:
+        """A number for each text, the same for texts of the same tokens."""
+        return np.array([_number(tokens) for tokens in self.tokens_of(texts)])
 
     def encode(self, rows: Sequence[Sequence[str]]) -> Batch:
         """Rows of equally many texts: "input_ids" and their "mask", shape (rows, texts, max_tokens), and "ids", shape
         (rows, texts), which are the same for texts of the same tokens; the end-of-text token fills up shorter ones."""
-        texts = [text for row in rows for text in row]
-        tokenizer = self._tokenizer
+        texts = self.tokens_of([text for row in rows for text in row])
         size = self._max_tokens
-        # What is cut off is text, never the end.
-        whole = [[*tokenizer.prefix, *tokens[:-1]][: size - 1] for tokens in tokenizer.encode([*texts])]
-        lengths = torch.tensor([[len(tokens)] for tokens in whole])
+        end = self._tokenizer.end_of_text
         flat = {
-            "input_ids": torch.tensor([tokens + [tokenizer.end_of_text] * (size - len(tokens)) for tokens in whole]),
-            "mask": torch.arange(size) <= lengths,
-            "ids": torch.tensor([xxhash.xxh3_64_intdigest(str(tokens).encode()) - 2**63 for tokens in whole]),
+            "input_ids": torch.tensor([tokens + [end] * (size - len(tokens)) for tokens in texts]),
+            "mask": torch.arange(size) <= torch.tensor([[len(tokens)] for tokens in texts]),
+            "ids": torch.tensor([_number(tokens) for tokens in texts]),
         }
         return {name: values.view(len(rows), -1, *values.shape[1:]) for name, values in flat.items()}
 
@@ -53,3 +57,7 @@ class Texts:
         """The captions of some images; an image's id is that of its caption."""
         encoded = self.encode([[caption] for caption in captions])
         return {**encoded, "ids": encoded["ids"].repeat(1, 2)}
+
+
+def _number(tokens: Sequence[int]) -> int:
+    return xxhash.xxh3_64_intdigest(str(tokens).encode()) - 2**63

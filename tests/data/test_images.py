@@ -303,16 +303,6 @@ def test_classes_that_training_or_the_evaluation_lacks_are_told(task, tmp_path):
     assert evaluation.remark == "evaluation has 1 class that training has no image of: dog"
 
 
-@pytest.mark.parametrize("other", ["Café", "cafe\N{COMBINING ACUTE ACCENT}"])
-def test_classes_that_people_take_for_one(other, tmp_path):
-    assert_refused(
-        f"the class '{other}' of evaluation and 'café' of training differ only in capitals or in how accents",
-        written_apart(tmp_path, ["ant", "café"], ["ant", other]),
-    )
-    _, evaluation = image_sources(written_apart(tmp_path, ["café", other], ["café", other]))
-    assert evaluation.remark is None
-
-
 def test_classes_after_max_samples_are_told(parquet):
     """Of twelve labels, 0, 1, 2, 0, and so on."""
     for number, told in ((2, "evaluation.max_samples reaches 2 of 3 classes"), (3, None)):

@@ -170,7 +170,7 @@ def test_a_sample_without_an_image_is_refused_or_left_out(broken):
         ),
         (
             {"jpg": sample(1)["jpg"], "txt": b"red\0apple"},
-            r"sample 3, in .*a\.tar at byte [\d,]+: 'txt' has '\\x00', which the tokenizer reads as a special token",
+            r"sample 3, in .*a\.tar at byte [\d,]+, has '\\x00' in 'txt', which the tokenizer reads as a special token",
         ),
         (
             {"png": LARGE.getvalue(), "txt": b"x"},

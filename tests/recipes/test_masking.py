@@ -1,5 +1,6 @@
 """Masked blocks: how many tokens, which ones, what the model sees in their places, and what all that depends on."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -106,10 +107,8 @@ def test_special_tokens_are_neither_predicted_nor_drawn(tmp_path):
 def test_what_cannot_be_masked(tmp_path):
     with pytest.raises(DataError, match=r"data\.tokenizer: '.*' has no mask token; write the tokenizer of a masked"):
         masked_sources(hub_config(tmp_path, mask=None))
-    with pytest.raises(
-        DataError, match=r"data\.text_column: train has the special token w1 in .* documents .*; remove it"
-    ):
-        masked_sources(hub_config(tmp_path, mask="w1"))
+    train, _ = masked_sources(hub_config(tmp_path, mask="w1"))
+    assert re.search(r"w1 in \d+ documents", train.remark)
     with pytest.raises(DataError, match=r"model\.vocab_size: 256 is below the 257 tokens of bytes with a mask"):
         masked_sources(load_config(BERT, ("--model.vocab_size=256",)))
     blocks = TokenBlocks(TokenStream.in_memory(np.array([0, 7, 0, 0, 8, 9, 7, 0, 7])), 4, 2, "n")

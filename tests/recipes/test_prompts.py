@@ -165,10 +165,9 @@ def test_lines_and_spaces_that_a_tokenizer_does_not_tell_apart(text, is_kept, op
 
 
 def test_text_that_the_tokenizer_does_not_know(opened, tokenizer):
-    rows = [{"question": "alpha odd", "reply": "odd"}, {"question": "odd odd odd odd", "reply": "odd"}]
-    with pytest.raises(
-        DataError, match=r"1 of 2 .* text that the tokenizer does not know .*row 1: most tokens are unkn"
-    ):
+    """An answer of one word, and its end."""
+    rows = [{"question": "odd odd odd", "reply": "odd gamma gamma"}, {"question": "odd", "reply": "odd"}]
+    with pytest.raises(DataError, match=r"1 of 2 .* text that the tokenizer does not know .*row 1: half of the"):
         opened(rows, tokenizer=tokenizer())
 
 

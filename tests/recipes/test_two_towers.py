@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy, normalize
 from transformers import CLIPModel, SiglipModel
 
 import tasks
+from chat_templates import word_tokenizer
 from jobs import run_job, train_in_job
 from largebatch.config import load_config
 from largebatch.config.commits import at_commits
@@ -225,7 +226,9 @@ def test_texts_keep_their_end(pairs):
 
 
 def test_passages_that_are_equal_are_counted(pairs, tmp_path):
+    """As the model sees them: of one byte and the end, only the first digit is left."""
     assert [source.remark for source in pair_sources(pairs)] == [None, None]
+    assert pair_sources((*pairs, "--data.max_tokens=2"))[0].remark.startswith("10 different passages of 70")
     rows_in(tmp_path / "pairs.jsonl", [{"query": f"{n}", "positive": "ab"[n % 2]} for n in range(70)])
     counted = pair_sources((*SGD, texts_in(tmp_path / "pairs.jsonl", num_samples=70)))
     assert [source.remark for source in counted] == ["2 different passages of 70: a larger batch repeats them"] * 2
@@ -240,15 +243,26 @@ NO_TEXT = "has no text in 'query'"
         ([1, 2], f"row 0 of 'train' {NO_TEXT}"),
         (["a", None], f"row 1 of 'train' {NO_TEXT}"),
         (["a", ""], f"row 1 of 'train' {NO_TEXT}"),
-        (["a", "a\0b"], r"row 1 of 'train': 'query' has '\\x00', which the tokenizer reads as a special token"),
+        ([b"a", b"\xff"], "'query' of 'train' has text that is not UTF-8"),
     ],
 )
 def test_a_text_that_cannot_be_used_is_named(values, told, tmp_path):
     file = tmp_path / "pairs.parquet"
-    parquet.write_table(pyarrow.table({"query": values, "positive": ["a", "b"]}), file)
+    queries = pyarrow.array(values)
+    if isinstance(values[0], bytes):
+        queries = queries.view("string")
+    parquet.write_table(pyarrow.table({"query": queries, "positive": ["a", "b"]}), file)
     words = (texts_in(file, "parquet"), "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
     with pytest.raises(DataError, match=told):
         pair_sources((*SGD, *words))
+
+
+def test_texts_with_special_tokens_are_counted(tmp_path):
+    rows_in(tmp_path / "pairs.jsonl", [{"query": "a<s>" if n == 3 else f"{n}", "positive": "b"} for n in range(70)])
+    tokenizer = word_tokenizer(["[UNK]", "</s>", "<s>", "a", "b"], eos_token="</s>", bos_token="<s>")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    words = (texts_in(tmp_path / "pairs.jsonl", num_samples=70), f"--data.tokenizer={tmp_path}/tokenizer")
+    assert "1 text with special tokens, read as such (the first is row 3)" in pair_sources((*SGD, *words))[0].remark
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

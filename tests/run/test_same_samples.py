@@ -41,8 +41,12 @@ def test_samples_that_change_while_a_run_is_interrupted(tmp_path):
     longer = "--train.stop_after_steps=2"
     report = failure_of(train_on_other_samples, run_dir, 1, longer, **place)
     assert "'map' of the training samples are not those that the checkpoint was trained with" in report
+    changed = "--optimizer.clip_norm=0.5"
+    report = failure_of(train_on_other_samples, run_dir, 1, longer, changed, f"--allow-change={changed[2:-4]}", **place)
+    assert "'map' of the training samples are not those" in report
     run_job(train_on_other_samples, run_dir, 1, longer, "--allow-change=data", **place)
     assert [line["step"] for line in RunFolder(run_dir).metrics()] == [1, 2]
+    assert "data: its samples are not compared" in str(RunFolder(run_dir).history())
 
 
 class Source:
@@ -63,13 +67,14 @@ class Source:
         images = np.random.default_rng(1).normal(100, 50, (20, 400))
         images[:, 3] = np.nan
         batch = {"image": torch.from_numpy(images)[indices], "label": torch.full((len(indices),), 3)}
+        batch["class"] = torch.arange(1000, 1020)[indices]
         return {"none": torch.empty(len(indices), 0), **self.change(batch, epoch)}
 
     def weight(self, batch):
         return len(batch["image"])
 
 
-def check(source, num_workers, expected=None, before=None):
+def check(source, num_workers, expected=None, before=()):
     """The numbers of a source that would be sent, which must be like those that are expected."""
     sent = []
 
@@ -78,7 +83,7 @@ def check(source, num_workers, expected=None, before=None):
         return json.loads(json.dumps(expected or sent[0]))
 
     backend = SimpleNamespace(raise_on_all_ranks=nullcontext, from_main_process=from_main_process)
-    check_same_samples([source, source], num_workers, backend, before)
+    check_same_samples([source, source], num_workers, backend, dict(before))
     return sent[0]
 
 
@@ -126,6 +131,7 @@ def test_what_only_rounds_differently_is_not_refused(num_workers):
         (lambda batch, epoch: batch if epoch == 0 else times("label", 2)(batch, epoch), "'label' of the evaluation"),
         (lambda batch, _: batch | {"image": batch["image"][:, :-100]}, "'image' of the training samples"),
         (lambda batch, _: {"image": batch["image"]}, "'label' of the training samples"),
+        (lambda batch, _: batch | {"class": batch["class"] + 1}, "'class' of the training samples"),
     ):
         with pytest.raises(DataError, match=said):
             check(Source(change), num_workers, expected)

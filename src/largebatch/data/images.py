@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
-from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -113,24 +112,13 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "R
 
 
 def remark_on_classes(train: Rows, evaluation: Rows, config: HubImages, num_evaluated: int) -> str | None:
-    """What to tell about classes that training, or the first `num_evaluated` samples of evaluation, have no image of.
-
-    Raises:
-        DataError: For a computer such a class is another one than training's, and for people the same.
-    """
+    """What to tell of classes that training, or the first `num_evaluated` samples of evaluation, have no image of."""
     labels = _labels(evaluation, config)
     trained, known, reached = (
         {*np.unique(each).tolist()} for each in (_labels(train, config), labels, labels[:num_evaluated])
     )
     names = dict(enumerate(class_names(train, config)))
     missing = [str(names.get(label, label)) for label in sorted(known - trained)]
-    by_folded = {_folded(names[label]): names[label] for label in trained if label in names}
-    for name in missing:
-        if alike := by_folded.get(_folded(name)):
-            raise DataError(
-                f"data: the class {name!r} of evaluation and {alike!r} of training differ only in capitals or in how "
-                "accents are encoded; name them alike"
-            )
     remarks = []
     if missing:
         shown = some(missing, MAX_CLASSES_SHOWN)
@@ -151,10 +139,6 @@ def _labels(rows: Rows, config: HubImages) -> NDArray[np.int64]:
         return rows.labels
     labels: NDArray[np.int64] = rows.with_format("arrow")[:][config.label_column].to_numpy().astype(np.int64)
     return labels
-
-
-def _folded(name: str) -> str:
-    return normalize("NFC", name).casefold()
 
 
 def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset":

@@ -13,13 +13,12 @@ A shard is made again unless its JSON says that it has these rows, so interrupte
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from glob import glob
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,20 +56,11 @@ class OtherPartsMissing(DataError):
     """Shards that other processes prepare are missing."""
 
 
-def open_prepared(
-    data: HubText, tokenizer: Tokenizer, preparation: Preparation, reserved: Mapping[int, str] = MappingProxyType({})
-) -> tuple[TokenStream, TokenStream]:
+def open_prepared(data: HubText, tokenizer: Tokenizer, preparation: Preparation) -> tuple[TokenStream, TokenStream]:
     """The tokens of the training and evaluation documents, which are prepared before if that is allowed.
 
-    Args:
-        data: The section.
-        tokenizer: Its tokenizer.
-        preparation: Who prepares them.
-        reserved: Special tokens that may not stand in a document, each with a remedy.
-
     Raises:
-        DataError: A job may not prepare them, or they cannot be read; a document has a reserved token; or the tokenizer
-            does not know most of them.
+        DataError: A job may not prepare them, or they cannot be read; or the tokenizer does not know most of them.
         UserError: They cannot be written; StorageError for a reason that may pass.
         StorageError: They cannot be written now.
         OtherPartsMissing: This process has prepared its part, and others have not.
@@ -86,7 +76,7 @@ def open_prepared(
         missing = sum(split.make(text) for split, text in pairs)
         if missing:
             raise OtherPartsMissing(f"{missing} shards of other parts are still to be prepared")
-    return train.open(reserved), evaluation.open(reserved)
+    return train.open(), evaluation.open()
 
 
 def prepared_splits(data: HubText, tokenizer: Tokenizer, preparation: Preparation) -> "list[PreparedSplit]":
@@ -143,8 +133,8 @@ class PreparedSplit:
         shards: list[JsonObject] = read_object(self.folder / "manifest.json").get("shards", [])
         return shards
 
-    def open(self, reserved: Mapping[int, str] = MappingProxyType({})) -> TokenStream:
-        """The tokens of all documents; DataError if a file is not as the manifest says, or for its special tokens.
+    def open(self) -> TokenStream:
+        """The tokens of all documents; DataError if a file is not as the manifest says, or most tokens are unknown.
 
         Checksums are compared if the preparation asks for it, and otherwise only sizes.
         """
@@ -156,10 +146,10 @@ class PreparedSplit:
             if not is_whole or (self._preparation.verify_checksums and asdict(read_record(path)) != record):
                 raise DataError(f"{path} is damaged; remove its folder, and prepare the data again")
             parts.append(Part(shard["tokens"], partial(mapped, path, self._dtype.str)))
-        return TokenStream(parts, self._tokenizer.vocab_size, self._remark(reserved))
+        return TokenStream(parts, self._tokenizer.vocab_size, self._remark())
 
-    def _remark(self, reserved: Mapping[int, str]) -> str | None:
-        """The special tokens in the text; DataError if they may not be there, or if most of it is unknown."""
+    def _remark(self) -> str | None:
+        """The special tokens in the text; DataError if most of it is unknown."""
         found: dict[int, list[JsonObject]] = {}
         shards = self.shards
         for shard in shards:
@@ -170,15 +160,11 @@ class PreparedSplit:
         for token, of_shards in found.items():
             num_documents = sum(counts["documents"] for counts in of_shards)
             told = f"{self._tokenizer.decode([token])} in {counted(num_documents, 'document')}"
-            if token in reserved:
-                raise DataError(
-                    f"data.text_column: {self._split} has the special token {told} (the first is row "
-                    f"{of_shards[0]['first']}); {reserved[token]}"
-                )
+            told += f" (the first is row {of_shards[0]['first']})"
             if token == self._tokenizer.unknown_token:
                 num_unknown = sum(counts["tokens"] for counts in of_shards)
                 percent = 100 * num_unknown / sum(shard["tokens"] for shard in shards)
-                told += f" ({percent:.3g} % of tokens)"
+                told += f", {percent:.3g} % of tokens"
                 if percent > MAX_UNKNOWN:
                     raise DataError(
                         f"data.tokenizer: it does not know the text of {self._split}: {told}; write one that does"

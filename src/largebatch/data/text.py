@@ -4,9 +4,7 @@ All documents form one stream of tokens. Sample i is the block_size + 1 tokens f
 the first block_size and predicts the last block_size, so each token of the stream is predicted once.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -18,24 +16,14 @@ from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import open_prepared
 from largebatch.data.source import Batch, Sources
 from largebatch.data.token_stream import TokenStream
-from largebatch.data.tokenizer import ByteTokenizer, Tokenizer
+from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
 
 
 def tokenized_samples(
-    data: PydocData | HubText | MegatronText,
-    tokenizer: Tokenizer,
-    preparation: Preparation,
-    reserved: Mapping[int, str] = MappingProxyType({}),
+    data: PydocData | HubText | MegatronText, tokenizer: Tokenizer, preparation: Preparation
 ) -> Sources:
-    """The training and evaluation documents as samples of this tokenizer's tokens.
-
-    Args:
-        data: The section.
-        tokenizer: Its tokenizer.
-        preparation: Who prepares the documents.
-        reserved: Special tokens that may not stand in a document, each with a remedy.
-    """
+    """The training and evaluation documents as samples of this tokenizer's tokens."""
     if isinstance(data, PydocData):
         return pydoc_samples(data)
     end_of_text = tokenizer.end_of_text if data.attention == "document" else None
@@ -43,11 +31,7 @@ def tokenized_samples(
         train = open_megatron(listed(data.train), "data.train", tokenizer.vocab_size, end_of_text)
         evaluation = open_megatron(listed(data.eval), "data.eval", tokenizer.vocab_size, end_of_text)
     else:
-        if isinstance(tokenizer, ByteTokenizer):
-            reserved = {tokenizer.end_of_text: "remove it"}
-        elif end_of_text is not None:
-            reserved = {**reserved, end_of_text: 'remove it, or write "block" in data.attention'}
-        train, evaluation = open_prepared(data, tokenizer, preparation, reserved)
+        train, evaluation = open_prepared(data, tokenizer, preparation)
     return _blocks(data, train, evaluation, end_of_text)
 
 

@@ -104,12 +104,13 @@ class PretrainedTokenizer:
 
     def merges_spaces_in(self, text: str) -> bool:
         """Whether line breaks or several spaces within a text are read as one space."""
-        return self._merges_spaces and text.strip() != " ".join(text.split())
+        text = text.strip()
+        return any(space in text for space in self._merged_spaces)
 
     @cached_property
-    def _merges_spaces(self) -> bool:
-        one, *several = self.encode(["a a", "a  a", "a\n a"])
-        return one in several
+    def _merged_spaces(self) -> list[str]:
+        (one,) = self.encode(["a a"])
+        return [space for space in ("  ", "\n") if self.encode([f"a{space}a"]) == [one]]
 
     @cached_property
     def _special_token(self) -> "re.Pattern[str]":

@@ -15,6 +15,7 @@ from largebatch.config import RecipeConfig
 from largebatch.config.differences import differences, is_within
 from largebatch.errors import StorageError, UserError, file_errors, reason_of
 from largebatch.plan import RunPlan
+from largebatch.run.same_samples import Numbers
 from largebatch.storage.catalog import Entry, entries, entry_at, unusable, verify_checksums
 from largebatch.storage.layout import MANIFEST, MARKER, CheckpointError, Manifest, read_manifest
 from largebatch.storage.run_folder import RunFolder
@@ -35,11 +36,17 @@ class Start:
     skipped: list[str] = field(default_factory=list)  # later checkpoints that cannot be used, with the reasons
     changes: list[str] = field(default_factory=list)  # allowed differences from the checkpoint's recipe, one line each
     is_finished: bool = False  # whether there is nothing left to train
+    has_other_data: bool = False  # whether the samples may differ from those before
 
     @property
     def step(self) -> int:
         """Optimizer steps completed before."""
         return self.manifest.step if self.manifest else 0
+
+    @property
+    def samples(self) -> Numbers:
+        """What some samples must be."""
+        return {} if self.manifest is None or self.has_other_data else self.manifest.samples
 
 
 def find_start(
@@ -98,7 +105,10 @@ def find_start(
                 "least that long"
             )
     in_place = path.is_relative_to(folder.path) or path.parent == folder.checkpoints_dir.resolve()
-    return Start(in_place, path, manifest, skipped, allowed, is_finished)
+    has_other_data = any(field.split(".")[0] == "data" for field in allow_change)
+    if has_other_data:
+        allowed.append("data: its samples are not compared with those that the checkpoint was trained with")
+    return Start(in_place, path, manifest, skipped, allowed, is_finished, has_other_data)
 
 
 def _refuse_to_start_over(resume: str, folder: RunFolder, not_usable: Sequence[Entry], problems: Sequence[str]) -> None:

@@ -19,7 +19,6 @@ from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
 from largebatch.config import RecipeConfig
 from largebatch.config.commits import at_commits, find_commits
-from largebatch.config.differences import is_within
 from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_sizes
 from largebatch.data.preparation import Preparation
@@ -164,10 +163,7 @@ class Run(Generic[Config]):
             return opened
 
         sources = self._starting.once_per_machine_first(open_checked)
-        manifest = self._start.manifest
-        is_changed = self._start.changes or is_within("data", self._options.allow_change)
-        before = None if manifest is None or is_changed else manifest.samples
-        self._samples = check_same_samples(sources, self.config.data.num_workers, self.backend, before)
+        self._samples = check_same_samples(sources, self.config.data.num_workers, self.backend, self._start.samples)
         for name, source in zip(("training", "evaluation"), sources, strict=False):
             available = getattr(source, "num_available", len(source))
             if available > len(source):

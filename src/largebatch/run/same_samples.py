@@ -25,16 +25,20 @@ LARGE = 1e30
 PART_OF_VARIATION = 0.1
 PART_OF_SIZE = 1e-3
 
+REASONS = (
+    "possible reasons: the order of a set of strings, or `hash` of one, which each process has for itself (sort them); "
+    "the order of os.listdir or glob (sort it); random numbers that do not come from `derive_seed`"
+)
 
-def check_same_samples(
-    sources: Sequence[SampleSource], num_workers: int, backend: Backend, before: Numbers | None
-) -> Numbers:
+
+def check_same_samples(sources: Sequence[SampleSource], num_workers: int, backend: Backend, before: Numbers) -> Numbers:
     """Raise DataError on all processes if the training or evaluation samples of one are not those of the main process,
     or not those of `before`: what this function returned when the run began.
 
     Every process must call this.
     """
     mine: dict[str, list[float]] = defaultdict(list)
+    exact = set()
     # A source that draws from torch's generator must not change the initial weights.
     with backend.raise_on_all_ranks(), torch.random.fork_rng(devices=[]):
         for which, source, epoch in zip(("training", "evaluation"), sources, (0, None), strict=False):
@@ -45,30 +49,35 @@ def check_same_samples(
             # file and the place in it, must not be shared by the loader processes that are forked later.
             for loaded in load(source, requests, min(1, num_workers), torch.device("cpu")):
                 for name, tensor in loaded.batch.items():
+                    what = f"{name!r} of the {which} samples"
+                    # Numbers of classes and tokens, unlike pixels.
+                    if not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.uint8):
+                        exact.add(what)
                     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
                     excerpt = flat[:: 1 + len(flat) // NUMBERS].double().nan_to_num(0.0, LARGE, -LARGE)
-                    mine[f"{name!r} of the {which} samples"] += excerpt.tolist()
+                    mine[what] += excerpt.tolist()
     expected = backend.from_main_process(lambda: mine)
     with backend.raise_on_all_ranks():
         for what, numbers in expected.items():
-            if not _are_alike(np.array(mine.get(what, [])), np.array(numbers)):
+            if not _are_alike(np.array(mine.get(what, [])), np.array(numbers), what in exact):
                 raise DataError(
-                    f"`fetch` in data.py returns another {what} than on rank 0, for the same indices; possible "
-                    "reasons: the order of a set of strings, or `hash` of one, which each process has for itself (sort "
-                    "them); the order of os.listdir or glob (sort it); random numbers that do not come from "
-                    "`derive_seed`; other files on that machine"
+                    f"`fetch` in data.py returns another {what} than on rank 0, for the same indices; {REASONS}; other "
+                    "files on that machine"
                 )
-        for what, numbers in (before or {}).items():
-            if not _are_alike(np.array(expected.get(what, [])), np.array(numbers)):
+        for what, numbers in before.items():
+            if not _are_alike(np.array(expected.get(what, [])), np.array(numbers), what in exact):
                 raise DataError(
-                    f"{what} are not those that the checkpoint was trained with: files have changed since; restore "
-                    "them, start over with --resume none, or go on with what there is now: --allow-change data"
+                    f"{what} are not those that the checkpoint was trained with; restore the files, start over with "
+                    f"--resume none, or go on with what there is now: --allow-change data. If no file has changed, "
+                    f"{REASONS}"
                 )
     return expected
 
 
-def _are_alike(mine: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
+def _are_alike(mine: NDArray[np.float64], expected: NDArray[np.float64], is_exact: bool) -> bool:
     """Whether numbers differ by no more than rounding and decoding may make of the same ones."""
+    if is_exact:
+        return np.array_equal(mine, expected)
     mean = expected.sum() / max(1, expected.size)
     allowed = PART_OF_VARIATION * norm(expected - mean) + PART_OF_SIZE * norm(expected)
     return mine.shape == expected.shape and bool(norm(mine - expected) <= allowed)

@@ -93,7 +93,7 @@ OTHERS = {
                 "                dist.all_reduce(each.grad)\n            nn.utils",
             ),
         ],
-        r"the gradient of 0\.weight alone is W times .* do so to these gradients, not to the loss",
+        r"the gradient of 0\.weight alone is W times .* \(here, these gradients alone\)",
     ),
     "clipped by a norm that is given": (
         [

@@ -25,8 +25,8 @@ OF_STEPS = {
     "W·A": "every process goes through all samples, and the optimizer steps after each micro-batch",
     # In part of the layouts, such as none instead of one.
     "": (
-        "too many micro-batches are accumulated (Accelerate, Trainer and DeepSpeed count them by themselves; each "
-        "process counts its own), or not all processes step"
+        "micro-batches are counted wrong: if there are more steps, from 0 instead of 1; if fewer, twice (Accelerate, "
+        "Trainer and DeepSpeed count them by themselves; each process counts its own), or not all processes step"
     ),
 }
 # Each remedy multiplies by what is missing, whether the loss is a mean or a sum, and whoever divides already.
@@ -54,7 +54,7 @@ OF_GRADIENTS = {
     ),
 }
 # Other parameters have the same loss.
-OF_SOME = {name: f"{cause}; do so to these gradients, not to the loss" for name, cause in OF_GRADIENTS.items()}
+OF_SOME = {name: f"{cause} (here, these gradients alone)" for name, cause in OF_GRADIENTS.items()}
 # By `Outcome.kind`; {0} is "micro-batch" if one process shows it already, or else "process".
 OF_KINDS = {
     "update": (
