@@ -166,9 +166,9 @@ def test_lines_and_spaces_that_a_tokenizer_does_not_tell_apart(text, is_kept, op
 
 def test_text_that_the_tokenizer_does_not_know(opened, tokenizer):
     """An answer of one word, and its end."""
-    rows = [{"question": "odd odd odd", "reply": "odd gamma gamma"}, {"question": "odd", "reply": "odd"}]
+    rows = [{"question": "odd odd odd", "reply": "gamma odd"}, {"question": "alpha", "reply": "odd"}]
     with pytest.raises(DataError, match=r"1 of 2 .* text that the tokenizer does not know .*row 1: half of the"):
-        opened(rows, tokenizer=tokenizer())
+        opened(rows, tokenizer=tokenizer(), prompt="{question} ")
 
 
 # --- packs --------------------------------------------------------------------------------------------------------
