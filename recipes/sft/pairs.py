@@ -25,8 +25,7 @@ UNKNOWN: Encoded = ([], [], "text that the tokenizer does not know: half of the 
 
 
 def as_columns(rows: Iterable[Encoded], unknown: int | None) -> dict[str, list[Any]]:
-    """The columns of `PairSamples`; rows of which half of the predicted tokens or more are the unknown one are
-    not used."""
+    """The columns of `PairSamples`; a row of which half of the predicted tokens or more are unknown is not used."""
     tokens, predicted, problems = map(list, zip(*(_if_known(row, unknown) for row in rows), strict=True))
     return {"input_ids": tokens, "predicted": predicted, "num_tokens": [*map(len, tokens)], "problem": problems}
 
