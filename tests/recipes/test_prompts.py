@@ -148,7 +148,7 @@ def test_special_tokens_in_a_text_are_no_text(opened, tokenizer):
 
 @pytest.mark.parametrize(
     ("text", "is_kept"),
-    [("alpha\n  beta", False), ("beta  alpha", False), (" beta gamma\n", True), ("beta\xa0gamma", True)],
+    [("alpha\n  beta", False), ("beta  alpha", False), (" beta gamma\n", True), ("beta\xa0gamma\n", True)],
 )
 def test_lines_and_spaces_that_a_tokenizer_does_not_tell_apart(text, is_kept, opened, tokenizer):
     pairs = {"rows": [{"question": text, "reply": "beta"}], "tokenizer": tokenizer(CHAT)}
