@@ -20,6 +20,7 @@ class Texts:
     def __init__(self, config: Config):
         name = config.data.tokenizer
         self._tokenizer = load_tokenizer(name)
+        self.special_token_in = self._tokenizer.special_token_in
         self._max_tokens = config.data.max_tokens
         check_vocabulary(config.model.vocab_size, self._tokenizer.vocab_size, repr(name))
         # What the tokens depend on, besides the texts.
@@ -27,8 +28,6 @@ class Texts:
         end = self._tokenizer.end_of_text
         if isinstance(config.model, ImageText) and config.model.end_of_text != end:
             raise DataError(f"model.end_of_text: {config.model.end_of_text}, but texts of {name!r} end with {end}")
-
-        self.special_token_in = self._tokenizer.special_token_in
 
     def tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text without its end: what is cut off is text, never the end."""
