@@ -67,7 +67,7 @@ def run_the_loop_that_is_shown(run_dir):
     def evaluate_batch(batch):
         return {"tokens": batch["labels"].shape[1] * names["torch"].ones(len(batch["labels"]))}
 
-    (code,) = (block.split("```")[0] for block in README.split("```python\n")[1:])
+    code = README.split("```python\n")[1].split("```")[0]
     with names["from_command_line"](names["Config"], words) as (config, options):
         exec(code, names | {"evaluate_batch": evaluate_batch, "config": config, "options": options})
 
