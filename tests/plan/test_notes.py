@@ -21,6 +21,11 @@ def notes(recipe, *words, critical_batch=None):
     return list(notes_on(config, resolve(config, 8), critical_batch))
 
 
+TRAINED_ON = "evaluation reads rows that are trained on; give it a split of its own"
+FILES = (
+    "--data.path=text --data.config_name=null --data.train_split=train --data.eval_split=validation "
+    "--data.data_files.train=a.txt --data.data_files.eval=a.txt"
+)
 NO_EVALUATION = "no evaluation before the end: write a shorter evaluation.every"
 NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over: write a shorter checkpoint.every"
 
@@ -72,6 +77,13 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
             "--data.num_train_samples=3276799",
             ["an epoch has 99 steps, each with 1 % of the data; a smaller batch takes more of them"],
         ),
+        (GPT2, "--data.eval_split=train[:5000]+train[9000:]", []),
+        (GPT2, "--data.eval_split=train", [TRAINED_ON]),
+        (GPT2, "--data.eval_split=train[5000:]", [TRAINED_ON]),
+        (GPT2, "--data.train_split=train --data.eval_split=validation+train[-1%:]", [TRAINED_ON]),
+        (GPT2, f"{FILES} --data.data_files.eval=b.txt", []),
+        (GPT2, f'{FILES} --data.data_files.eval=["b.txt","a.txt"]', [TRAINED_ON]),
+        (GPT2, f"{FILES} --data.train_split=train[9:] --data.eval_split=validation[:9]", []),
         # Images are augmented, and other tokens are masked, in each pass.
         (RESNET, "", []),
         (BERT, "", []),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from itertools import product
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -133,6 +134,17 @@ class HubOrLocal(Data):
     @property
     def hub_fields(self) -> dict[str, RepositoryKind]:
         return super().hub_fields | ({"path": "dataset"} if self.data_files is None else {})
+
+    @property
+    def evaluates_training_rows(self) -> bool:
+        """Whether both splits surely have rows in common; different parts of one, as "train[1%:]", are not compared."""
+        files = self.data_files.by_split if self.data_files else {}
+        for train, evaluation in product(self.train_split.split("+"), self.eval_split.split("+")):
+            (one,), (other,) = names_in(train), names_in(evaluation)
+            is_whole = "[" not in train or "[" not in evaluation
+            if (is_whole or train == evaluation) and (one == other or {*files.get(one, ())} & {*files.get(other, ())}):
+                return True
+        return False
 
     @model_validator(mode="after")
     def _files_are_read(self) -> Self:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from largebatch.batch import Length
 from largebatch.config import RecipeConfig
-from largebatch.config.data import TextData
+from largebatch.config.data import HubOrLocal, TextData
 from largebatch.plan.contract import RunPlan
 from largebatch.words import counted
 
@@ -49,6 +49,9 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
         if every is None or timeline.steps_in(every.length) >= plan.stop_after_steps:
             lost = "; a run that is killed starts over" if name == "checkpoint" else ""
             yield f"no {name} before the end{lost}: write a shorter {name}.every"
+    for name, data in (config.data.sections() or {"": config.data}).items():
+        if isinstance(data, HubOrLocal) and data.evaluates_training_rows:
+            yield f"{name and f'{name}: '}evaluation reads rows that are trained on; give it a split of its own"
     if isinstance(config.data, TextData) and config.data.tokens_per_sample == config.data.block_size:
         samples = plan.total_samples
         passes = max(plan.mixture.epochs(samples)) if plan.mixture else samples / plan.num_train_samples
