@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from largebatch.config.data import DigitsData
 from largebatch.data.crops import Crop, Pixels, crop_box, random_box
-from largebatch.data.images import HubImageSource, TensorImages, digits, open_images, remark_on_classes
+from largebatch.data.images import HubImageSource, TensorImages, digits, evaluation_source, open_images
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, Sources
@@ -36,9 +36,9 @@ def sources(config: Config, preparation: Preparation) -> Sources:
     if isinstance(config.data, DigitsData):
         images, held_out = digits(config.data)
         return DigitViews(images.pixels, images.labels, draw), held_out
-    train, evaluation = open_images(config.data, preparation)
-    remark = remark_on_classes(train, evaluation, config.data, config.evaluation.samples_of(len(evaluation)))
-    return HubImageViews(train, config.data, None, draw), HubImageSource(evaluation, config.data, None, remark=remark)
+    train, labeled = open_images(config.data, preparation)
+    evaluation = evaluation_source(train, labeled, config.data, config.evaluation)
+    return HubImageViews(train, config.data, None, draw), evaluation
 
 
 Draw = Callable[[Image.Image, int, int], Pixels]

@@ -3,7 +3,7 @@
 import torch
 
 from largebatch.config.data import DigitsData, HubImages
-from largebatch.data.images import HubImageSource, digits, normalize_pixels, open_images, remark_on_classes
+from largebatch.data.images import HubImageSource, digits, evaluation_source, normalize_pixels, open_images
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, SampleSource, Sources
 
@@ -29,8 +29,7 @@ def sources(config: Config, preparation: Preparation) -> Sources:
         images, held_out = open_images(config.data, preparation)
         seed = None if config.data.train_augmentation == "none" else config.seed
         train = HubImageSource(images, config.data, seed)
-        remark = remark_on_classes(images, held_out, config.data, config.evaluation.samples_of(len(held_out)))
-        evaluation = HubImageSource(held_out, config.data, None, remark=remark)
+        evaluation = evaluation_source(images, held_out, config.data, config.evaluation)
     if config.loss.mixup_alpha is not None:
         train = MixedPairs(train, config.loss.mixup_alpha, config.seed)
     return train, evaluation

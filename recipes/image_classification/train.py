@@ -20,7 +20,7 @@ __package__ = load_package(__file__)  # so that a script can import the modules 
 import torch
 from torch.nn.functional import cross_entropy
 
-from largebatch.data.images import HubImageSource, class_names
+from largebatch.data.images import HubImageSource
 from largebatch.data.source import Batch
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, RunOptions, Value, from_command_line
@@ -37,7 +37,7 @@ def main(config: Config, options: RunOptions) -> None:
 
     model = run.build(build_model)
     if isinstance(eval_set, HubImageSource):
-        name_classes(model, class_names(eval_set.dataset, eval_set.config))
+        name_classes(model, eval_set.images.class_names)
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
 

@@ -201,8 +201,8 @@ def open_labeled(config: Config, preparation: Preparation) -> Iterator[LabeledIm
         }
     )
     try:
-        _, rows = open_images(section, preparation)
-        yield LabeledImageSource(rows, section, None)
+        _, labeled = open_images(section, preparation)
+        yield LabeledImageSource(labeled, section, None)
     except NotPrepared:
         raise
     except DataError as error:

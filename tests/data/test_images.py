@@ -254,7 +254,7 @@ def test_a_local_folder_of_images(held_out, tmp_path):
     train, evaluation = open_folder(tmp_path, allowed="small")
     assert (len(train), len(evaluation)) == (2, 2)
     assert evaluation.fetch(np.array([0, 1]), None)["labels"].tolist() == [0, 1]
-    assert evaluation.dataset[0]["image"] == {"bytes": None, "path": str(tmp_path / held_out / "cat/one.png")}
+    assert evaluation.images.rows[0]["image"] == {"bytes": None, "path": str(tmp_path / held_out / "cat/one.png")}
 
 
 def test_folders_in_folders_are_no_classes(tmp_path):

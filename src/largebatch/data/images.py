@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from largebatch.config.data import DigitsData, EncodedImages, HubImages, names_in
+from largebatch.config.sections import Evaluation
 from largebatch.data.columns import Use
 from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
 from largebatch.data.hub import IMAGE_FOLDERS, open_splits
@@ -90,55 +91,54 @@ def digits(config: DigitsData) -> tuple[TensorImages, TensorImages]:
 # --- data sets of encoded images ----------------------------------------------------------------------------------
 
 
-def open_images(config: HubImages, preparation: Preparation) -> tuple["Rows", "Rows"]:
-    """The encoded images for training and for evaluation, with their labels.
+class LabeledImages(NamedTuple):
+    """Encoded images and their classes."""
+
+    rows: Rows
+    labels: NDArray[np.int64]
+    class_names: Sequence[str] = ()
+    """The names of the classes in the order of their numbers; none if the data has only numbers."""
+
+
+def open_images(config: HubImages, preparation: Preparation) -> tuple[LabeledImages, LabeledImages]:
+    """The images for training and those for evaluation.
 
     Raises:
         DataError: As `open_splits`; or a column has another type, or a sample lacks its image or its class.
     """
+    splits = (config.train_split, config.eval_split)
     if config.path == "webdataset" and config.data_files:
-        tars = open_tars(config, preparation)
-        for rows, split in zip(tars, ("train", "validation"), strict=True):
-            _check_labels(rows.labels, config, split)
-        return tars
+        tars = zip(open_tars(config, preparation), splits, strict=True)
+        train, evaluation = (
+            LabeledImages(rows, _classes(rows.labels, config, split, rows.labels.__getitem__)) for rows, split in tars
+        )
+        return train, evaluation
     uses = {config.image_column: Use("image_column"), config.label_column: Use("label_column", "any")}
-    train, evaluation = open_splits(config, preparation, uses)
-    classes = class_names(train, config)
-    if classes and preparation.allowed == "everything":
-        shown = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:MAX_CLASSES_SHOWN]))
-        more = ", …" if len(classes) > MAX_CLASSES_SHOWN else ""
-        print(f"{len(classes)} classes of data.num_classes {config.num_classes}: {shown}{more}")
-    return _rows_of(train, config, config.train_split), _rows_of(evaluation, config, config.eval_split)
+    opened = zip(open_splits(config, preparation, uses), splits, strict=True)
+    train, evaluation = (_labeled(dataset, config, split) for dataset, split in opened)
+    names = train.class_names
+    if names and preparation.allowed == "everything":
+        shown = ", ".join(f"{number} {name}" for number, name in enumerate(names[:MAX_CLASSES_SHOWN]))
+        more = ", …" if len(names) > MAX_CLASSES_SHOWN else ""
+        print(f"{len(names)} classes of data.num_classes {config.num_classes}: {shown}{more}")
+    return train, evaluation
 
 
-def remark_on_classes(train: Rows, evaluation: Rows, config: HubImages, num_evaluated: int) -> str | None:
-    """What to tell of classes that training, or the first `num_evaluated` samples of evaluation, have no image of."""
-    labels = _labels(evaluation, config)
-    trained, known, reached = (
-        {*np.unique(each).tolist()} for each in (_labels(train, config), labels, labels[:num_evaluated])
-    )
-    names = dict(enumerate(class_names(train, config)))
-    missing = [str(names.get(label, label)) for label in sorted(known - trained)]
+def evaluation_source(
+    train: LabeledImages, held_out: LabeledImages, data: HubImages, evaluation: Evaluation
+) -> "HubImageSource":
+    """The evaluation set, which tells of classes that training, or the part that is evaluated, has no image of."""
+    reached = held_out.labels[: evaluation.samples_of(len(held_out.labels))]
+    known = np.unique(held_out.labels)
+    names = dict(enumerate(train.class_names))
+    missing = [str(names.get(label, label)) for label in np.setdiff1d(known, train.labels).tolist()]
     remarks = []
     if missing:
         shown = some(missing, MAX_CLASSES_SHOWN)
         remarks.append(f"evaluation has {counted(len(missing), 'class')} that training has no image of: {shown}")
-    if reached < known:
-        remarks.append(f"evaluation.max_samples reaches {len(reached)} of {counted(len(known), 'class')}")
-    return "; ".join(remarks) or None
-
-
-def class_names(rows: Rows, config: HubImages) -> list[str]:
-    """The names of the classes in the order of their numbers; none if the data has only numbers."""
-    names: list[str] = getattr(getattr(rows, "features", {}).get(config.label_column), "names", [])
-    return names
-
-
-def _labels(rows: Rows, config: HubImages) -> NDArray[np.int64]:
-    if isinstance(rows, TarRows):
-        return rows.labels
-    labels: NDArray[np.int64] = rows.with_format("arrow")[:][config.label_column].to_numpy().astype(np.int64)
-    return labels
+    if (num_reached := len(np.unique(reached))) < len(known):
+        remarks.append(f"evaluation.max_samples reaches {num_reached} of {counted(len(known), 'class')}")
+    return HubImageSource(held_out, data, None, remark="; ".join(remarks) or None)
 
 
 def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset":
@@ -154,52 +154,47 @@ def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset"
     return dataset.cast_column(name, datasets.Image(decode=False))
 
 
-def _rows_of(dataset: "datasets.Dataset", config: HubImages, split: str) -> "datasets.Dataset":
-    import datasets
+def _labeled(dataset: "datasets.Dataset", config: HubImages, split: str) -> LabeledImages:
     from pyarrow import compute, float64, types
 
     images = config.image_column
-    labels = config.label_column
-    dataset = dataset.select_columns([*dict.fromkeys((images, labels))])
-    if dataset.builder_name == "text_rows":
-        texts = dataset.with_format("arrow")[:][labels]
-        numbers = _numbers(texts)
-        _check_labels(numbers, config, split, lambda index: json.dumps(texts[index].as_py()))
-        dataset = dataset.remove_columns(labels).add_column(labels, numbers.astype(np.int64))
-    label_type = dataset.features.arrow_schema.field(labels).type
-    if not (types.is_integer(label_type) or types.is_floating(label_type) or types.is_boolean(label_type)):
+    column = config.label_column
+    dataset = dataset.select_columns([*dict.fromkeys((images, column))])
+    names: list[str] = getattr(dataset.features[column], "names", [])
+    given = dataset.with_format("arrow")[:][column]
+    is_text = dataset.builder_name == "text_rows"
+    if not (is_text or any(is_kind(given.type) for is_kind in (types.is_integer, types.is_floating, types.is_boolean))):
         raise DataError(
-            f"data.label_column: the column {labels!r} has {label_type}; write one class for each image, as a whole "
+            f"data.label_column: the column {column!r} has {given.type}; write one class for each image, as a whole "
             f"number from 0 to {config.num_classes - 1}"
         )
-    dataset = encoded_images(dataset, images)
-    table = dataset.with_format("arrow")[:]
     # Null becomes NaN.
-    _check_labels(table[labels].cast(float64(), safe=False).to_numpy(), config, split)
+    numbers = (_numbers(given) if is_text else given.cast(float64(), safe=False)).to_numpy()
+    labels = _classes(numbers, config, split, lambda index: json.dumps(given[index].as_py()))
+    dataset = encoded_images(dataset, images)
+    encoded = dataset.with_format("arrow")[:][images]
     # An empty cell of a CSV is a path without a letter.
-    paths = compute.fill_null(compute.struct_field(table[images], "path"), "")
-    missing = compute.struct_field(table[images], "bytes").is_null().to_numpy() & (paths.to_numpy() == "")
+    paths = compute.fill_null(compute.struct_field(encoded, "path"), "")
+    missing = compute.struct_field(encoded, "bytes").is_null().to_numpy() & (paths.to_numpy() == "")
     if missing.any():
         raise DataError(
             f"data.image_column: sample {missing.argmax()} of {split!r} has no image in the column {images!r}; remove "
             "the sample, or write its image's bytes or path"
         )
-    if dataset.builder_name == "imagefolder" and isinstance(dataset.features[labels], datasets.ClassLabel):
-        paths = compute.struct_field(table[images], "path")
+    if dataset.builder_name == "imagefolder" and names:
         _check_layout(compute.replace_substring_regex(paths, "/[^/]*$", "").unique().to_pylist(), config, split)
-    return dataset
+    return LabeledImages(dataset, labels, names)
 
 
-def _numbers(texts: "pyarrow.ChunkedArray") -> NDArray[np.float64]:
-    """The labels in cells of a CSV, or in values of JSON, as numbers: NaN for what is not a whole one."""
+def _numbers(texts: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+    """The labels in cells of a CSV, or in values of JSON, as numbers: null for what is not a whole one."""
     from pyarrow import compute, float64
 
     words = compute.utf8_lower(compute.utf8_trim_whitespace(texts))
     for word, digit in (("true", "1"), ("false", "0")):
         words = compute.replace_substring_regex(words, f"^{word}$", digit)
     is_whole = compute.match_substring_regex(words, r"^\d+(\.0*)?$")
-    numbers: NDArray[np.float64] = compute.if_else(is_whole, words, None).cast(float64()).to_numpy()
-    return numbers
+    return compute.if_else(is_whole, words, None).cast(float64())
 
 
 def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None:
@@ -224,18 +219,18 @@ def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None
         )
 
 
-def _check_labels(
-    labels: NDArray[np.int64 | np.float64], config: HubImages, split: str, given: Callable[[int], str] | None = None
-) -> None:
-    """Raise DataError for the first that is no class, as it is `given`."""
-    wrong = ~np.isin(labels, np.arange(config.num_classes))
+def _classes(
+    numbers: NDArray[np.int64 | np.float64], config: HubImages, split: str, given: Callable[[int], object]
+) -> NDArray[np.int64]:
+    """Labels as classes; DataError for the first that is none, as it is `given`."""
+    wrong = ~np.isin(numbers, np.arange(config.num_classes))
     if wrong.any():
         index = int(wrong.argmax())
-        label = given(index) if given else f"{labels[index]:.15g}".replace("nan", "null")
         raise DataError(
-            f"data.label_column: sample {index} of {split!r} has the label {label}; write a whole number from 0 to "
-            f"{config.num_classes - 1}, or correct data.num_classes {config.num_classes}"
+            f"data.label_column: sample {index} of {split!r} has the label {given(index)}; write a whole number from 0 "
+            f"to {config.num_classes - 1}, or correct data.num_classes {config.num_classes}"
         )
+    return numbers.astype(np.int64)
 
 
 @dataclass(eq=False)
@@ -246,7 +241,7 @@ class HubImageSource:
     the center crop.
     """
 
-    dataset: Rows
+    images: LabeledImages
     config: HubImages
     augmentation_seed: int | None
     remark: str | None = field(default=None, kw_only=True)
@@ -254,19 +249,19 @@ class HubImageSource:
 
     def __post_init__(self) -> None:
         # Data of which no image can be decoded are refused before training.
-        if len(self.dataset):
+        if len(self):
             self.fetch(np.array([0]), None)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.images.labels)
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
-        rows = self.dataset[indices]
+        rows = self.images.rows[indices]
         crops = [
             decode(encoded, index, partial(self.crop, index=index, epoch=epoch))
             for encoded, index in zip(rows[self.config.image_column], indices.tolist(), strict=True)
         ]
-        labels = torch.tensor(rows[self.config.label_column], dtype=torch.int64)
+        labels = torch.from_numpy(self.images.labels[indices])
         batch = {"pixel_values": torch.from_numpy(np.stack([crop.pixels for crop in crops])), "labels": labels}
         if self.augmentation_seed is not None and epoch is not None:
             batch["mirrored"] = torch.tensor([crop.mirrored for crop in crops])
