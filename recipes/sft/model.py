@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import store_frozen_in_bf16
-from largebatch.model.pretrained import folder_to_load
+from largebatch.model.pretrained import load_whole
 from largebatch.model.token_losses import return_token_losses
 from largebatch.system.repositories import find
 
@@ -20,8 +20,6 @@ from .config import AutoCausalLM, Config, Lora
 
 # Settings of a loss of mixtures of experts, which training does not add.
 ROUTER_SETTINGS = ("output_router_logits", "router_aux_loss_coef")
-# What files of early versions of `transformers` hold besides weights: masks and frequencies.
-CONSTANTS = ("attn.bias", "attention.bias", ".causal_mask", ".masked_bias", ".inv_freq")
 MAX_LAYERS = 1000
 MAX_LABELS = 10**6
 
@@ -126,40 +124,17 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
         UserError: The model cannot be loaded, weights are missing, an adapter has no layer, or `peft` is missing.
     """
     config = configuration(model)
-    missing = []
-    unknown = []
-    dtype = torch.get_default_dtype()
     is_without_weights = nn.LayerNorm(1).weight.is_meta
-    folder = None if model.path is None or is_without_weights else folder_to_load(model.path, "model.path")
     try:
-        if folder is None:
+        if model.path is None or is_without_weights:
+            dtype = torch.get_default_dtype()
             loaded = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         else:
-            loaded, info = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                output_loading_info=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-            )
-            missing = sorted(info["missing_keys"])
-            unknown = sorted(name for name in info["unexpected_keys"] if not name.endswith(CONSTANTS))
+            loaded = load_whole(model.path, config)
+    except UserError:
+        raise
     except Exception as error:
         raise _unusable(model, error) from error
-    if missing:
-        # `transformers` has given them random values.
-        raise UserError(
-            f"model.path: {model.path!r} has no weights for {len(missing)} of the model's parameters, such as "
-            f"{', '.join(missing[:3])}, which would start at random; write the folder or hub id of a whole causal "
-            "language model, saved with save_pretrained"
-        )
-    if unknown:
-        raise UserError(
-            f"model.path: {model.path!r} has weights that its config.json has no place for, such as "
-            f"{', '.join(unknown[:3])}, without which it computes something else; correct config.json, or write the "
-            "folder or hub id of a causal language model"
-        )
     embedding = loaded.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and embedding.padding_idx is not None:
         # Nothing is padded with it: it is a token like others, whose vector would be 0 and never trained.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from largebatch.errors import UserError, reason_of
 from largebatch.model.building import SeededWeights
@@ -56,18 +56,36 @@ def find_folder(where: str, field: str = "model.initial_weights") -> Path:
         ) from error
 
 
-def folder_to_load(where: str, field: str) -> Path:
-    """As `find_folder`, for `from_pretrained`; UserError unless its weights are in regular files of that folder."""
-    folder = find_folder(where, field)
+def load_whole(path: str, config: PretrainedConfig) -> PreTrainedModel:
+    """The causal language model at `model.path`, as `from_pretrained` loads it, in torch's default dtype.
+
+    Raises:
+        UserError: The weights are not in regular files of a folder, or are those of a different model.
+        Exception: Of any kind, from `transformers`: they cannot be loaded.
+    """
+    folder = find_folder(path, "model.path")
     try:
         for file in set((_weight_map(folder) or {"": WHOLE}).values()):
-            path = folder / file
-            with reading(file), open_to_read(path, follow_links=True), safe_open(path, framework="pt"):
+            with reading(file), open_to_read(folder / file, follow_links=True), safe_open(folder / file, "pt"):
                 # It has checked the header, and `from_pretrained` would not name the file.
                 pass
     except CheckpointError as error:
-        raise UserError(f"{field}: {folder}: {error}") from error
-    return folder
+        raise UserError(f"model.path: {folder}: {error}") from error
+    loaded, info = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.get_default_dtype(),
+        output_loading_info=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
+    # `transformers` has given random values to what is missing, and left out what is unknown.
+    if problems := [*_differences(info["missing_keys"], without_ignored(loaded, info["unexpected_keys"]))]:
+        raise UserError(
+            f"model.path: {folder} does not have exactly the weights of the {type(loaded).__name__} in its {CONFIG}:"
+            f"{bulleted(problems)}\nCorrect {CONFIG}, or write the folder or hub id of a whole causal language model"
+        )
+    return loaded
 
 
 class PretrainedWeights:
@@ -150,9 +168,13 @@ class PretrainedWeights:
         unknown = [name for name in stored if name not in known]
         if self._adapters is not None:
             unknown = without_ignored(model, unknown)
-        for what, lacking in (("it has no", missing), ("the model has no", unknown)):
-            if lacking:
-                yield f"{what} {some(lacking)}"
+        yield from _differences(missing, unknown)
+
+
+def _differences(missing: Iterable[str], unknown: Iterable[str]) -> Iterator[str]:
+    for what, names in (("it has no", missing), ("the model has no", unknown)):
+        if names:
+            yield f"{what} {some(sorted(names))}"
 
 
 def _weight_map(folder: Path) -> dict[str, str] | None:

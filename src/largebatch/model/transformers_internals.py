@@ -74,6 +74,8 @@ def converted_names(model: PreTrainedModel, stored: Iterable[str]) -> list[str]:
 
 
 def without_ignored(model: nn.Module, unknown: Iterable[str]) -> list[str]:
-    """The names of stored tensors that a model does not have, without those that its class, or any, leaves unread."""
-    patterns = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), r"rotary_emb\.inv_freq"]
+    """The names of stored tensors that a model does not have, without those that its class leaves unread, and
+    without the masks and frequencies that files of early versions of `transformers` hold."""
+    constants = r"(attn|attention)\.bias$|\.(causal_mask|masked_bias|inv_freq)$"
+    patterns = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), constants]
     return [name for name in unknown if not any(re.search(pattern, name) for pattern in patterns)]
