@@ -178,7 +178,12 @@ def generated_sources(job: Job, config: Any, _preparation: object) -> tuple[Any,
         blocks = tuple(TokenBlocks(tokens, block, size, "samples") for size in sizes)
         if job.unit == "tokens":
             return blocks
-        return tuple(task.MaskedBlocks(each, config.data.tokens_per_sample, 0, vocabulary, 0) for each in blocks)
+        return tuple(
+            task.MaskedBlocks(
+                **vars(each), num_targets=config.data.tokens_per_sample, mask=0, ordinary=vocabulary, seed=0
+            )
+            for each in blocks
+        )
     side = config.data.image_size
     pixels = torch.from_numpy(random.integers(0, 256, (max(sizes), 3, side, side), dtype=np.uint8))
     labels = torch.from_numpy(random.integers(0, getattr(config.data, "num_classes", 10), max(sizes)))

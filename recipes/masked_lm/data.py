@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
-from largebatch.data.source import Batch, SampleSource, Sources
-from largebatch.data.text import IGNORE_INDEX, count_targets, tokenized_samples
+from largebatch.data.source import Batch, Sources
+from largebatch.data.text import IGNORE_INDEX, TokenBlocks, tokenized_samples
 from largebatch.data.tokenizer import check_vocabulary, load_tokenizer
 from largebatch.errors import DataError
 
@@ -52,49 +52,32 @@ def _open(
             f"data.tokenizer: {name!r} has no mask token; write the tokenizer of a masked language model, such "
             "as google-bert/bert-base-uncased"
         )
-    whose = "bytes with a mask" if name == "bytes" else repr(name)
-    check_vocabulary(config.model.vocab_size, max(tokenizer.vocab_size, mask + 1), whose)
+    check_vocabulary(config.model.vocab_size, max(tokenizer.vocab_size, mask + 1), f"{name!r} with its mask")
     train, evaluation = tokenized_samples(data, tokenizer, preparation)
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), [*tokenizer.special_tokens, mask])
     masked = partial(MaskedBlocks, num_targets=data.tokens_per_sample, mask=mask, ordinary=ordinary)
-    return masked(train, seed=seed), masked(evaluation, seed=EVALUATION_SEED)
+    return masked(**vars(train), seed=seed), masked(**vars(evaluation), seed=EVALUATION_SEED)
 
 
-@dataclass(eq=False)
-class MaskedBlocks:
+@dataclass(eq=False, kw_only=True)
+class MaskedBlocks(TokenBlocks):
     """Blocks of tokens with some of them hidden.
 
     80 % of the predicted tokens are hidden by the mask token, 10 % are replaced by random tokens and 10 % stay
     unchanged, drawn independently. Special tokens are neither predicted nor drawn.
     """
 
-    blocks: SampleSource  # the samples; their "input_ids" are masked, and their labels are not used
     num_targets: int  # tokens that each sample predicts
     mask: int  # the token that hides others
     ordinary: NDArray[np.int64]  # all tokens that may be predicted or drawn, in increasing order
     seed: int  # for training, the run's, or that of the source in a mixture
-    has_checksums = True
-
-    @property
-    def num_available(self) -> int:
-        return getattr(self.blocks, "num_available", len(self.blocks))
-
-    @property
-    def remark(self) -> str | None:
-        return getattr(self.blocks, "remark", None)
-
-    def __len__(self) -> int:
-        return len(self.blocks)
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
         """The masked samples; in evaluation the same tokens are hidden every time."""
-        tokens = self.blocks.fetch(indices, epoch)["input_ids"].numpy()
+        tokens = super().fetch(indices, epoch)["input_ids"].numpy()
         rows = [self._mask(row, epoch, int(index)) for row, index in zip(tokens, indices, strict=True)]
         inputs, labels = (torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True))
         return {"input_ids": inputs, "labels": labels}
-
-    def weight(self, batch: Batch) -> int:
-        return count_targets(batch)
 
     def _mask(self, tokens: NDArray[np.int64], epoch: int | None, index: int) -> Sequence[NDArray[np.int64]]:
         """Inputs and labels of a sample, both of shape (block_size,)."""

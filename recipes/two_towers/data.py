@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from datasets.fingerprint import Hasher
-from pyarrow import ArrowInvalid, compute, types
 
 from largebatch.data.columns import Use
 from largebatch.data.hub import open_splits
@@ -22,7 +21,7 @@ from largebatch.data.images import TensorImages, digits
 from largebatch.data.mixture import open_mixed
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation, kept
-from largebatch.data.source import Batch, SampleSource, Sources
+from largebatch.data.source import Batch, Sources
 from largebatch.errors import DataError
 from largebatch.words import counted
 
@@ -36,7 +35,7 @@ UNDERLINE = re.compile(r"([*=\-~^])\1{2,}")
 SHORTEST = 80  # characters of a paragraph that a heading is to be found by
 
 
-def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, ...]:
+def sources(config: Config, preparation: Preparation) -> Sources:
     """The training and evaluation pairs, and any labeled images.
 
     Raises:
@@ -48,13 +47,11 @@ def sources(config: Config, preparation: Preparation) -> tuple[SampleSource, ...
 
 def _open(texts: Texts, preparation: Preparation, data: Images | Headings | TextPairs, seed: int) -> Sources:
     if isinstance(data, NamedDigits):
-        train_digits, eval_digits = (DigitPairs(each.pixels, each.labels, texts, seed) for each in digits(data))
-        return train_digits, eval_digits
+        return tuple(DigitPairs(each.pixels, each.labels, texts, seed) for each in digits(data))
     if isinstance(data, Headings):
         return _headings(data, texts)
     if isinstance(data, CaptionedImages):
-        train_images, eval_images = open_captioned(data, preparation, texts, seed)
-        return train_images, eval_images
+        return tuple(open_captioned(data, preparation, texts, seed))
     uses = {data.query_column: Use("query_column"), data.passage_column: Use("passage_column")}
     uses |= {column: Use("negative_columns") for column in data.negative_columns}
     prefixes = [data.query_prefix, *[data.passage_prefix] * (1 + len(data.negative_columns))]
@@ -62,8 +59,7 @@ def _open(texts: Texts, preparation: Preparation, data: Images | Headings | Text
     for dataset, split in zip(open_splits(data, preparation, uses), (data.train_split, data.eval_split), strict=True):
         rows = dataset.select_columns([*uses])
         pairs.append(TextPairSource(rows, texts, prefixes, _try_texts(rows, split, data, texts, preparation)))
-    train, evaluation = pairs
-    return train, evaluation
+    return tuple(pairs)
 
 
 def _headings(data: Headings, texts: Texts) -> Sources:
@@ -74,8 +70,7 @@ def _headings(data: Headings, texts: Texts) -> Sources:
         raise DataError(f"data.num_train_samples: the reference has {len(pairs)} pairs, not {wanted}; write fewer")
     chosen = np.linspace(0, wanted - 1, data.num_eval_samples).round().astype(int)
     rest = np.setdiff1d(np.arange(wanted), chosen)
-    train, evaluation = (TextPairSource([pairs[number] for number in numbers], texts) for numbers in (rest, chosen))
-    return train, evaluation
+    return tuple(TextPairSource([pairs[number] for number in numbers], texts) for numbers in (rest, chosen))
 
 
 def prompts_of(config: Config) -> "TextPairSource":
@@ -142,21 +137,20 @@ def _try_texts(rows: Any, split: str, data: TextPairs, texts: Texts, preparation
         preparation.check(data, rows.data.nbytes)
         special = []
         for column in rows.column_names:
-            found = rows.data.column(column)
-            try:
-                found.validate(full=True)
-            except ArrowInvalid as error:
-                raise DataError(f"data: {column!r} of {split!r} has text that is not UTF-8: {error}") from error
-            is_text = types.is_string(found.type) or types.is_large_string(found.type)
-            row = compute.index(compute.fill_null(found, ""), "").as_py() if is_text else 0
-            if row >= 0:
-                raise DataError(f"data: row {row} of {split!r} has no text in {column!r}; remove it, or write the text")
-            special += [row for row, text in enumerate(found) if texts.special_token_in(text.as_py())]
-        passages = rows.data.column(data.passage_column)
-        ids = []
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            some = passages.slice(start, ROWS_AT_ONCE).to_pylist()
-            ids.append(texts.ids([data.passage_prefix + passage for passage in some]))
+            for row, value in enumerate(rows.data.column(column)):
+                where = f"data: row {row} of {split!r}"
+                try:
+                    text = value.as_py()
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{where} has text in {column!r} that is not UTF-8: {error}") from error
+                if not isinstance(text, str) or not text:
+                    raise DataError(f"{where} has no text in {column!r}; remove it, or write the text")
+                if texts.special_token_in(text):
+                    special.append(row)
+        ids = [
+            texts.ids([data.passage_prefix + passage for passage in some[data.passage_column]])
+            for some in rows.select_columns(data.passage_column).iter(ROWS_AT_ONCE)
+        ]
         return np.array([len(np.unique(np.concatenate(ids))), len(special), min(special, default=0)])
 
     what = [rows._fingerprint, rows.column_names, data.passage_prefix, texts.fingerprint]

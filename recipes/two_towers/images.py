@@ -171,12 +171,10 @@ class CaptionedImageSource:
         return Crop(crop_box(image, random_box(image, MIN_AREA, random), size))
 
 
-@dataclass(eq=False)
 class LabeledImageSource(HubImageSource):
     """Images to classify, cropped as the evaluation images of pairs."""
 
-    def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:  # noqa: ARG002 - none is random
-        return Crop(center_crop(image, self.config.image_size, part=1))
+    center = 1
 
 
 def open_labeled(config: Config, preparation: Preparation) -> Iterator[LabeledImageSource]:

@@ -46,7 +46,11 @@ def everything(source, epoch=0):
     """Inputs, labels and original tokens of all samples."""
     indices = np.arange(len(source))
     batch = source.fetch(indices, epoch)
-    return batch["input_ids"].numpy(), batch["labels"].numpy(), source.blocks.fetch(indices, 0)["input_ids"].numpy()
+    return (
+        batch["input_ids"].numpy(),
+        batch["labels"].numpy(),
+        TokenBlocks.fetch(source, indices, 0)["input_ids"].numpy(),
+    )
 
 
 def test_every_sample_predicts_the_same_number_of_its_own_tokens():
@@ -109,10 +113,10 @@ def test_what_cannot_be_masked(tmp_path):
         masked_sources(hub_config(tmp_path, mask=None))
     train, _ = masked_sources(hub_config(tmp_path, mask="w1"))
     assert re.search(r"w1 in \d+ documents", train.remark)
-    with pytest.raises(DataError, match=r"model\.vocab_size: 256 is below the 257 tokens of bytes with a mask"):
+    with pytest.raises(DataError, match=r"model\.vocab_size: 256 is below the 257 tokens of 'bytes' with its mask"):
         masked_sources(load_config(BERT, ("--model.vocab_size=256",)))
     blocks = TokenBlocks(TokenStream.in_memory(np.array([0, 7, 0, 0, 8, 9, 7, 0, 7])), 4, 2, "n")
-    masked = MaskedBlocks(blocks, 2, 20, np.arange(1, 20), seed=0)
+    masked = MaskedBlocks(**vars(blocks), num_targets=2, mask=20, ordinary=np.arange(1, 20), seed=0)
     assert (masked.fetch(np.array([1]), 0)["labels"] >= 0).sum() == 2
     with pytest.raises(DataError, match="block 0 has 1 tokens besides special ones, but 2 must be predicted"):
         masked.fetch(np.array([0]), 0)

@@ -243,7 +243,7 @@ NO_TEXT = "has no text in 'query'"
         ([1, 2], f"row 0 of 'train' {NO_TEXT}"),
         (["a", None], f"row 1 of 'train' {NO_TEXT}"),
         (["a", ""], f"row 1 of 'train' {NO_TEXT}"),
-        ([b"a", b"\xff"], "'query' of 'train' has text that is not UTF-8"),
+        ([b"a", b"\xff"], "row 1 of 'train' has text in 'query' that is not UTF-8"),
     ],
 )
 def test_a_text_that_cannot_be_used_is_named(values, told, tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from largebatch.config.data import DigitsData, EncodedImages, HubImages, names_in
 from largebatch.config.sections import Evaluation
 from largebatch.data.columns import Use
-from largebatch.data.crops import Crop, center_crop, inception_crop, padded_crop
+from largebatch.data.crops import EVALUATION_CROP, Crop, center_crop, inception_crop, padded_crop
 from largebatch.data.hub import IMAGE_FOLDERS, open_splits
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
@@ -246,6 +246,8 @@ class HubImageSource:
     augmentation_seed: int | None
     remark: str | None = field(default=None, kw_only=True)
     """What a run should tell about the data."""
+    center: ClassVar[float] = EVALUATION_CROP
+    """The center crop's side over the shorter side of the image."""
 
     def __post_init__(self) -> None:
         # Data of which no image can be decoded are refused before training.
@@ -273,7 +275,7 @@ class HubImageSource:
     def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
         """The model's view of sample `index`; `epoch` is None for evaluation."""
         if self.augmentation_seed is None or epoch is None:
-            return Crop(center_crop(image, self.config.image_size))
+            return Crop(center_crop(image, self.config.image_size, self.center))
         random = np.random.default_rng(derive_seed(self.augmentation_seed, "augmentation", epoch, index))
         return RANDOM_CROPS[self.config.train_augmentation](image, self.config.image_size, random)
 

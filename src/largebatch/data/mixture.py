@@ -42,8 +42,7 @@ def open_mixed(data: Data, seed: int, open_one: Callable[[Any, int], Sources]) -
         except UserError as error:
             kind = StorageError if isinstance(error, StorageError) else DataError
             raise kind(f'source "{name}": {error}') from error
-    train, evaluation = (MixedSamples([*sections], sources, seed) for sources in zip(*opened, strict=True))
-    return train, evaluation
+    return tuple(MixedSamples([*sections], sources, seed) for sources in zip(*opened, strict=True))
 
 
 class MixedSamples:

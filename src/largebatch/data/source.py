@@ -31,5 +31,5 @@ class SampleSource(Protocol):
         """
 
 
-Sources = tuple[SampleSource, SampleSource]
-"""The training and the evaluation set."""
+Sources = tuple[SampleSource, ...]
+"""The training set, the evaluation set, and any further ones."""

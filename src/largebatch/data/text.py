@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from largebatch.config.data import HubText, MegatronText, PydocData, TextData, listed
+from largebatch.config.data import HubText, MegatronText, PydocData, listed
 from largebatch.data.megatron import open_megatron
 from largebatch.data.order import Indices
 from largebatch.data.preparation import Preparation
 from largebatch.data.prepared import open_prepared
-from largebatch.data.source import Batch, Sources
+from largebatch.data.source import Batch
 from largebatch.data.token_stream import TokenStream
 from largebatch.data.tokenizer import Tokenizer
 from largebatch.errors import DataError
@@ -22,20 +22,17 @@ from largebatch.errors import DataError
 
 def tokenized_samples(
     data: PydocData | HubText | MegatronText, tokenizer: Tokenizer, preparation: Preparation
-) -> Sources:
+) -> tuple["TokenBlocks", "TokenBlocks"]:
     """The training and evaluation documents as samples of this tokenizer's tokens."""
+    keeps_apart = not isinstance(data, PydocData) and data.attention == "document"
+    end_of_text = tokenizer.end_of_text if keeps_apart else None
     if isinstance(data, PydocData):
-        return pydoc_samples(data)
-    end_of_text = tokenizer.end_of_text if data.attention == "document" else None
-    if isinstance(data, MegatronText):
+        train, evaluation = pydoc_tokens(data)
+    elif isinstance(data, MegatronText):
         train = open_megatron(listed(data.train), "data.train", tokenizer.vocab_size, end_of_text)
         evaluation = open_megatron(listed(data.eval), "data.eval", tokenizer.vocab_size, end_of_text)
     else:
         train, evaluation = open_prepared(data, tokenizer, preparation)
-    return _blocks(data, train, evaluation, end_of_text)
-
-
-def _blocks(data: TextData, train: TokenStream, evaluation: TokenStream, end_of_text: int | None = None) -> Sources:
     return (
         TokenBlocks(train, data.block_size, data.num_train_samples, "data.num_train_samples", end_of_text),
         TokenBlocks(evaluation, data.block_size, data.num_eval_samples, "data.num_eval_samples", end_of_text),
@@ -113,11 +110,11 @@ def _positions_in_documents(is_last: torch.Tensor) -> torch.Tensor:
 # --- the Python reference -----------------------------------------------------------------------------------------
 
 
-def pydoc_samples(config: PydocData) -> Sources:
-    """The Python reference's topics, sorted by name, as bytes."""
+def pydoc_tokens(config: PydocData) -> tuple[TokenStream, TokenStream]:
+    """The bytes of the Python reference's topics, sorted by name: all, and those after the training samples."""
     from pydoc_data.topics import topics  # type: ignore[import-not-found,unused-ignore]
 
     text = "\n".join(topics[name] for name in sorted(topics))
     tokens = np.frombuffer(text.encode(), np.uint8)
     held_out = tokens[config.num_train_samples * config.block_size :]
-    return _blocks(config, TokenStream.in_memory(tokens), TokenStream.in_memory(held_out))
+    return TokenStream.in_memory(tokens), TokenStream.in_memory(held_out)
