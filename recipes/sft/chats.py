@@ -72,7 +72,7 @@ class ChatEncoder:
             return *self._encode(conversation_of(messages, system, self.layout), tools_of(tools)), ""
         # What can just be read may be nested too deeply to be written.
         except (UnusableConversation, IndivisibleText, RecursionError) as reason:
-            return [], [], f"unusable messages: {reason}"
+            return [], [], str(reason)
         except InexactTemplate as reason:
             raise DataError(f"data.format: {reason}; it was found in {_short(messages)}") from reason
 

@@ -171,7 +171,7 @@ class PairEncoder:
         try:
             tokens, (count,) = encode_parts(self.tokenizer, prompt + answer, [len(prompt)])
         except IndivisibleText as reason:
-            return [], [], f"text that cannot be divided: {reason}"
+            return [], [], str(reason)
         return tokens[:count], [*tokens[count:], *self.end], problem
 
     def _texts(self, values: Iterable[Any]) -> tuple[str, str, str]:
@@ -182,9 +182,9 @@ class PairEncoder:
                 return "", "", EMPTY
         for name, value in row.items():
             if token := self.tokenizer.special_token_in(str(value)):
-                return "", "", f"unusable text: {name} {AS_TEXT.format(token)}"
+                return "", "", f"{name} {AS_TEXT.format(token)}"
             if self.tokenizer.merges_spaces_in(str(value)):
-                return "", "", f"unusable text: {name} {MERGED}"
+                return "", "", f"{name} {MERGED}"
         prompt = self.prompt.format(**row)
         answer = self.answer.format(**row)
         if self.template is None:
@@ -195,7 +195,7 @@ class PairEncoder:
         except InexactTemplate as error:
             raise DataError(f"data.format: {error}; {OR_PLAIN}") from error
         except UnusableConversation as error:
-            return "", "", f"unusable text: {error}; {OR_PLAIN}"
+            return "", "", f"{error}; {OR_PLAIN}"
         return text[:start], text[start:], ""
 
 

@@ -1,6 +1,8 @@
 """Tokenized prompts with their answers, or conversations, as samples, single or packed."""
 
 from collections.abc import Iterable
+from functools import partial
+from itertools import islice
 from operator import countOf
 from typing import Any, Literal
 
@@ -21,7 +23,7 @@ Encoded = tuple[list[int], list[int], str]
 """The tokens of a pair or conversation; the start and the end of each span of them that is predicted, one after the
 other; and why it cannot be used, if it has no tokens."""
 
-UNKNOWN: Encoded = ([], [], "text that the tokenizer does not know: half of the predicted tokens or more are unknown")
+UNKNOWN: Encoded = ([], [], "the tokenizer does not know half of the predicted tokens or more")
 
 
 def as_columns(rows: Iterable[Encoded], unknown: int | None) -> dict[str, list[Any]]:
@@ -66,26 +68,25 @@ class PairSamples:
         self.lengths = lengths[self.rows]
         """Number of tokens that each pair predicts from."""
         problems = []
-        remedies = ["correct the data"]
+        remedies = "correct the data"
         if is_empty.any():
             first = int(is_empty.argmax())
-            what, _, detail = dataset[first]["problem"].partition(": ")
-            problems.append((is_empty.sum(), f"{what} (the first is row {first}{detail and ': ' + detail})"))
+            problems.append(
+                f"{is_empty.sum():,} cannot be used (the first is row {first}: {dataset[first]['problem']})"
+            )
         if is_long.any():
-            what = f"more than data.block_size {data.block_size:,} tokens to predict from (the first is row "
-            problems.append((is_long.sum(), f"{what}{is_long.argmax()}, the longest has {lengths.max():,})"))
-            remedies.append("raise data.block_size")
-        among = f" of {len(lengths):,} {split} {noun}s"
-        parts = []
-        for count, what in problems:
-            parts.append(f"{count:,}{among} {'has' if count == 1 else 'have'} {what}")
-            among = ""
-        self.remark = " and ".join(parts)
-        if parts:
+            problems.append(
+                f"{is_long.sum():,} would predict from more than data.block_size {data.block_size:,} tokens (the first "
+                f"is row {is_long.argmax()}, the longest from {lengths.max():,})"
+            )
+            remedies += " or raise data.block_size"
+        self.remark = ""
+        if problems:
+            self.remark = f"of {len(lengths):,} {split} {noun}s, {' and '.join(problems)}"
             if not len(self.rows):
-                raise DataError(f"{self.remark}, so none is left; {' or '.join(remedies)}")
+                raise DataError(f"data: {self.remark}, so none is left; {remedies}")
             if data.on_invalid == "refuse":
-                raise DataError(f'data.on_invalid: {self.remark}; {", ".join(remedies)}, or write "skip"')
+                raise DataError(f'data.on_invalid: {self.remark}; {remedies}, or write "skip"')
             self.remark += ": skipped"
         self.is_packed = data.packing and split == "training"
         self.starts = np.arange(len(self.rows) + 1)
@@ -95,42 +96,41 @@ class PairSamples:
         field = "num_train_samples" if split == "training" else "num_eval_samples"
         self.num_samples: int = getattr(data, field)
         if self.num_available < self.num_samples:
-            found = f"the data has only {len(self.rows)} {noun}s"
-            if self.is_packed:
-                found += f", which make {self.num_available} packs of at most {data.block_size} tokens"
-            raise DataError(f"data.{field}: {self.num_samples}, but {found}; write at most {self.num_available}")
+            raise DataError(
+                f"data.{field}: {self.num_samples}, but the {len(self.rows):,} {noun}s of the data make "
+                f"{self.num_available} samples; write at most {self.num_available}"
+            )
 
     def __len__(self) -> int:
         return self.num_samples
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
         ranges = [np.arange(self.starts[index], self.starts[index + 1]) for index in indices]
-        rows = self.dataset[self.rows[np.concatenate(ranges)]].to_pydict()
-        inputs = []
-        labels = []
-        positions = []
-        for row, bounds in zip(rows["input_ids"], rows["predicted"], strict=True):
-            tokens = torch.tensor(row)
-            expected = torch.full_like(tokens, IGNORE_INDEX)
-            for start, end in zip(bounds[::2], bounds[1::2], strict=True):
-                expected[start:end] = tokens[start:end]
-            # A label stands where the token before it is read.
-            inputs.append(tokens[:-1])
-            labels.append(expected[1:])
-            positions.append(torch.arange(len(row) - 1))
-        sizes = [int(self.lengths[numbers].sum()) for numbers in ranges]
-
-        def samples(pairs: list[torch.Tensor], padding: int = 0) -> torch.Tensor:
-            return pad_sequence(list(torch.split(torch.cat(pairs), sizes)), batch_first=True, padding_value=padding)
-
-        batch = {"input_ids": samples(inputs), "labels": samples(labels, IGNORE_INDEX)}
+        pairs = iter(self.dataset[self.rows[np.concatenate(ranges)]].to_pylist())
+        samples = [_joined(islice(pairs, len(numbers))) for numbers in ranges]
+        inputs, labels, positions = map(list, zip(*samples, strict=True))
+        padded = partial(pad_sequence, batch_first=True)
+        batch = {"input_ids": padded(inputs), "labels": padded(labels, padding_value=IGNORE_INDEX)}
         if self.is_packed:
             # At position 0, each padding token is its own pair, to which no other token attends.
-            batch["position_ids"] = samples(positions)
+            batch["position_ids"] = padded(positions)
         return batch
 
     def weight(self, batch: Batch) -> int:
         return count_targets(batch)
+
+
+def _joined(pairs: Iterable[dict[str, Any]]) -> tuple[torch.Tensor, ...]:
+    """The inputs, labels and positions of some pairs, one pair after the other."""
+    parts = []
+    for pair in pairs:
+        tokens = torch.tensor(pair["input_ids"])
+        labels = torch.full_like(tokens, IGNORE_INDEX)
+        for start, end in zip(pair["predicted"][::2], pair["predicted"][1::2], strict=True):
+            labels[start:end] = tokens[start:end]
+        # A label stands where the token before it is read.
+        parts.append((tokens[:-1], labels[1:], torch.arange(len(tokens) - 1)))
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def starts_of_packs(lengths: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:

@@ -94,7 +94,7 @@ def test_evaluation_counts_through_the_sources():
 
 
 def test_what_a_mixture_leaves_out_is_said():
-    skipped = "1 of 42 training pairs has an empty prompt or answer: skipped"
+    skipped = "of 42 training pairs, 1 cannot be used: skipped"
     source = type("Source", (), {"remark": skipped, "num_available": 41, "__len__": lambda _: 40})()
     mixed = MixedSamples(["a", "b"], [source, source], 0)
     assert mixed.remark == f"a: {skipped}; b: {skipped}"

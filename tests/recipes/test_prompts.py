@@ -121,7 +121,7 @@ def test_a_chat_template_writes_both(opened, tokenizer):
         (None, r"data\.tokenizer: it has no chat template"),
         (
             "{{ raise_exception('no system') }}",
-            r"3 of 3 .* unusable text \(the first is row 0: the chat template fails: no system",
+            r"of 3 .*, 3 cannot be used \(the first is row 0: the chat template fails: no system",
         ),
         (
             CHAT.replace("<say> {% endif %}", "<say> <say> {% endif %}"),
@@ -168,7 +168,7 @@ def test_lines_and_spaces_that_a_tokenizer_does_not_tell_apart(text, is_kept, op
 def test_text_that_the_tokenizer_does_not_know(opened, tokenizer):
     """An answer of one word, and its end."""
     rows = [{"question": "odd odd odd", "reply": "gamma odd"}, {"question": "alpha", "reply": "odd"}]
-    with pytest.raises(DataError, match=r"1 of 2 .* text that the tokenizer does not know .*row 1: half of the"):
+    with pytest.raises(DataError, match=r"of 2 .*, 1 cannot .*row 1: the tokenizer does not know half of"):
         opened(rows, tokenizer=tokenizer(), prompt="{question} ")
 
 
@@ -190,7 +190,7 @@ def test_a_pack_is_its_pairs_one_behind_the_other(opened):
 def test_the_number_of_packs_is_told():
     with pytest.raises(
         DataError,
-        match="9000, but the data has only 9000 pairs, which make 1250 packs of at most 64 tokens; write at most 1250",
+        match="9000, but the 9,000 pairs of the data make 1250 samples; write at most 1250",
     ):
         pair_sources(load_config(ADDITION, ["--data.packing=true"]))
 
@@ -219,9 +219,9 @@ def test_unusable_pairs_are_told_and_refused(opened):
     with pytest.raises(DataError) as caught:
         opened(UNUSABLE)
     assert str(caught.value) == (
-        "data.on_invalid: 2 of 6 training pairs have an empty prompt or answer (the first is row 3) and 1 has more "
-        "than data.block_size 64 tokens to predict from (the first is row 5, the longest has 71); correct the data, "
-        'raise data.block_size, or write "skip"'
+        "data.on_invalid: of 6 training pairs, 2 cannot be used (the first is row 3: an empty prompt or answer) and 1 "
+        "would predict from more than data.block_size 64 tokens (the first is row 5, the longest from 71); correct the "
+        'data or raise data.block_size, or write "skip"'
     )
 
 
@@ -233,7 +233,7 @@ def test_one_empty_column_of_several_leaves_a_prompt(opened):
     assert read == [b"2+3\n=5" + bytes(10), b"2+3\nof numbers=5", b"2+3\n=5" + bytes(10)]
     rows.append({"question": "", "context": None, "reply": "5"})
     with pytest.raises(
-        DataError, match=r"1 of \d+ \w+ pairs has an empty prompt or answer \(the first is row 3\); correct the"
+        DataError, match=r"of \d+ \w+ pairs, 1 cannot be used \(.* row 3: an empty prompt or answer\); correct the"
     ):
         opened(rows, prompt="{question}\n{context}=")
 
@@ -241,7 +241,7 @@ def test_one_empty_column_of_several_leaves_a_prompt(opened):
 def test_unusable_pairs_are_left_out(opened):
     train, _ = opened([UNUSABLE[5], UNUSABLE[3], *ROWS], on_invalid="skip", num_train_samples=3)
     assert [bytes(targets_of(train, index)) for index in range(3)] == [b"gamma\0", b"alpha alpha beta\0", b"beta\0"]
-    assert train.remark.startswith("1 of 5 training pairs has an empty prompt or answer (the first is row 1) and 1 has")
+    assert train.remark.startswith("of 5 training pairs, 1 cannot be used (the first is row 1: an empty")
     assert train.remark.endswith(": skipped")
 
 
@@ -255,7 +255,7 @@ def test_the_longest_pair_that_fits(opened):
     rows = [{"question": "q" * 60, "reply": "abcd"}]
     train, _ = opened(rows)
     assert fetched(train, 0)["input_ids"].shape == (1, 64)
-    with pytest.raises(DataError, match=r"has more than data\.block_size 63 tokens"):
+    with pytest.raises(DataError, match=r"1 would predict from more than data\.block_size 63 tokens"):
         opened(rows, block_size=63)
 
 
@@ -263,7 +263,10 @@ def test_the_longest_pair_that_fits(opened):
     ("data", "message"),
     [
         ({"prompt": "{query}"}, "data.prompt: no column 'query'; the data has question, reply, both"),
-        ({"num_train_samples": 4}, "data.num_train_samples: 4, but the data has only 3 pairs; write at most 3"),
+        (
+            {"num_train_samples": 4},
+            "data.num_train_samples: 4, but the 3 pairs of the data make 3 samples; write at most 3",
+        ),
         ({"answer": "{both}"}, r"line 1: 'both' holds \[\"gamma\"\], neither text nor a number"),
     ],
 )

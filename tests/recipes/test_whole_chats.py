@@ -26,7 +26,7 @@ def test_text_that_the_template_does_not_write(message, lost, tmp_path):
     rows = {"messages": [[ASK, SAY], [ASK, message]]}
     assert problems_of(tmp_path, UNMARKED, *rows["messages"]) == [
         "",
-        f"unusable messages: the chat template does not write {lost}; use a template that does, "
+        f"the chat template does not write {lost}; use a template that does, "
         'remove them (in calls, write "arguments"), or name them in data.messages.may_omit',
     ]
     allowed = encoder(tmp_path, UNMARKED, may_omit=lost.split(", "))(rows)
@@ -109,10 +109,10 @@ def test_nulls_of_other_rows_are_not_trained(tmp_path):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"zip": None}}}]
     null = "have null, with which Parquet fills the keys that other rows have; write their JSON as text"
     rows = [called(filled), called({"in": [filled]}), called(json.dumps(filled)), json.dumps(called(filled))]
-    in_calls = f"unusable messages: the arguments of its calls {null}"
+    in_calls = f"the arguments of its calls {null}"
     assert problems_of(tmp_path, WRITES_ALL, *rows) == [in_calls, in_calls, "", ""]
     told = problems_of(tmp_path, WRITES_ALL, *[called({})] * 2, tools=[tools, json.dumps(tools)])
-    assert told == [f"unusable messages: tools {null}", ""]
+    assert told == [f"tools {null}", ""]
 
 
 @pytest.mark.parametrize(
