@@ -3,7 +3,6 @@
 A view depends only on (seed, epoch, sample, number of the view).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +12,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from largebatch.config.data import DigitsData
 from largebatch.data.crops import Crop, Pixels, crop_box, random_box
-from largebatch.data.images import HubImageSource, TensorImages, digits, evaluation_source, open_images
+from largebatch.data.images import Augmentation, HubImageSource, TensorImages, digits, evaluation_source, open_images
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, Sources
@@ -38,48 +37,35 @@ def sources(config: Config, preparation: Preparation) -> Sources:
         return DigitViews(images.pixels, images.labels, draw), held_out
     train, labeled = open_images(config.data, preparation)
     evaluation = evaluation_source(train, labeled, config.data, config.evaluation)
-    return HubImageViews(train, config.data, None, draw), evaluation
-
-
-Draw = Callable[[Image.Image, int, int], Pixels]
-"""Draws the views of an image, by the epoch and the number of the sample."""
+    return HubImageSource(train, config.data, draw), evaluation
 
 
 @dataclass(eq=False)
 class DigitViews(TensorImages):
     """Views of single-channel images in memory."""
 
-    draw: Draw
+    draw: Augmentation
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
         batch = super().fetch(indices, epoch)
         if epoch is not None:
             pixels = batch["pixel_values"][:, 0].numpy()
-            views = [self.draw(Image.fromarray(each), epoch, int(i)) for each, i in zip(pixels, indices, strict=True)]
+            numbered = zip(pixels, indices.tolist(), strict=True)
+            views = [self.draw(Image.fromarray(each), epoch, index).pixels for each, index in numbered]
             # Views have three equal channels.
             batch["pixel_values"] = torch.from_numpy(np.stack(views)[:, :, :1])
         return batch
 
 
-@dataclass(eq=False)
-class HubImageViews(HubImageSource):
-    """Views of encoded images for training."""
-
-    draw: Draw
-
-    def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
-        """The parent's crop; for training the pixels of both views, (views, 3, image_size, image_size)."""
-        return super().crop(image, index, epoch) if epoch is None else Crop(self.draw(image, epoch, index))
-
-
-def random_views(config: Config, image: Image.Image, epoch: int, index: int) -> Pixels:
+def random_views(config: Config, image: Image.Image, epoch: int, index: int) -> Crop:
     """The views of sample `index` in `epoch`: uint8, shape (views, 3, size, size)."""
     # Decoded once, and whole: a view must not depend on the scale at which another one decodes the image.
     image.load()
     generators = [
         np.random.default_rng(derive_seed(config.seed, "view", epoch, index, number)) for number in range(NUM_VIEWS)
     ]
-    return np.stack([random_view(image, config.data.image_size, config.views, random) for random in generators])
+    views = [random_view(image, config.data.image_size, config.views, random) for random in generators]
+    return Crop(np.stack(views))
 
 
 def random_view(image: Image.Image, size: int, views: Views, random: np.random.Generator) -> Pixels:

@@ -3,7 +3,14 @@
 import torch
 
 from largebatch.config.data import DigitsData, HubImages
-from largebatch.data.images import HubImageSource, digits, evaluation_source, normalize_pixels, open_images
+from largebatch.data.images import (
+    HubImageSource,
+    augmentation_of,
+    digits,
+    evaluation_source,
+    normalize_pixels,
+    open_images,
+)
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, SampleSource, Sources
 
@@ -27,8 +34,7 @@ def sources(config: Config, preparation: Preparation) -> Sources:
         train, evaluation = digits(config.data)
     else:
         images, held_out = open_images(config.data, preparation)
-        seed = None if config.data.train_augmentation == "none" else config.seed
-        train = HubImageSource(images, config.data, seed)
+        train = HubImageSource(images, config.data, augmentation_of(config.data, config.seed))
         evaluation = evaluation_source(images, held_out, config.data, config.evaluation)
     if config.loss.mixup_alpha is not None:
         train = MixedPairs(train, config.loss.mixup_alpha, config.seed)

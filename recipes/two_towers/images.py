@@ -171,13 +171,7 @@ class CaptionedImageSource:
         return Crop(crop_box(image, random_box(image, MIN_AREA, random), size))
 
 
-class LabeledImageSource(HubImageSource):
-    """Images to classify, cropped as the evaluation images of pairs."""
-
-    center = 1
-
-
-def open_labeled(config: Config, preparation: Preparation) -> Iterator[LabeledImageSource]:
+def open_labeled(config: Config, preparation: Preparation) -> Iterator[HubImageSource]:
     """Yield the images of zero-shot evaluation, if there are any.
 
     Raises:
@@ -200,7 +194,8 @@ def open_labeled(config: Config, preparation: Preparation) -> Iterator[LabeledIm
     )
     try:
         _, labeled = open_images(section, preparation)
-        yield LabeledImageSource(labeled, section, None)
+        # Cropped as the evaluation images of pairs.
+        yield HubImageSource(labeled, section, center=1)
     except NotPrepared:
         raise
     except DataError as error:

@@ -16,10 +16,11 @@ EVALUATION_CROP = 0.875  # the center crop's side over the shorter side of the i
 
 
 class Crop(NamedTuple):
-    """A part of an image: pixels of shape (3, size, size), and whether they are still to be mirrored left to right."""
+    """A part of an image: pixels of shape (3, size, size), and whether they are still to be mirrored left to right, if
+    some are."""
 
     pixels: Pixels
-    mirrored: bool = False
+    mirrored: bool | None = None
 
 
 def center_crop(image: Image.Image, size: int, part: float = EVALUATION_CROP) -> Pixels:

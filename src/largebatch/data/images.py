@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -138,7 +138,7 @@ def evaluation_source(
         remarks.append(f"evaluation has {counted(len(missing), 'class')} that training has no image of: {shown}")
     if (num_reached := len(np.unique(reached))) < len(known):
         remarks.append(f"evaluation.max_samples reaches {num_reached} of {counted(len(known), 'class')}")
-    return HubImageSource(held_out, data, None, remark="; ".join(remarks) or None)
+    return HubImageSource(held_out, data, remark="; ".join(remarks) or None)
 
 
 def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset":
@@ -233,20 +233,34 @@ def _classes(
     return numbers.astype(np.int64)
 
 
+Augmentation = Callable[[Image.Image, int, int], Crop]
+"""Takes what training sees of an image, by the epoch and the number of the sample."""
+
+
+def augmentation_of(config: HubImages, seed: int) -> Augmentation | None:
+    """The random crops that the section names, which depend only on the seed, the epoch and the sample."""
+    take = RANDOM_CROPS.get(config.train_augmentation)
+    if take is None:
+        return None
+
+    def augmented(image: Image.Image, epoch: int, index: int) -> Crop:
+        random = np.random.default_rng(derive_seed(seed, "augmentation", epoch, index))
+        return take(image, config.image_size, random)
+
+    return augmented
+
+
 @dataclass(eq=False)
 class HubImageSource:
-    """Encoded images, decoded, cropped and resized when they are fetched.
-
-    The crop and mirroring of an image depend only on `augmentation_seed`, the epoch and its index. Without a seed it is
-    the center crop.
-    """
+    """Encoded images, decoded, cropped and resized when they are fetched."""
 
     images: LabeledImages
-    config: HubImages
-    augmentation_seed: int | None
+    config: EncodedImages
+    augmentation: Augmentation | None = None
+    """For training; None, as for evaluation: the center crop."""
     remark: str | None = field(default=None, kw_only=True)
     """What a run should tell about the data."""
-    center: ClassVar[float] = EVALUATION_CROP
+    center: float = field(default=EVALUATION_CROP, kw_only=True)
     """The center crop's side over the shorter side of the image."""
 
     def __post_init__(self) -> None:
@@ -260,24 +274,23 @@ class HubImageSource:
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
         rows = self.images.rows[indices]
         crops = [
-            decode(encoded, index, partial(self.crop, index=index, epoch=epoch))
+            decode(encoded, index, partial(self._crop, index=index, epoch=epoch))
             for encoded, index in zip(rows[self.config.image_column], indices.tolist(), strict=True)
         ]
         labels = torch.from_numpy(self.images.labels[indices])
         batch = {"pixel_values": torch.from_numpy(np.stack([crop.pixels for crop in crops])), "labels": labels}
-        if self.augmentation_seed is not None and epoch is not None:
-            batch["mirrored"] = torch.tensor([crop.mirrored for crop in crops])
+        mirrored = [crop.mirrored for crop in crops]
+        if None not in mirrored:
+            batch["mirrored"] = torch.tensor(mirrored)
         return batch
 
     def weight(self, batch: Batch) -> int:
         return len(batch["labels"])
 
-    def crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
-        """The model's view of sample `index`; `epoch` is None for evaluation."""
-        if self.augmentation_seed is None or epoch is None:
+    def _crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
+        if self.augmentation is None or epoch is None:
             return Crop(center_crop(image, self.config.image_size, self.center))
-        random = np.random.default_rng(derive_seed(self.augmentation_seed, "augmentation", epoch, index))
-        return RANDOM_CROPS[self.config.train_augmentation](image, self.config.image_size, random)
+        return self.augmentation(image, epoch, index)
 
 
 def decode(
