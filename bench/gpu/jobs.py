@@ -175,7 +175,7 @@ def generated_sources(job: Job, config: Any, _preparation: object) -> tuple[Any,
         block = config.data.block_size
         vocabulary = np.arange(1, config.model.vocab_size)
         tokens = TokenStream.in_memory(random.choice(vocabulary.astype(np.uint16), max(sizes) * block + 1))
-        blocks = tuple(TokenBlocks(tokens, block, size, "samples") for size in sizes)
+        blocks = tuple(TokenBlocks(tokens, block, size) for size in sizes)
         if job.unit == "tokens":
             return blocks
         return tuple(

@@ -20,7 +20,7 @@ def sources(config: Config, preparation: Preparation) -> Sources:
     shape, which begin at 0 in each document.
 
     Raises:
-        DataError: The data or its tokenizer cannot be loaded, or a split has fewer samples than the recipe says.
+        DataError: The data or its tokenizer cannot be loaded.
     """
     return open_mixed(config.data, config.seed, partial(_open, config, preparation))
 

@@ -35,8 +35,8 @@ def sources(config: Config, preparation: Preparation) -> Sources:
     predicted positions, and `IGNORE_INDEX` elsewhere.
 
     Raises:
-        DataError: The data or its tokenizer cannot be loaded, the tokenizer has no mask, the model has too few
-            embeddings, or a split has fewer samples than the recipe says.
+        DataError: The data or its tokenizer cannot be loaded, the tokenizer has no mask, or the model has too few
+            embeddings.
     """
     return open_mixed(config.data, config.seed, partial(_open, config, preparation))
 

@@ -45,8 +45,7 @@ def sources(config: Config, preparation: Preparation) -> Sources:
     shape, which begin at 0 in each pair.
 
     Raises:
-        DataError: The data or its tokenizer cannot be loaded or do not fit the model, there are unusable pairs, or
-            fewer samples than the recipe says.
+        DataError: The data or its tokenizer cannot be loaded or do not fit the model, or there are unusable pairs.
     """
     return open_mixed(config.data, config.seed, partial(_open, config, preparation))
 

@@ -49,7 +49,7 @@ class PairSamples:
         noun: What a row is, "pair" or "conversation".
 
     Raises:
-        DataError: There are unusable pairs that may not be skipped, no usable ones, or too few samples.
+        DataError: There are unusable pairs that may not be skipped, or no usable ones.
     """
 
     def __init__(
@@ -93,16 +93,10 @@ class PairSamples:
         if self.is_packed:
             self.starts = starts_of_packs(self.lengths, data.block_size)
         self.num_available = len(self.starts) - 1
-        field = "num_train_samples" if split == "training" else "num_eval_samples"
-        self.num_samples: int = getattr(data, field)
-        if self.num_available < self.num_samples:
-            raise DataError(
-                f"data.{field}: {self.num_samples}, but the {len(self.rows):,} {noun}s of the data make "
-                f"{self.num_available} samples; write at most {self.num_available}"
-            )
+        self.num_samples = data.num_train_samples if split == "training" else data.num_eval_samples
 
     def __len__(self) -> int:
-        return self.num_samples
+        return min(self.num_samples, self.num_available)
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
         ranges = [np.arange(self.starts[index], self.starts[index + 1]) for index in indices]

@@ -115,7 +115,7 @@ def test_what_cannot_be_masked(tmp_path):
     assert re.search(r"w1 in \d+ documents", train.remark)
     with pytest.raises(DataError, match=r"model\.vocab_size: 256 is below the 257 tokens of 'bytes' with its mask"):
         masked_sources(load_config(BERT, ("--model.vocab_size=256",)))
-    blocks = TokenBlocks(TokenStream.in_memory(np.array([0, 7, 0, 0, 8, 9, 7, 0, 7])), 4, 2, "n")
+    blocks = TokenBlocks(TokenStream.in_memory(np.array([0, 7, 0, 0, 8, 9, 7, 0, 7])), 4, 2)
     masked = MaskedBlocks(**vars(blocks), num_targets=2, mask=20, ordinary=np.arange(1, 20), seed=0)
     assert (masked.fetch(np.array([1]), 0)["labels"] >= 0).sum() == 2
     with pytest.raises(DataError, match="block 0 has 1 tokens besides special ones, but 2 must be predicted"):

@@ -190,6 +190,6 @@ def test_refused_before_the_processes_join(tmp_path):
 @pytest.mark.slow
 def test_a_start_that_fails_moves_nothing(run_dir, tmp_path):
     created(run_dir)
-    with pytest.raises(JobFailed, match="write at most that"):
+    with pytest.raises(JobFailed, match=r"data\.num_train_samples: the recipe says 1000000, but the data has"):
         train_in_job(PYDOC, run_dir, *SMALL, "--data.num_train_samples=1000000")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -17,7 +17,6 @@ from largebatch.data.prepared import open_prepared
 from largebatch.data.source import Batch
 from largebatch.data.token_stream import TokenStream
 from largebatch.data.tokenizer import Tokenizer
-from largebatch.errors import DataError
 
 
 def tokenized_samples(
@@ -34,8 +33,8 @@ def tokenized_samples(
     else:
         train, evaluation = open_prepared(data, tokenizer, preparation)
     return (
-        TokenBlocks(train, data.block_size, data.num_train_samples, "data.num_train_samples", end_of_text),
-        TokenBlocks(evaluation, data.block_size, data.num_eval_samples, "data.num_eval_samples", end_of_text),
+        TokenBlocks(train, data.block_size, data.num_train_samples, end_of_text),
+        TokenBlocks(evaluation, data.block_size, data.num_eval_samples, end_of_text),
     )
 
 
@@ -55,24 +54,13 @@ class TokenBlocks:
 
     With `end_of_text`, each document in a block gets its own positions, by which models of `transformers` keep
     documents apart.
-
-    Raises:
-        DataError: There are too few samples.
     """
 
     tokens: TokenStream  # the documents
     block_size: int  # tokens that a sample predicts
-    num_samples: int  # how many samples to use
-    field: str  # the config's field for that number
+    num_samples: int  # how many samples to use, if there are as many
     end_of_text: int | None = None  # the token that ends documents, if they are to be kept apart in a sample
     has_checksums = True
-
-    def __post_init__(self) -> None:
-        if self.num_available < self.num_samples:
-            raise DataError(
-                f"{self.field}: {self.num_samples}, but the data has {self.num_available} samples; write at most that "
-                "many"
-            )
 
     @property
     def num_available(self) -> int:
@@ -85,7 +73,7 @@ class TokenBlocks:
         return self.tokens.remark
 
     def __len__(self) -> int:
-        return self.num_samples
+        return min(self.num_samples, self.num_available)
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
         starts = (indices * self.block_size).tolist()
