@@ -8,7 +8,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from largebatch.config.data import TokenizedText
-from largebatch.model.token_losses import return_token_losses
+from largebatch.model.token_losses import example_tokens, return_token_losses
 
 from .config import Config, Gpt2, Llama
 
@@ -81,8 +81,5 @@ def build_gpt2(section: Gpt2, block_size: int) -> GPT2LMHeadModel:
 
 def example_batch(config: Config) -> dict[str, torch.Tensor]:
     """A micro-batch of the arguments with which training calls the model."""
-    tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
-    batch = {"input_ids": tokens, "targets": tokens.clone()}
-    if isinstance(config.data, TokenizedText) and config.data.attention == "document":
-        batch["position_ids"] = tokens.clone()
-    return batch
+    keeps_apart = isinstance(config.data, TokenizedText) and config.data.attention == "document"
+    return example_tokens(config, *["position_ids"] * keeps_apart)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
-from largebatch.config.data import DigitsData, HubImages
 from largebatch.model.attention import freeze_key_biases
 
-from .config import Config, ResNetWithStem, Vit
+from .config import Config, Vit
 from .initialization import initialize
 from .small_image_resnet import SmallImageResNet
 
@@ -17,31 +16,24 @@ def build_model(config: Config) -> ResNetForImageClassification | ViTForImageCla
     """The model that the config describes, with its initial weights."""
     section = config.model
     data = config.data
-    return build_vit(section, data) if isinstance(section, Vit) else build_resnet(section, data)
-
-
-def build_resnet(section: ResNetWithStem, data: DigitsData | HubImages) -> ResNetForImageClassification:
-    """A ResNet that starts as in Goyal et al. 2017, section 5.1."""
-    model_class = SmallImageResNet if section.stem == "small_images" else ResNetForImageClassification
-    model = model_class(ResNetConfig(num_channels=data.num_channels, num_labels=data.num_classes, **section.settings))
-    initialize(model)
-    return model
-
-
-def build_vit(section: Vit, data: DigitsData | HubImages) -> ViTForImageClassification:
-    """A Vision Transformer (Dosovitskiy et al. 2021, arXiv 2010.11929), with the initial weights of `transformers`."""
-    model = ViTForImageClassification(
-        ViTConfig(
-            image_size=data.image_size,
-            patch_size=section.patch_size,
-            num_channels=data.num_channels,
-            **section.settings,
-            layer_norm_eps=1e-6,
-            num_labels=data.num_classes,
+    if isinstance(section, Vit):
+        # Dosovitskiy et al. 2021, arXiv 2010.11929, with the initial weights of `transformers`.
+        vit = ViTForImageClassification(
+            ViTConfig(
+                image_size=data.image_size,
+                patch_size=section.patch_size,
+                num_channels=data.num_channels,
+                **section.settings,
+                layer_norm_eps=1e-6,
+                num_labels=data.num_classes,
+            )
         )
-    )
-    freeze_key_biases(model)
-    return model
+        freeze_key_biases(vit)
+        return vit
+    model_class = SmallImageResNet if section.stem == "small_images" else ResNetForImageClassification
+    resnet = model_class(ResNetConfig(num_channels=data.num_channels, num_labels=data.num_classes, **section.settings))
+    initialize(resnet)
+    return resnet
 
 
 def name_classes(model: ResNetForImageClassification | ViTForImageClassification, names: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from largebatch.model.attention import freeze_key_biases
-from largebatch.model.token_losses import return_token_losses
+from largebatch.model.token_losses import example_tokens, return_token_losses
 
 from .config import Config
 
@@ -29,5 +29,4 @@ def build_model(config: Config) -> BertForMaskedLM:
 
 def example_batch(config: Config) -> dict[str, torch.Tensor]:
     """A micro-batch of the arguments with which training calls the model."""
-    tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
-    return {"input_ids": tokens, "targets": tokens.clone()}
+    return example_tokens(config)

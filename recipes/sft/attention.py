@@ -34,14 +34,11 @@ def check_causal(model: PreTrainedModel) -> None:
         tokens, others = (_tokens(tested, first, sum(LENGTHS)) for first in (3, 4))
         before = _logits(tested, tokens)
         after = _logits(tested, torch.cat([tokens[:-1], others[-1:]]))
-        difference = _relative_difference(before[:-1], after[:-1])
-        # Also true if the difference is not a number.
-        if not difference <= MAX_DIFFERENCE_FROM_OTHERS:
-            raise UserError(
-                f"model: {type(model).__name__} is not a causal language model: a token changes the logits of those "
-                f"before it, by {difference:.1e} of the largest, so it would read the answers that it must predict; "
-                "use another model"
-            )
+        refused = (
+            f"model: {type(model).__name__} is not a causal language model: it would read the answers that it must "
+            "predict, because a token changes the logits of those before it; use another model"
+        )
+        _compare(before[:-1], after[:-1], MAX_DIFFERENCE_FROM_OTHERS, refused)
 
 
 def check_packing(model: PreTrainedModel) -> None:
@@ -50,19 +47,18 @@ def check_packing(model: PreTrainedModel) -> None:
     Raises:
         UserError: They differ, so that packing would train something else; or the model cannot be run.
     """
+    refused = (
+        f"data.packing: {type(model).__name__} does not keep the pairs of a pack apart: they change each other's "
+        "logits; write false"
+    )
     with _testable(model) as tested:
         pairs, others = ([_tokens(tested, first, length) for length in LENGTHS] for first in (3, 4))
         packed = _logits_of_pack(tested, *pairs)
         for number, pair in enumerate(pairs):
             surrounded = _logits_of_pack(tested, *others[:number], pair, *others[number + 1 :])[number]
             (alone,) = _logits_of_pack(tested, pair)
-            for expected, limit in ((surrounded, MAX_DIFFERENCE_FROM_OTHERS), (alone, MAX_DIFFERENCE_ALONE)):
-                difference = _relative_difference(packed[number], expected)
-                if not difference <= limit:
-                    raise UserError(
-                        f"data.packing: {type(model).__name__} does not keep the pairs of a pack apart: they change "
-                        f"each other's logits, by {difference:.1e} of the largest; write false"
-                    )
+            _compare(packed[number], surrounded, MAX_DIFFERENCE_FROM_OTHERS, refused)
+            _compare(packed[number], alone, MAX_DIFFERENCE_ALONE, refused)
 
 
 def _tokens(model: PreTrainedModel, first: int, length: int) -> torch.Tensor:
@@ -84,8 +80,12 @@ def _logits_of_pack(model: PreTrainedModel, *pack: torch.Tensor) -> list[torch.T
     return list(torch.split(_logits(model, torch.cat(pack), positions[None]), lengths))
 
 
-def _relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
+def _compare(found: torch.Tensor, expected: torch.Tensor, limit: float, refused: str) -> None:
+    """Raise UserError if logits differ, relative to the largest one, by more than the limit."""
+    difference = float((found - expected).abs().max() / expected.abs().max())
+    # Also true if the difference is not a number.
+    if not difference <= limit:
+        raise UserError(f"{refused} (the largest difference is {difference:.1e} of the largest logit)")
 
 
 @contextmanager

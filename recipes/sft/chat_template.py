@@ -32,9 +32,16 @@ WITHOUT_TODAY = "{% set strftime_now = the_date_of_today %}\n"
 """Takes from a template the function for today's date: many write a date of their own then, the same every day."""
 WEIGHTS = (
     "weight",  # OpenAI
-    *("train", "training", "train_detail"),  # axolotl
-    *("loss", "loss_scale"),  # ms-swift
-    *("trainable", "is_trainable", "train_on_turn", "loss_mask", "loss_weight"),
+    "train",  # axolotl, as the next two
+    "training",
+    "train_detail",
+    "loss",  # ms-swift, as the next one
+    "loss_scale",
+    "trainable",
+    "is_trainable",
+    "train_on_turn",
+    "loss_mask",
+    "loss_weight",
 )
 """Keys with which other programs choose the messages that are predicted."""
 MASKS = ("masked", "ignore")

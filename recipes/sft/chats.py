@@ -40,8 +40,6 @@ class ChatEncoder:
         DataError: The tokenizer has no chat template.
     """
 
-    noun = "conversation"
-
     def __init__(self, layout: Messages, tokenizer: Tokenizer, block_size: int):
         assert isinstance(tokenizer, PretrainedTokenizer)
         self.layout = layout

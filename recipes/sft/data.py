@@ -59,23 +59,23 @@ def _open(config: Config, preparation: Preparation, data: AdditionData | HubPair
         encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
     splits = addition() if isinstance(data, AdditionData) else open_splits(data, preparation, encoder.uses)
     train_rows, eval_rows = (tokenize(data, split, encoder, preparation) for split in splits)
-    train = PairSamples(train_rows, data, "training", encoder.noun)
-    evaluation = PairSamples(eval_rows, data, "evaluation", encoder.noun)
-    longest = int(max(train.lengths.max(), evaluation.lengths.max()))
-    _check_fits_the_model(config, tokenizer, encoder.noun, longest)
-    if config.evaluation.answers:
-        _check_fits_the_model(config, tokenizer, "answered prompt", data.block_size)
+    train = PairSamples(train_rows, data, "training")
+    evaluation = PairSamples(eval_rows, data, "evaluation")
+    # The model's own answers go on until a sample is full.
+    is_filled = config.evaluation.answers is not None
+    longest = data.block_size if is_filled else int(max(train.lengths.max(), evaluation.lengths.max()))
+    _check_fits_the_model(config, tokenizer, longest)
     return train, evaluation
 
 
-def _check_fits_the_model(config: Config, tokenizer: Tokenizer, noun: str, longest: int) -> None:
+def _check_fits_the_model(config: Config, tokenizer: Tokenizer, longest: int) -> None:
     model = configuration(config.model).get_text_config()
     if tokenizer.vocab_size > model.vocab_size:
         raise DataError(
             f"data.tokenizer: it has {tokenizer.vocab_size} tokens, more than the model's vocabulary of "
             f"{model.vocab_size}; write the model's own tokenizer"
         )
-    given = f"data.block_size: the longest {noun} has {longest} tokens to predict from"
+    given = f"data.block_size: samples have up to {longest} tokens to predict from"
     rope = getattr(model, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("longrope", "dynamic"):
         name = "original_max_position_embeddings"
@@ -123,8 +123,6 @@ class PairEncoder:
     Raises:
         DataError: The tokenizer has no chat template, or texts would begin or end twice.
     """
-
-    noun = "pair"
 
     def __init__(self, prompt: str, answer: str, tokenizer: Tokenizer, chat: bool = False):
         of_prompt = columns_of(prompt)

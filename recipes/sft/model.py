@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import store_frozen_in_bf16
 from largebatch.model.pretrained import load_whole
-from largebatch.model.token_losses import return_token_losses
+from largebatch.model.token_losses import example_tokens, return_token_losses
 from largebatch.system.repositories import find
 
 from .config import AutoCausalLM, Config, Lora
@@ -34,11 +34,7 @@ def build_model(config: Config) -> PreTrainedModel:
 
 def example_batch(config: Config) -> dict[str, torch.Tensor]:
     """A micro-batch of the arguments with which training calls the model."""
-    tokens = torch.zeros(config.batch.micro_batch_size, config.data.block_size, dtype=torch.int64)
-    batch = {"input_ids": tokens, "targets": tokens.clone()}
-    if config.data.packing:
-        batch["position_ids"] = tokens.clone()
-    return batch
+    return example_tokens(config, *["position_ids"] * config.data.packing)
 
 
 def configuration(model: AutoCausalLM) -> PretrainedConfig:

@@ -46,7 +46,6 @@ class PairSamples:
         dataset: Rows with the columns of `as_columns`.
         data: The section.
         split: What the samples are for.
-        noun: What a row is, "pair" or "conversation".
 
     Raises:
         DataError: There are unusable pairs that may not be skipped, or no usable ones.
@@ -57,7 +56,6 @@ class PairSamples:
         dataset: datasets.Dataset,
         data: AdditionData | HubPairs,
         split: Literal["training", "evaluation"],
-        noun: str = "pair",
     ):
         self.dataset = dataset.with_format("arrow")
         lengths = np.asarray(dataset["num_tokens"][:], dtype=np.int64) - 1
@@ -82,7 +80,7 @@ class PairSamples:
             remedies += " or raise data.block_size"
         self.remark = ""
         if problems:
-            self.remark = f"of {len(lengths):,} {split} {noun}s, {' and '.join(problems)}"
+            self.remark = f"of {len(lengths):,} {split} rows, {' and '.join(problems)}"
             if not len(self.rows):
                 raise DataError(f"data: {self.remark}, so none is left; {remedies}")
             if data.on_invalid == "refuse":

@@ -138,5 +138,5 @@ def test_answers_that_cannot_be_written_are_not_the_end(answer_of, tmp_path, cap
 
 def test_there_must_be_room_for_answers():
     words = ("--evaluation.answers=1", "--model.config.max_position_embeddings=32")
-    with pytest.raises(DataError, match=r"the longest answered prompt has 64 tokens .* the model reads at most 32"):
+    with pytest.raises(DataError, match=r"samples have up to 64 tokens .* the model reads at most 32"):
         tasks.sources("sft")(load_config(ADDITION, words))

@@ -208,7 +208,7 @@ def test_unusable_rows_are_refused_or_skipped(tmp_path):
     with pytest.raises(DataError) as caught:
         chat_sources(chat_config(tmp_path, rows))
     assert str(caught.value) == (
-        "data.on_invalid: of 3 training conversations, 1 cannot be used (the first is row 1: it has no message with "
+        "data.on_invalid: of 3 training rows, 1 cannot be used (the first is row 1: it has no message with "
         'the role "assistant", so nothing is predicted); correct the data, or write "skip"'
     )
     assert len(samples_of(chat_config(tmp_path, rows, on_invalid="skip"))) == 2

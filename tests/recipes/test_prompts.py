@@ -216,7 +216,7 @@ def test_unusable_pairs_are_told_and_refused(opened):
     with pytest.raises(DataError) as caught:
         opened(UNUSABLE)
     assert str(caught.value) == (
-        "data.on_invalid: of 6 training pairs, 2 cannot be used (the first is row 3: an empty prompt or answer) and 1 "
+        "data.on_invalid: of 6 training rows, 2 cannot be used (the first is row 3: an empty prompt or answer) and 1 "
         "would predict from more than data.block_size 64 tokens (the first is row 5, the longest from 71); correct the "
         'data or raise data.block_size, or write "skip"'
     )
@@ -230,7 +230,7 @@ def test_one_empty_column_of_several_leaves_a_prompt(opened):
     assert read == [b"2+3\n=5" + bytes(10), b"2+3\nof numbers=5", b"2+3\n=5" + bytes(10)]
     rows.append({"question": "", "context": None, "reply": "5"})
     with pytest.raises(
-        DataError, match=r"of \d+ \w+ pairs, 1 cannot be used \(.* row 3: an empty prompt or answer\); correct the"
+        DataError, match=r"of \d+ \w+ rows, 1 cannot be used \(.* row 3: an empty prompt or answer\); correct the"
     ):
         opened(rows, prompt="{question}\n{context}=")
 
@@ -238,7 +238,7 @@ def test_one_empty_column_of_several_leaves_a_prompt(opened):
 def test_unusable_pairs_are_left_out(opened):
     train, _ = opened([UNUSABLE[5], UNUSABLE[3], *ROWS], on_invalid="skip", num_train_samples=3)
     assert [bytes(targets_of(train, index)) for index in range(3)] == [b"gamma\0", b"alpha alpha beta\0", b"beta\0"]
-    assert train.remark.startswith("of 5 training pairs, 1 cannot be used (the first is row 1: an empty")
+    assert train.remark.startswith("of 5 training rows, 1 cannot be used (the first is row 1: an empty")
     assert train.remark.endswith(": skipped")
 
 
@@ -275,10 +275,10 @@ def test_data_that_is_not_as_the_recipe_says(data, message, opened):
         (
             '--model.config.rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, '
             '"original_max_position_embeddings": 19}',
-            "the longest pair has 20 tokens to predict from, but beyond 19 the model's positions depend on the longest",
+            "samples have up to 20 tokens to predict from, but beyond 19 the model's positions depend on the longest",
         ),
         ("--model.config.vocab_size=255", "it has 256 tokens, more than the model's vocabulary of 255"),
-        ("--model.config.max_position_embeddings=19", "the longest pair has 20 tokens to predict from"),
+        ("--model.config.max_position_embeddings=19", "samples have up to 20 tokens to predict from"),
     ],
 )
 def test_data_that_does_not_fit_the_model(word, message, opened):

@@ -189,7 +189,7 @@ def test_it_says_what_is_skipped(output_of, run_command):
     output = output_of("prepare", ADDITION, "--workers=1", *words)
     for split in ("training", "evaluation"):
         assert (
-            f"\nof 3 {split} pairs, 1 cannot be used (the first is row 1: an empty prompt or answer): skipped\n"
+            f"\nof 3 {split} rows, 1 cannot be used (the first is row 1: an empty prompt or answer): skipped\n"
             in output
         )
     # Where they are refused, the others are shown.
@@ -199,8 +199,7 @@ def test_it_says_what_is_skipped(output_of, run_command):
     assert code == 2
     assert re.findall(r"sample \d:\n(.*)\n", output) == [r"q[[a\x00]]", r"q[[b\x00]]"]
     assert (
-        "data.on_invalid: of 3 training pairs, 1 cannot be used (the first is row 1: an empty prompt or answer)"
-        in error
+        "data.on_invalid: of 3 training rows, 1 cannot be used (the first is row 1: an empty prompt or answer)" in error
     )
 
 

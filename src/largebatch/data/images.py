@@ -91,7 +91,7 @@ def digits(config: DigitsData) -> tuple[TensorImages, TensorImages]:
 # --- data sets of encoded images ----------------------------------------------------------------------------------
 
 
-class LabeledImages(NamedTuple):
+class LabeledRows(NamedTuple):
     """Encoded images and their classes."""
 
     rows: Rows
@@ -100,7 +100,7 @@ class LabeledImages(NamedTuple):
     """The names of the classes in the order of their numbers; none if the data has only numbers."""
 
 
-def open_images(config: HubImages, preparation: Preparation) -> tuple[LabeledImages, LabeledImages]:
+def open_images(config: HubImages, preparation: Preparation) -> tuple[LabeledRows, LabeledRows]:
     """The images for training and those for evaluation.
 
     Raises:
@@ -110,7 +110,7 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple[LabeledIma
     if config.path == "webdataset" and config.data_files:
         tars = zip(open_tars(config, preparation), splits, strict=True)
         train, evaluation = (
-            LabeledImages(rows, _classes(rows.labels, config, split, rows.labels.__getitem__)) for rows, split in tars
+            LabeledRows(rows, _classes(rows.labels, config, split, rows.labels.__getitem__)) for rows, split in tars
         )
         return train, evaluation
     uses = {config.image_column: Use("image_column"), config.label_column: Use("label_column", "any")}
@@ -125,7 +125,7 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple[LabeledIma
 
 
 def evaluation_source(
-    train: LabeledImages, held_out: LabeledImages, data: HubImages, evaluation: Evaluation
+    train: LabeledRows, held_out: LabeledRows, data: HubImages, evaluation: Evaluation
 ) -> "HubImageSource":
     """The evaluation set, which tells of classes that training, or the part that is evaluated, has no image of."""
     reached = held_out.labels[: evaluation.samples_of(len(held_out.labels))]
@@ -154,7 +154,7 @@ def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset"
     return dataset.cast_column(name, datasets.Image(decode=False))
 
 
-def _labeled(dataset: "datasets.Dataset", config: HubImages, split: str) -> LabeledImages:
+def _labeled(dataset: "datasets.Dataset", config: HubImages, split: str) -> LabeledRows:
     from pyarrow import compute, float64, types
 
     images = config.image_column
@@ -183,7 +183,7 @@ def _labeled(dataset: "datasets.Dataset", config: HubImages, split: str) -> Labe
         )
     if dataset.builder_name == "imagefolder" and names:
         _check_layout(compute.replace_substring_regex(paths, "/[^/]*$", "").unique().to_pylist(), config, split)
-    return LabeledImages(dataset, labels, names)
+    return LabeledRows(dataset, labels, names)
 
 
 def _numbers(texts: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
@@ -254,7 +254,7 @@ def augmentation_of(config: HubImages, seed: int) -> Augmentation | None:
 class HubImageSource:
     """Encoded images, decoded, cropped and resized when they are fetched."""
 
-    images: LabeledImages
+    images: LabeledRows
     config: EncodedImages
     augmentation: Augmentation | None = None
     """For training; None, as for evaluation: the center crop."""

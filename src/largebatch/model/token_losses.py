@@ -34,6 +34,15 @@ MAX_COMPILED_LOGITS = 2**28
 TILE = 256
 
 
+def example_tokens(config: Any, *more: str) -> dict[str, torch.Tensor]:
+    """A micro-batch of what such a model is called with in training: "input_ids", "targets" and `more`.
+
+    The recipe's data section has a `block_size`.
+    """
+    shape = (config.batch.micro_batch_size, config.data.block_size)
+    return {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "targets", *more)}
+
+
 def return_token_losses(model: nn.Module, twin: nn.Module | None = None) -> None:
     """Make a language model of `transformers`, called with `targets`, return each token's loss, in fp32 or fp64.
 
