@@ -22,29 +22,24 @@ from .chat_template import (
     UnusableConversation,
     has_text,
 )
-from .config import Messages, Role
+from .config import HubPairs, Messages, Role
 from .pairs import Encoded, as_columns
 
 FILLED = "have null, with which Parquet fills the keys that other rows have; write their JSON as text"
 
 
 class ChatEncoder:
-    """Turns rows with conversations into tokens.
-
-    Args:
-        layout: Where the messages are in a row, and which of them are predicted.
-        tokenizer: The model's tokenizer.
-        block_size: The most tokens that a row may predict from.
+    """Turns rows with conversations into tokens of the model's tokenizer.
 
     Raises:
         DataError: The tokenizer has no chat template.
     """
 
-    def __init__(self, layout: Messages, tokenizer: Tokenizer, block_size: int):
+    def __init__(self, data: HubPairs, tokenizer: Tokenizer):
         assert isinstance(tokenizer, PretrainedTokenizer)
-        self.layout = layout
+        layout = self.layout = data.messages
         self.tokenizer = tokenizer
-        self.block_size = block_size
+        self.block_size = data.block_size
         self.columns = (layout.column, layout.tools or "tools", layout.system or "system")
         uses = (
             Use("messages.column", "any"),

@@ -53,10 +53,10 @@ def sources(config: Config, preparation: Preparation) -> Sources:
 def _open(config: Config, preparation: Preparation, data: AdditionData | HubPairs, _seed: int) -> Sources:
     tokenizer = load_tokenizer(data.tokenizer)
     encoder: PairEncoder | ChatEncoder
-    if data.format == "messages":
-        encoder = ChatEncoder(data.messages, tokenizer, data.block_size)
+    if isinstance(data, HubPairs) and data.format == "messages":
+        encoder = ChatEncoder(data, tokenizer)
     else:
-        encoder = PairEncoder(data.prompt, data.answer, tokenizer, chat=data.format == "chat")
+        encoder = PairEncoder(data, tokenizer)
     splits = addition() if isinstance(data, AdditionData) else open_splits(data, preparation, encoder.uses)
     train_rows, eval_rows = (tokenize(data, split, encoder, preparation) for split in splits)
     train = PairSamples(train_rows, data, "training")
@@ -113,34 +113,33 @@ OR_PLAIN = 'or write format "plain", with templates of your own'
 class PairEncoder:
     """Turns rows of a data set into tokens.
 
-    Args:
-        prompt: The prompt's template, with names of columns in braces.
-        answer: The answer's template.
-        tokenizer: The model's tokenizer.
-        chat: Whether the tokenizer's chat template writes prompt and answer as messages of a user and an assistant. The
-            template ends answers itself; otherwise the end-of-text token ends them.
+    In the format "chat", the tokenizer's chat template writes prompt and answer as messages of a user and an assistant,
+    and ends answers itself; otherwise the end-of-text token ends them.
 
     Raises:
         DataError: The tokenizer has no chat template, or texts would begin or end twice.
     """
 
-    def __init__(self, prompt: str, answer: str, tokenizer: Tokenizer, chat: bool = False):
-        of_prompt = columns_of(prompt)
-        of_answer = columns_of(answer)
-        self.columns = (of_prompt, of_answer)
+    def __init__(self, data: AdditionData | HubPairs, tokenizer: Tokenizer):
+        self.prompt = data.prompt
+        self.answer = data.answer
+        of_prompt, of_answer = self.columns = (columns_of(self.prompt), columns_of(self.answer))
         self.uses = dict.fromkeys(of_answer, Use("answer")) | dict.fromkeys(of_prompt, Use("prompt"))
-        self.prompt = prompt
-        self.answer = answer
         self.tokenizer = tokenizer
+        chat = data.format == "chat"
         self.template = ChatTemplate(tokenizer) if chat else None
         # Chat templates write the tokens that begin and end a text themselves.
         self.begin = [] if chat else [*tokenizer.prefix]
         self.end = [] if chat else [tokenizer.end_of_text]
-        in_prompt, in_answer = tokenizer.encode([prompt, answer])
-        if prompt and in_prompt[0] in self.begin:
-            raise DataError(f"data.prompt: {prompt!r} begins with what the tokenizer adds to a text; remove it there")
+        in_prompt, in_answer = tokenizer.encode([self.prompt, self.answer])
+        if self.prompt and in_prompt[0] in self.begin:
+            raise DataError(
+                f"data.prompt: {self.prompt!r} begins with what the tokenizer adds to a text; remove it there"
+            )
         if in_answer[-2:] == self.end * 2:
-            raise DataError(f"data.answer: {answer!r} ends with the end-of-text token, which is added; remove it there")
+            raise DataError(
+                f"data.answer: {self.answer!r} ends with the end-of-text token, which is added; remove it there"
+            )
         self.is_apart = not (chat or tokenizer.adds_to_parts)
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:

@@ -19,12 +19,10 @@ from PIL import Image
 from largebatch.config.data import HubImages
 from largebatch.data.columns import Use
 from largebatch.data.crops import Crop, Pixels, center_crop, crop_box, random_box
-from largebatch.data.hub import open_splits
-from largebatch.data.images import HubImageSource, Rows, decode, encoded_images, open_images
+from largebatch.data.images import HubImageSource, Rows, decode, open_images, open_rows
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import NotPrepared, Preparation, kept
 from largebatch.data.source import Batch
-from largebatch.data.tars import open_tars
 from largebatch.errors import DataError
 from largebatch.words import counted, printable
 
@@ -53,14 +51,8 @@ def open_captioned(
         DataError: The data cannot be opened; or a pair that may not be skipped cannot be used, or none can.
         NotPrepared: The pairs have not been tried yet, and may not be here.
     """
-    splits: Sequence[Rows]
-    if config.path == "webdataset" and config.data_files:
-        splits = open_tars(config, preparation, "caption_column")
-    else:
-        uses = {config.image_column: Use("image_column"), config.caption_column: Use("caption_column")}
-        datasets = open_splits(config, preparation, uses)
-        splits = [encoded_images(dataset.select_columns([*uses]), config.image_column) for dataset in datasets]
-    sources = [CaptionedImageSource(rows, np.arange(len(rows)), config, texts, seed) for rows in splits]
+    opened = open_rows(config, preparation, Use("caption_column"))
+    sources = [CaptionedImageSource(rows, np.arange(len(rows)), config, texts, seed) for rows in opened]
     for source in sources:
         _leave_out(source, preparation)
     return sources

@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,7 +46,8 @@ def chat_config(tmp_path, rows, name="chatml", marked=True, **data):
 def encoder(tmp_path, chat_template, block_size=1000, **layout):
     chat_tokenizer(chat_template).save_pretrained(tmp_path)
     messages = tasks.module("sft", "config").Messages(**layout)
-    return tasks.module("sft", "chats").ChatEncoder(messages, PretrainedTokenizer(str(tmp_path)), block_size)
+    data = SimpleNamespace(messages=messages, block_size=block_size)
+    return tasks.module("sft", "chats").ChatEncoder(data, PretrainedTokenizer(str(tmp_path)))
 
 
 def problems_of(tmp_path, chat_template, *conversations, tools=(), **layout) -> list[str]:

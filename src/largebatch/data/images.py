@@ -106,21 +106,12 @@ def open_images(config: HubImages, preparation: Preparation) -> tuple[LabeledRow
     Raises:
         DataError: As `open_splits`; or a column has another type, or a sample lacks its image or its class.
     """
-    splits = (config.train_split, config.eval_split)
-    if config.path == "webdataset" and config.data_files:
-        tars = zip(open_tars(config, preparation), splits, strict=True)
-        train, evaluation = (
-            LabeledRows(rows, _classes(rows.labels, config, split, rows.labels.__getitem__)) for rows, split in tars
-        )
-        return train, evaluation
-    uses = {config.image_column: Use("image_column"), config.label_column: Use("label_column", "any")}
-    opened = zip(open_splits(config, preparation, uses), splits, strict=True)
-    train, evaluation = (_labeled(dataset, config, split) for dataset, split in opened)
+    opened = open_rows(config, preparation, Use("label_column", "any"))
+    train, evaluation = map(_labeled, opened, (config, config), (config.train_split, config.eval_split))
     names = train.class_names
     if names and preparation.allowed == "everything":
-        shown = ", ".join(f"{number} {name}" for number, name in enumerate(names[:MAX_CLASSES_SHOWN]))
-        more = ", …" if len(names) > MAX_CLASSES_SHOWN else ""
-        print(f"{len(names)} classes of data.num_classes {config.num_classes}: {shown}{more}")
+        shown = some([f"{number} {name}" for number, name in enumerate(names)], MAX_CLASSES_SHOWN)
+        print(f"{len(names)} classes of data.num_classes {config.num_classes}: {shown}")
     return train, evaluation
 
 
@@ -141,28 +132,40 @@ def evaluation_source(
     return HubImageSource(held_out, data, remark="; ".join(remarks) or None)
 
 
-def encoded_images(dataset: "datasets.Dataset", name: str) -> "datasets.Dataset":
-    """The data set, with the images of a column as encoded; DataError if it has something else."""
+def open_rows(config: EncodedImages, preparation: Preparation, other: Use) -> Sequence[Rows]:
+    """The rows for training and those for evaluation: encoded images, and what the other column that is used has.
+
+    Raises:
+        DataError: As `open_splits`; or the images' column has something else.
+    """
     import datasets
 
-    kind = dataset.features.arrow_schema.field(name).type
-    # Lists of pixels are refused, because nothing says which value is white.
-    if str(kind).removeprefix("large_").partition("<")[0] not in ("struct", "binary", "string"):
-        raise DataError(
-            f"data.image_column: the column {name!r} has {kind}; write the bytes or the paths of image files"
-        )
-    return dataset.cast_column(name, datasets.Image(decode=False))
+    if config.path == "webdataset" and config.data_files:
+        return open_tars(config, preparation, other.field)
+    name = config.image_column
+    uses = {name: Use("image_column"), getattr(config, other.field): other}
+    rows = []
+    for dataset in open_splits(config, preparation, uses):
+        kind = dataset.features.arrow_schema.field(name).type
+        # Lists of pixels are refused, because nothing says which value is white.
+        if str(kind).removeprefix("large_").partition("<")[0] not in ("struct", "binary", "string"):
+            raise DataError(
+                f"data.image_column: the column {name!r} has {kind}; write the bytes or the paths of image files"
+            )
+        rows.append(dataset.select_columns([*uses]).cast_column(name, datasets.Image(decode=False)))
+    return rows
 
 
-def _labeled(dataset: "datasets.Dataset", config: HubImages, split: str) -> LabeledRows:
+def _labeled(rows: Rows, config: HubImages, split: str) -> LabeledRows:
     from pyarrow import compute, float64, types
 
+    if isinstance(rows, TarRows):
+        return LabeledRows(rows, _classes(rows.labels, config, split, rows.labels.__getitem__))
     images = config.image_column
     column = config.label_column
-    dataset = dataset.select_columns([*dict.fromkeys((images, column))])
-    names: list[str] = getattr(dataset.features[column], "names", [])
-    given = dataset.with_format("arrow")[:][column]
-    is_text = dataset.builder_name == "text_rows"
+    table = rows.with_format("arrow")[:]
+    given = table[column]
+    is_text = rows.builder_name == "text_rows"
     if not (is_text or any(is_kind(given.type) for is_kind in (types.is_integer, types.is_floating, types.is_boolean))):
         raise DataError(
             f"data.label_column: the column {column!r} has {given.type}; write one class for each image, as a whole "
@@ -171,19 +174,18 @@ def _labeled(dataset: "datasets.Dataset", config: HubImages, split: str) -> Labe
     # Null becomes NaN.
     numbers = (_numbers(given) if is_text else given.cast(float64(), safe=False)).to_numpy()
     labels = _classes(numbers, config, split, lambda index: json.dumps(given[index].as_py()))
-    dataset = encoded_images(dataset, images)
-    encoded = dataset.with_format("arrow")[:][images]
     # An empty cell of a CSV is a path without a letter.
-    paths = compute.fill_null(compute.struct_field(encoded, "path"), "")
-    missing = compute.struct_field(encoded, "bytes").is_null().to_numpy() & (paths.to_numpy() == "")
+    paths = compute.fill_null(compute.struct_field(table[images], "path"), "")
+    missing = compute.struct_field(table[images], "bytes").is_null().to_numpy() & (paths.to_numpy() == "")
     if missing.any():
         raise DataError(
             f"data.image_column: sample {missing.argmax()} of {split!r} has no image in the column {images!r}; remove "
             "the sample, or write its image's bytes or path"
         )
-    if dataset.builder_name == "imagefolder" and names:
+    names = getattr(rows.features[column], "names", [])
+    if rows.builder_name == "imagefolder" and names:
         _check_layout(compute.replace_substring_regex(paths, "/[^/]*$", "").unique().to_pylist(), config, split)
-    return LabeledRows(dataset, labels, names)
+    return LabeledRows(rows, labels, names)
 
 
 def _numbers(texts: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":

@@ -1,11 +1,11 @@
 """The types of columns in Parquet files, which must be the same in all of them: `datasets` would cast them."""
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from datasets import ClassLabel, Features
 
 from largebatch.data.columns import Uses, no_column
 from largebatch.errors import DataError
@@ -21,7 +21,10 @@ def check_types(files: Iterable[Path], uses: Uses) -> None:
     classes: dict[str, tuple[list[str], Path]] = {}
     for file in files:
         schema = pq.read_schema(file)
-        for name, names in _classes(schema).items():
+        for name, feature in Features.from_arrow_schema(schema).items():
+            if not isinstance(feature, ClassLabel):
+                continue
+            names = feature.names
             numbered, other = classes.setdefault(name, (names, file))
             # Without uses, any column may be that of the labels.
             if names != numbered and (not uses or name in uses):
@@ -41,17 +44,6 @@ def check_types(files: Iterable[Path], uses: Uses) -> None:
                         )
             elif not use.is_optional:
                 raise no_column(name, use.field, schema.names, file)
-
-
-def _classes(schema: pa.Schema) -> dict[str, list[str]]:
-    """The names of numbered classes by column, which `datasets` writes into its files."""
-    about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = about.get("info", {}).get("features") or {}
-    return {
-        name: kind.get("names", [])
-        for name, kind in features.items()
-        if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"
-    }
 
 
 def _values(name: str, kind: pa.DataType) -> Iterator[tuple[str, str]]:

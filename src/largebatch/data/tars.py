@@ -44,16 +44,14 @@ MAX_DIGITS = 18
 MAX_PADDING = 2**24  # bytes of zeros after the end; tar writes records of 10,240 bytes, or of a size that is given
 
 
-def open_tars(
-    config: EncodedImages, preparation: Preparation, text_field: str | None = None
-) -> tuple["TarRows", "TarRows"]:
+def open_tars(config: EncodedImages, preparation: Preparation, other_field: str) -> tuple["TarRows", "TarRows"]:
     """The samples for training and those for evaluation.
 
     Args:
         config: The recipe's section; its columns are the endings of the members' names.
         preparation: Who makes the index.
-        text_field: The section's field for texts, such as "caption_column"; None if images have labels instead. A
-            text that is not there is empty, and bytes that are not UTF-8 are Python's surrogate escapes.
+        other_field: The section's field for what images have: "label_column", or one for texts. A text that is not
+            there is empty, and bytes that are not UTF-8 are Python's surrogate escapes.
 
     Raises:
         DataError: A file is not a tar without compression, or a sample lacks its image or its label.
@@ -62,12 +60,12 @@ def open_tars(
     if (config.train_split, config.eval_split) != ("train", "validation"):
         raise DataError("data.train_split, data.eval_split: tars have no parts; remove them, and list other tars")
     files = found_files(config)
-    train = TarRows(config, "train", files["train"], preparation, text_field)
-    return train, TarRows(config, "validation", files["validation"], preparation, text_field)
+    train, evaluation = (TarRows(config, split, listed, preparation, other_field) for split, listed in files.items())
+    return train, evaluation
 
 
 class TarRows:
-    """The samples of some tars, by their indices, as rows of a `datasets` data set."""
+    """The samples of some tars, by their indices, as rows of a `datasets` data set; labels are apart in `labels`."""
 
     def __init__(
         self,
@@ -75,11 +73,11 @@ class TarRows:
         split: str,
         files: list[LocalFile],
         preparation: Preparation,
-        text_field: str | None,
+        other_field: str,
     ):
-        self._columns = {field: getattr(config, field) for field in ("image_column", text_field or "label_column")}
+        self._columns = {field: getattr(config, field) for field in ("image_column", other_field)}
         self._endings = {field: endings.lower().split(";") for field, endings in self._columns.items()}
-        self._has_texts = text_field is not None
+        self._has_texts = other_field != "label_column"
         self._skips = getattr(config, "on_invalid", "refuse") == "skip"
         # The name that `datasets` has for what tells the rows of two data sets apart.
         self._fingerprint = xxhash.xxh3_64_hexdigest(repr([state_of(files), self._columns, self._skips]).encode())
@@ -153,12 +151,13 @@ class TarRows:
 
     def __getitem__(self, indices: Indices) -> dict[str, Sequence[Any]]:
         images = []
-        others: list[int | str] = []
-        for number, start, size, *other in self._index[indices].tolist():
+        texts: list[str] = []
+        for number, start, size, *text in self._index[indices].tolist():
             file = self._files[number]
             images.append({"bytes": _bytes(file, start, size), "path": f"{file} at byte {start:,}"})
-            others.append(_bytes(file, *other).decode("utf-8-sig", "surrogateescape") if self._has_texts else other[0])
-        return dict(zip(self._columns.values(), (images, others), strict=True))
+            if self._has_texts:
+                texts.append(_bytes(file, *text).decode("utf-8-sig", "surrogateescape"))
+        return dict(zip(self._columns.values(), (images, texts), strict=True))
 
 
 def _label(file: Path, member: tarfile.TarInfo) -> int:
