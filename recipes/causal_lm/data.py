@@ -1,7 +1,5 @@
 """The training and evaluation samples of this folder's recipes."""
 
-from functools import partial
-
 from largebatch.config.data import HubText, MegatronText, PydocData
 from largebatch.data.mixture import open_mixed
 from largebatch.data.preparation import Preparation
@@ -22,10 +20,10 @@ def sources(config: Config, preparation: Preparation) -> Sources:
     Raises:
         DataError: The data or its tokenizer cannot be loaded.
     """
-    return open_mixed(config.data, config.seed, partial(_open, config, preparation))
 
+    def opened(data: PydocData | HubText | MegatronText, _seed: int) -> Sources:
+        tokenizer = load_tokenizer(data.tokenizer)
+        check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(data.tokenizer))
+        return tokenized_samples(data, tokenizer, preparation)
 
-def _open(config: Config, preparation: Preparation, data: PydocData | HubText | MegatronText, _seed: int) -> Sources:
-    tokenizer = load_tokenizer(data.tokenizer)
-    check_vocabulary(config.model.vocab_size, tokenizer.vocab_size, repr(data.tokenizer))
-    return tokenized_samples(data, tokenizer, preparation)
+    return open_mixed(config.data, config.seed, opened)

@@ -123,7 +123,9 @@ class PairEncoder:
     def __init__(self, data: AdditionData | HubPairs, tokenizer: Tokenizer):
         self.prompt = data.prompt
         self.answer = data.answer
-        of_prompt, of_answer = self.columns = (columns_of(self.prompt), columns_of(self.answer))
+        of_prompt = columns_of(self.prompt)
+        of_answer = columns_of(self.answer)
+        self.columns = (of_prompt, of_answer)
         self.uses = dict.fromkeys(of_answer, Use("answer")) | dict.fromkeys(of_prompt, Use("prompt"))
         self.tokenizer = tokenizer
         chat = data.format == "chat"
