@@ -350,4 +350,6 @@ def test_mirroring_on_the_device_is_mirroring_each_image_on_the_host(tmp_path):
     pixels[mirrored] = pixels[mirrored, :, :, ::-1]
     expected = (pixels - mean * np.float32(255)) / (std * np.float32(255))
     assert np.array_equal(model_input(batch, config.data).numpy(), expected)
+    # Batches have the same tensors, also one of which nothing is mirrored.
+    assert "mirrored" in train.fetch(np.flatnonzero(~mirrored)[:1], 3)
     assert "mirrored" not in evaluation.fetch(np.arange(12), None)
