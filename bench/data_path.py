@@ -203,7 +203,7 @@ def compare_preparing(rounds: int, folder: Path) -> tuple[Comparison, list[Figur
     with redirect_stdout(None):
         measured = interleave(list(ways), rounds, lambda name: seconds(ways[name]))
         stream = prepare(2)
-    blocks = TokenBlocks(stream, 1024, (len(stream) - 1) // 1024)
+    blocks = TokenBlocks(stream, 1024, len(stream))
     order = np.random.default_rng(0).permutation(len(blocks) // 16 * 16).reshape(-1, 16)
     reading = [seconds(lambda: [blocks.fetch(indices, 0) for indices in order]) for _ in range(rounds)]
     limits = {OURS: SLOWEST_RATIO, f"{OURS}, two processes": SLOWEST_RATIO / 2}
