@@ -140,9 +140,9 @@ class HubOrLocal(Data):
         """Whether both splits surely have rows in common; different parts of one, as "train[1%:]", are not compared."""
         files = self.data_files.by_split if self.data_files else {}
         for train, evaluation in product(self.train_split.split("+"), self.eval_split.split("+")):
-            (one,), (other,) = names_in(train), names_in(evaluation)
-            is_whole = "[" not in train or "[" not in evaluation
-            if (is_whole or train == evaluation) and (one == other or {*files.get(one, ())} & {*files.get(other, ())}):
+            is_certain = "[" not in train or "[" not in evaluation or train == evaluation
+            read = [{name, *files.get(name, ())} for part in (train, evaluation) for name in names_in(part)]
+            if is_certain and read[0] & read[1]:
                 return True
         return False
 
