@@ -15,7 +15,6 @@ from largebatch.run.checkpoint.load import load
 from largebatch.run.checkpoint.save import CheckpointWriter
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.resume import Start, checkpoints_of, latest_usable
-from largebatch.storage.catalog import entry_at
 
 
 @dataclass
@@ -112,7 +111,7 @@ class BadSteps:
         self.writer.wait()
         candidates = checkpoints_of(self.recorder.folder.checkpoints_dir, self.backend)
         if self.start.checkpoint is not None:
-            candidates.append(entry_at(self.start.checkpoint))
+            candidates.append(self.start.checkpoint)
         usable, skipped = latest_usable(candidates, self.backend)
         if usable is None:
             why = f"{skipped[0].path}: {skipped[0].problem}" if skipped else "none has been written yet"

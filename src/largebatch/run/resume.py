@@ -2,10 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -62,17 +61,15 @@ def find_start(
     finished = False
     if resume == "auto":
 
-        def look() -> tuple[bool, bool]:
+        def has_finished() -> bool:
             ending = folder.ending()
-            return folder.is_a_run, ending is not None and ending.kind == Kind.FINISHED
+            return ending is not None and ending.kind == Kind.FINISHED
 
         # As the main process sees it: others may see a shared folder later, or while another run begins in it.
-        is_a_run, finished = backend.from_main_process(look)
-        if not is_a_run:
-            return Start()
+        finished = backend.from_main_process(has_finished)
         candidates = checkpoints_of(folder.checkpoints_dir, backend)
     else:
-        candidates = [entry_at(Path(resume))]
+        candidates = [Path(resume)]
     usable, not_usable = latest_usable(candidates, backend)
     skipped = [f"{entry.path}: {entry.problem}" for entry in not_usable]
     if usable is None:
@@ -92,12 +89,13 @@ def find_start(
         return Start()
     is_finished = finished and manifest.step >= plan.stop_after_steps
     with backend.raise_on_all_ranks():
-        if refused and resume == "auto":
-            what = f"{folder.path} holds {'a' if finished else 'an unfinished'} run of a different recipe"
-            others = "--resume none starts over and moves the earlier run aside, --run-dir uses another folder, and"
-            raise _refusal(what, refused, others, allow_change)
         if refused:
-            raise _refusal(f"{path} is of a different recipe", refused, "restore the earlier values;", allow_change)
+            fields = ",".join([*allow_change, *refused])
+            raise UserError(
+                f"{path} is of a different recipe, and resuming would train something else:{bulleted(refused.values())}"
+                "\nrestore the earlier values, or start over in another --run-dir, or with --resume none, which moves "
+                f"the earlier run aside; --allow-change {fields} resumes with the change"
+            )
         if manifest.step > plan.stop_after_steps and not is_finished:
             raise UserError(
                 f"the checkpoint is of step {manifest.step}, but the run would end after step {plan.stop_after_steps} "
@@ -124,17 +122,17 @@ def _refuse_to_start_over(resume: str, folder: RunFolder, not_usable: Sequence[E
         )
 
 
-def checkpoints_of(folder: Path, backend: Backend) -> list[Entry]:
+def checkpoints_of(folder: Path, backend: Backend) -> list[Path]:
     """The checkpoints in a folder, the latest first, as the main process sees them."""
 
-    def found() -> list[dict[str, Any]]:
+    def names() -> list[str]:
         with file_errors(f"{folder} cannot be read", "choose another run folder"):
-            return [asdict(entry) | {"path": entry.path.name} for entry in entries(folder)]
+            return [entry.path.name for entry in entries(folder)]
 
-    return [Entry(**{**each, "path": folder / each["path"]}) for each in backend.from_main_process(found)]
+    return [folder / name for name in backend.from_main_process(names)]
 
 
-def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[Path, Manifest] | None, list[Entry]]:
+def latest_usable(candidates: Iterable[Path], backend: Backend) -> tuple[tuple[Path, Manifest] | None, list[Entry]]:
     """The first candidate that is complete and intact, with its manifest, and those before it, which are not.
 
     The processes share the work of verifying checksums.
@@ -143,27 +141,27 @@ def latest_usable(candidates: Iterable[Entry], backend: Backend) -> tuple[tuple[
         StorageError: A process does not see one that the main process sees, even after some seconds.
     """
     skipped: list[Entry] = []
-    for entry in candidates:
-        found = entry
+    for path in candidates:
+        found = entry_at(path)
         manifest = None
-        if backend.gather_objects(entry.problem is None)[0]:
-            found = _once_seen(entry.path)
+        if backend.gather_objects(found.problem is None)[0]:
+            found = _once_seen(path)
             sees = backend.gather_objects(found.problem is None or found.is_transient)
             with backend.raise_on_all_ranks():
                 if sees[0] and not sees[backend.rank]:
-                    what = f"{entry.path}: {found.problem}, but the main process sees the whole checkpoint"
+                    what = f"{path}: {found.problem}, but the main process sees the whole checkpoint"
                     raise StorageError(f"{what}; the same command tries again")
         if found.problem is None:
             try:
-                verify_checksums(entry.path, backend.rank, backend.world_size)
-                manifest = read_manifest(entry.path)
+                verify_checksums(path, backend.rank, backend.world_size)
+                manifest = read_manifest(path)
             except (CheckpointError, OSError) as error:
-                found = unusable(entry, error)
+                found = unusable(found, error)
         problems = [each for each in backend.gather_objects((found.problem, found.is_transient)) if each[0] is not None]
         if manifest is not None and not problems:
-            return (entry.path, manifest), skipped
+            return (path, manifest), skipped
         problem, is_transient = problems[0]
-        skipped.append(replace(entry, problem=problem, is_transient=is_transient))
+        skipped.append(replace(found, problem=problem, is_transient=is_transient))
     return None, skipped
 
 
@@ -200,12 +198,3 @@ def _split(
         what = f"{now - before:,} samples are skipped" if now > before else f"{before - now:,} samples are repeated"
         allowed.append(f"step {manifest.step:,} came after {before:,} samples and comes after {now:,} now: {what}")
     return refused, allowed
-
-
-def _refusal(what: str, refused: Mapping[str, str], others: str, allow_change: Sequence[str]) -> UserError:
-    """The error that `what` differs, with the differences, other remedies, and the option that would allow them."""
-    fields = ",".join([*allow_change, *refused])
-    return UserError(
-        f"{what}, and resuming would train something else:{bulleted(refused.values())}\n"
-        f"{others} --allow-change {fields} resumes with the change"
-    )
