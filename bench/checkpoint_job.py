@@ -185,10 +185,9 @@ class Job:
     def load_ours(self) -> None:
         """As a run that resumes: find the newest, read its checksums with all processes, load."""
         newest = checkpoints_of(self.folder / "ours", self.backend)[0]
-        assert newest.problem is None
-        verify_checksums(newest.path, self.backend.rank, self.backend.world_size)
+        verify_checksums(newest, self.backend.rank, self.backend.world_size)
         self.backend.gather_objects(None)
-        load(self.backend, newest.path, read_manifest(newest.path))
+        load(self.backend, newest, read_manifest(newest))
 
     def save_theirs(self, name: str) -> float:
         """As torch documents it; the seconds of `torch.distributed.checkpoint.save` alone."""
@@ -244,7 +243,7 @@ def measure_saves(settings: argparse.Namespace, folder: Path) -> Rounds:
 
     ways: dict[str, Callable[[], Any]] = {
         TORCH: lambda: job.save_theirs("theirs"),
-        OURS: lambda: writer.save(job.next_number(), 0),
+        OURS: lambda: writer.save(job.next_number(), {"bad_steps": 0}),
         PLAIN: plain,
     }
 
@@ -261,7 +260,7 @@ def measure_loads(settings: argparse.Namespace, folder: Path) -> dict[str, Round
     """Loads of ours and torch's, into optimizers with states and without, from the page cache and from the disk."""
     job = Job(settings, folder)
     job.step()
-    job.writer("ours", asynchronous=False).save(1, 0)
+    job.writer("ours", asynchronous=False).save(1, {"bad_steps": 0})
     job.save_theirs("theirs")
     right = [_fingerprint(tensor) for tensor in job.tensors()]
     ways = {TORCH: job.load_theirs, OURS: job.load_ours}
@@ -293,7 +292,7 @@ def measure_stalls(settings: argparse.Namespace, folder: Path) -> tuple[float, R
         SYNCHRONOUS: job.writer("sync", asynchronous=False),
         ASYNCHRONOUS: job.writer("async", asynchronous=True),
     }
-    first, _ = job.together(lambda: writers[ASYNCHRONOUS].save(job.next_number(), 0))
+    first, _ = job.together(lambda: writers[ASYNCHRONOUS].save(job.next_number(), {"bad_steps": 0}))
     first += max(job.backend.gather_objects(job.step(writers[ASYNCHRONOUS])))
     writers[ASYNCHRONOUS].wait()
 
@@ -301,7 +300,7 @@ def measure_stalls(settings: argparse.Namespace, folder: Path) -> tuple[float, R
         job.settle(folder / "sync", folder / "async")
         writer = writers[way]
         began = time.perf_counter()
-        held_up, _ = job.together(lambda: writer.save(job.next_number(), 0))
+        held_up, _ = job.together(lambda: writer.save(job.next_number(), {"bad_steps": 0}))
         if way == SYNCHRONOUS:
             return {way: held_up}
         # Training stands still in `save`, and where the next update waits for the copy.
@@ -316,7 +315,7 @@ def prepare_memory(settings: argparse.Namespace, folder: Path) -> None:
     """The checkpoints that the jobs of `measure_memory` load."""
     job = Job(settings, folder)
     job.step()
-    job.writer("ours", asynchronous=False).save(1, 0)
+    job.writer("ours", asynchronous=False).save(1, {"bad_steps": 0})
     job.save_theirs("theirs")
     job.settle()
 
@@ -337,7 +336,7 @@ def measure_memory(settings: argparse.Namespace, folder: Path, case: str, by_tor
     writer = job.writer("scratch", asynchronous=case == "asynchronous save")
 
     def save_ours() -> None:
-        writer.save(1, 0)
+        writer.save(1, {"bad_steps": 0})
         writer.wait()
 
     if case.startswith("load"):

@@ -116,7 +116,7 @@ class FakeRun:
 
     def begin_to_save(self, step: int, best: BestEvaluation | None = None) -> None:
         self.backend.state = state_of(step)
-        self.writer.save(step, lambda: {"bad_steps": 0, "best": best})
+        self.writer.save(step, {"bad_steps": 0, "best": best})
 
 
 def assert_holds(folder: Path, step: int) -> None:

@@ -121,6 +121,6 @@ class RunStopped(UserError):
     exit_code = 75
     title = "stopped"
 
-    def __init__(self, message: str, everywhere: bool = False, by_a_person: bool = False):
-        super().__init__(message, everywhere)
+    def __init__(self, message: str, by_a_person: bool = False):
+        super().__init__(message, everywhere=True)
         self.by_a_person = by_a_person  # by the stop file, after which nothing is to start the run again

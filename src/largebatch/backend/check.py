@@ -60,11 +60,9 @@ def check_before(model: nn.Module, optimizer: Optimizer, backend: Backend) -> No
     ]
     # Weights on the meta device are checked when they are set.
     tensors = (tensor for tensor in itertools.chain(model.parameters(), model.buffers()) if not tensor.is_meta)
-    fingerprints = backend.gather_objects(fingerprint(*tensors))
-    differing = [str(rank) for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
-    if differing:
+    if differing := backend.differing_ranks(fingerprint(*tensors)):
         problems.append(
-            f"the starting weights differ from rank 0's on rank {', '.join(differing)}; build the same model on all, "
+            f"the starting weights differ from rank 0's on rank {differing}; build the same model on all, "
             "right after run.load"
         )
     if problems:

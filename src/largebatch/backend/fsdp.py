@@ -52,11 +52,15 @@ class FsdpBackend(NativeBackend):
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         shape = shape_of(model, self.plan)
         self.reduces = when_reduced(shape, self.launch.sharing, self.plan, self._smallest_gpu())
-        groups = _take_parameters(model, optimizer)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+        # So that sharding frees their memory.
+        for group in optimizer.param_groups:
+            group["params"] = []
         super()._wrap(model, optimizer)
         parameters = dict(model.named_parameters())
-        for group, names in zip(self.optimizer.param_groups, groups, strict=True):
-            group["params"] = [parameters[name] for name in names]
+        for group, own in zip(self.optimizer.param_groups, groups, strict=True):
+            group["params"] = [parameters[name] for name in own]
         self._units = list(sharded_units(model))
         gather_in_bf16(model, {each.name for each in shape.parameters if each.in_bf16 and not each.stored_in_bf16})
         if (compiled := self._compiled) is not None:
@@ -85,12 +89,11 @@ class FsdpBackend(NativeBackend):
         shard_size = self.launch.shard_size
         if shard_size is None:
             return init_device_mesh(self.device.type, (self.world_size,))
-        sizes = self.gather_objects(shard_size)
-        if len(set(sizes)) > 1:
-            found = ", ".join(f"{size} on rank {sizes.index(size)}" for size in dict.fromkeys(sizes))
+        if ranks := self.differing_ranks(shard_size):
             raise LaunchError(
-                f"hsdp shards the model over groups of equal size, but the sizes are {found}; by default, a group is "
-                f"the processes of a node: set {SHARD_SIZE} to one number everywhere, or start as many on each node",
+                f"hsdp shards the model over groups of equal size, but it differs from rank 0's on rank {ranks}; by "
+                f"default, a group is the processes of a node: set {SHARD_SIZE} to one number everywhere, or start as "
+                "many on each node",
                 everywhere=True,
             )
         shape = (self.world_size // shard_size, shard_size)
@@ -148,12 +151,3 @@ class FsdpBackend(NativeBackend):
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-
-
-def _take_parameters(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """Take the parameters out of an optimizer's groups, so that sharding frees their memory; return their names."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["params"] = []
-    return groups

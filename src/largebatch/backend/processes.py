@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from largebatch.backend.exchange import all_gather, compare_tokens, gather
+from largebatch.backend.exchange import Group, all_gather, compare_tokens, gather
 from largebatch.errors import UserError
 from largebatch.system.failures import storage_errors
 
@@ -98,7 +98,7 @@ class Processes:
         torch.distributed.reduce_scatter_tensor(mine, by_process.flatten(0, 1))
         return mine
 
-    def new_host_group(self) -> torch.distributed.ProcessGroup | None:
+    def new_host_group(self) -> Group:
         """A group of all processes that communicates over the host, for one thread; every process must call this."""
         return torch.distributed.new_group(backend="gloo", timeout=PATIENCE) if self.world_size > 1 else None
 
@@ -122,12 +122,17 @@ class Processes:
 
         return wait
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: Any, group: Group = None) -> list[Any]:
         """A small JSON value of every process, by rank; waits for hours while one downloads or tokenizes.
 
-        Tuples arrive as lists, as in `exchange.gather`.
+        Tuples arrive as lists, as in `exchange.gather`. A thread of its own has a `new_host_group`.
         """
-        return gather(value, self._host_group)
+        return gather(value, group or self._host_group)
+
+    def differing_ranks(self, value: Any) -> str:
+        """The ranks whose value is not the main process's, as text; "" if there are none."""
+        values = self.gather_objects(value)
+        return ", ".join(str(rank) for rank, other in enumerate(values) if other != values[0])
 
     def from_main_process(self, function: Callable[[], T]) -> T:
         """What a function returns on the main process, on every process; a user error that it raises, all raise.
@@ -143,7 +148,7 @@ class Processes:
         return results[0]
 
     @contextmanager
-    def raise_on_all_ranks(self) -> Iterator[None]:
+    def raise_on_all_ranks(self, group: Group = None) -> Iterator[None]:
         """Raise on every process a user or storage error that any meets in the block; every process must enter it.
 
         If one process left alone, the others would wait for it until they fail.
@@ -154,7 +159,7 @@ class Processes:
                 yield
         except UserError as caught:
             error = caught
-        failures = self.gather_objects(None if error is None else (str(error), error.exit_code))
+        failures = self.gather_objects(None if error is None else (str(error), error.exit_code), group)
         for rank, failure in enumerate(failures):
             if failure is not None:
                 message, exit_code = failure

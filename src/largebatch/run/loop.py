@@ -26,7 +26,7 @@ With `faults.spike`, a finite norm that spikes is handled alike, and "stop" also
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from largebatch.backend.base import Backend
 from largebatch.config import RecipeConfig, as_json
@@ -50,40 +50,27 @@ from largebatch.storage.layout import folder_name
 from largebatch.system.endings import StopReason
 
 
+@dataclass
 class Loop:
-    """The steps that an attempt has left, and the end of the run.
+    """The steps that an attempt has left, and the end of the run."""
 
-    Args:
-        config: The recipe's config.
-        backend: The prepared backend, with the weights of the start.
-        start: Where the attempt begins.
-        recorder: Keeps and shows what happens.
-        stop: Notes requests to stop.
-        model_files: The files that go with the model's weights, by name.
-        samples: What `check_same_samples` returned.
-    """
+    config: RecipeConfig
+    backend: Backend  # the prepared backend, with the weights of the start
+    start: Start  # where the attempt begins
+    recorder: Recorder  # keeps and shows what happens
+    stop: StopRequests  # notes requests to stop
+    model_files: dict[str, bytes]  # the files that go with the model's weights, by name
+    samples: Numbers  # what `check_same_samples` returned
+    stop_reason: StopReason | None = None  # why the run stops after the current step, if it does
+    save_due: bool = False  # whether a checkpoint follows the current step
+    step: Step | None = None  # the current or latest one
 
-    def __init__(
-        self,
-        config: RecipeConfig,
-        backend: Backend,
-        start: Start,
-        recorder: Recorder,
-        stop: StopRequests,
-        model_files: dict[str, bytes],
-        samples: Numbers,
-    ):
-        self.config = config
-        self.backend = backend
+    def __post_init__(self) -> None:
+        backend = self.backend
+        start = self.start
+        recorder = self.recorder
         self.plan = backend.plan
-        self.start = start
-        self.samples = samples
-        self.recorder = recorder
         self.metrics = recorder.metrics
-        self.stop = stop
-        self.stop_reason: StopReason | None = None  # why the run stops after the current step, if it does
-        self.save_due = False  # whether a checkpoint follows the current step
-        self.step: Step | None = None  # the current or latest one
         self.watchdog = Watchdog(
             self.plan.faults.hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder
         )
@@ -97,8 +84,8 @@ class Loop:
             recorder.folder.checkpoints_dir,
             recorder.attempt,
             self.plan.checkpoint,
-            as_json(config),
-            model_files,
+            as_json(self.config),
+            self.model_files,
             warn=recorder.say,
             not_written=self._not_written,
             heartbeat=self.watchdog.heartbeat,
@@ -106,7 +93,7 @@ class Loop:
             latest=start.checkpoint,
         )
         self.bad_steps = BadSteps(backend, start, recorder, self.writer)
-        self.evaluator = Evaluator(backend, config.data.num_workers, recorder, self.watchdog.heartbeat)
+        self.evaluator = Evaluator(backend, self.config.data.num_workers, recorder, self.watchdog.heartbeat)
 
     @property
     def completed_steps(self) -> int:
@@ -230,9 +217,9 @@ class Loop:
             self.metrics.check()
         # A run that resumes from the checkpoint has all lines up to it.
         self.recorder.noise_scale.complete()
-        self.recorder.flush()
+        self._finish_checkpoint()
         about = {"best": self.best.latest, "samples": self.samples}
-        self.writer.save(self.completed_steps, lambda: self.bad_steps.for_manifest() | about)
+        self.writer.save(self.completed_steps, self.bad_steps.for_manifest() | about)
 
     def _follow_kept(self, step: int, is_last: bool = False) -> None:
         """Have the command of `checkpoint.then` follow a complete checkpoint, if it is kept."""
@@ -251,8 +238,7 @@ class Loop:
         message = f"by {reason}, after step {step:,} of {total:,}, with a checkpoint"
         self.recorder.stopped(reason, message)
         self._leave()
-        by_a_person = reason == StopReason.STOP_FILE
-        raise RunStopped(f"{message}; the same command resumes from there", everywhere=True, by_a_person=by_a_person)
+        raise RunStopped(f"{message}; the same command resumes from there", reason == StopReason.STOP_FILE)
 
     def finish(self) -> None:
         """See `Run.finish`."""
@@ -268,8 +254,7 @@ class Loop:
             self.recorder.finished(self.writer.require(step), about, self.watchdog.heartbeat)
             for each in sorted({*self.writer.poll(), step}):
                 self._follow_kept(each, is_last=each == step)
-            if self.plan.checkpoint.then is not None:
-                wait_together(self.backend, self.watchdog.heartbeat, in_thread("then", self.then.finish))
+            wait_together(self.backend, self.watchdog.heartbeat, in_thread("then", self.then.finish))
             self._leave()
 
     @contextmanager

@@ -404,10 +404,9 @@ class Run(Generic[Config]):
         """Refuse machines with a different copy of the recipe, which would silently train something else."""
         launch = self.backend.launch
         recipe = (self._given.model_dump_json(), self.plan.to_json())
-        gathered = self.backend.gather_objects((recipe, launch.strategy, launch.deepspeed_config, launch.reshards))
-        ranks = [str(rank) for rank, other in enumerate(gathered) if other != gathered[0]]
-        if ranks:
-            what = f"the config differs from rank 0's on rank {', '.join(ranks)}"
+        launched = (launch.strategy, launch.deepspeed_config, launch.reshards)
+        if ranks := self.backend.differing_ranks((recipe, launched)):
+            what = f"the config differs from rank 0's on rank {ranks}"
             remedy = "launch all ranks with the same recipe, overrides, Accelerate config and DeepSpeed config"
             if self.plan.finds_micro_batch_size:
                 raise StorageError(

@@ -56,9 +56,9 @@ def test_what_cannot_be_stored_ends_the_run_and_leaves_the_older_checkpoint(asyn
     run.save(4)
     run.backend.state["buffer/mask"] = torch.ones(2, dtype=torch.complex64)
     if asynchronous:
-        run.writer.save(8, dict)
+        run.writer.save(8, {})
     with pytest.raises(TrainingFailed, match="the checkpoint could not be written: KeyError"):
-        run.writer.wait() if asynchronous else run.writer.save(8, dict)
+        run.writer.wait() if asynchronous else run.writer.save(8, {})
     assert usable(run.checkpoints) == [4]
     assert run.warnings == []
     assert len(list(run.checkpoints.iterdir())) == 1

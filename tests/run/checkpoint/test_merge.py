@@ -42,7 +42,7 @@ def checkpoint(path, model):
     backend = FakeBackend()
     backend.state = {f"weight/{name}": parameter.detach() for name, parameter in model.named_parameters()}
     run = FakeRun(path, backend=backend)
-    run.writer.save(1, lambda: {"bad_steps": 0})
+    run.writer.save(1, {"bad_steps": 0})
     run.writer.wait()
     folder = run.checkpoints / "step_00000001"
     for name, content in model_files(model, None).items():

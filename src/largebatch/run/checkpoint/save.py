@@ -45,7 +45,7 @@ from largebatch.storage.layout import (
     temporary_name,
 )
 from largebatch.storage.tensors import Shapes, fingerprint, save_tensors
-from largebatch.system.failures import describe_error
+from largebatch.system.failures import Kind, describe_error, kind_of
 
 
 class Part(NamedTuple):
@@ -87,10 +87,8 @@ class CheckpointWriter:
         self._writing = 0
         self._completed: list[int] = []
 
-    def save(self, step: int, about: Callable[[], Mapping[str, Any]]) -> None:
-        """Write a checkpoint of the current state, after waiting for one that is still being written.
-
-        Then `about` is called for further fields of its manifest.
+    def save(self, step: int, about: Mapping[str, Any]) -> None:
+        """Write a checkpoint of the current state, with `about` in its manifest; waits for one that is being written.
 
         Asynchronously, the state is copied while the next step's gradients are computed: call `wait_until_copied`
         before weights or optimizer states change. If the storage refuses it, `warn` is called and training may go on.
@@ -106,7 +104,7 @@ class CheckpointWriter:
         self._copied.clear()
         if self._copy_stream is not None:
             self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
-        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, about(), state, space))
+        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, about, state, space))
         if space is None:
             self.wait()
 
@@ -151,7 +149,7 @@ class CheckpointWriter:
             self._completed.append(step)
             self.last_step = step
             self.latest = self.folder / folder_name(step)
-        elif not isinstance(error, StorageError):
+        elif kind_of(error) != Kind.FILES:
             raise error
         elif self.backend.is_main_process:
             self.warn(
@@ -222,10 +220,10 @@ class CheckpointWriter:
         final = self.folder / folder_name(step)
         temporary = self.folder / temporary_name(final.name, self.attempt.name, "tmp")
         try:
-            with self._raise_on_all_ranks():
+            with self.backend.raise_on_all_ranks(self._group), _failures():
                 part = self._write_own(temporary, state, tensors)
             parts = [Part(*each) for each in gather(part, self._group, to_first=True)]
-            with self._raise_on_all_ranks():
+            with self.backend.raise_on_all_ranks(self._group), _failures():
                 if self.backend.is_main_process:
                     self._publish(temporary, final, self._manifest(step, about, state, parts), parts)
         except UserError:
@@ -308,22 +306,18 @@ class CheckpointWriter:
             buffers=buffers,
         )
 
-    # --- between processes ----------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _raise_on_all_ranks(self) -> Iterator[None]:
-        """Raise on every process what any meets in the block: others would wait for one that raised alone."""
-        failure = None
-        try:
-            yield
-        except (OSError, UserError) as error:
-            failure = (str(error), isinstance(error, OSError))
-        except Exception as error:
-            failure = (f"the checkpoint could not be written: {describe_error(error)}", False)
-        for found in gather(failure, self._group):
-            if found is not None:
-                message, is_storage = found
-                raise (StorageError if is_storage else TrainingFailed)(message, everywhere=True)
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Raise what goes wrong as an error that all processes can raise; one of the storage lets training go on."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        raise StorageError(str(error)) from error
+    except Exception as error:
+        raise TrainingFailed(f"the checkpoint could not be written: {describe_error(error)}") from error
 
 
 def _shapes(state: EngineState) -> Shapes:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from largebatch.backend.base import Backend
@@ -18,22 +19,18 @@ T = TypeVar("T")
 START_TIMEOUT_SECONDS = 1800.0  # between two signs of progress, even if `faults.hang_seconds` is less
 
 
+@dataclass
 class Starting:
-    """Watches a start until `end`.
+    """Watches a start until `end`."""
 
-    Args:
-        backend: The started backend.
-        stop: Notes requests to stop.
-        ending: That of this process.
-    """
+    backend: Backend  # the started backend
+    stop: StopRequests  # notes requests to stop
+    ending: OwnEnding  # that of this process
 
-    def __init__(self, backend: Backend, stop: StopRequests, ending: OwnEnding):
-        self._backend = backend
-        self._stop = stop
-        self._ending = ending
-        hang_seconds = backend.plan.faults.hang_seconds
+    def __post_init__(self) -> None:
+        hang_seconds = self.backend.plan.faults.hang_seconds
         seconds = None if hang_seconds is None else max(hang_seconds, START_TIMEOUT_SECONDS)
-        self._watchdog = Watchdog(seconds, backend.rank, ending.hang)
+        self._watchdog = Watchdog(seconds, self.backend.rank, self.ending.hang)
         self._watched = ExitStack()
         self._watched.enter_context(self._watchdog)
 
@@ -44,14 +41,13 @@ class Starting:
     def check(self) -> None:
         """Raise RunStopped on all processes if one of them was asked to stop; every process must call this."""
         self._watchdog.heartbeat()
-        reason = REASONS[self._backend.all_max(self._stop.requested())()]
+        reason = REASONS[self.backend.all_max(self.stop.requested())()]
         if reason is not None:
             message = f"by {reason}, before the first step"
-            if self._backend.is_main_process:
+            if self.backend.is_main_process:
                 with suppress(OSError):
-                    self._ending.write(Kind.STOPPED, message, reason=reason)
-            by_a_person = reason == StopReason.STOP_FILE
-            raise RunStopped(f"{message}; the same command starts again", everywhere=True, by_a_person=by_a_person)
+                    self.ending.write(Kind.STOPPED, message, reason=reason)
+            raise RunStopped(f"{message}; the same command starts again", reason == StopReason.STOP_FILE)
 
     def once_per_machine_first(self, function: Callable[[], T]) -> T:
         """The result of `function`, which the first process of the job calls before the first of each machine, and
@@ -63,11 +59,11 @@ class Starting:
             RunStopped: A process was asked to stop. The thread continues until its process ends.
         """
         result: Future[T] | None = None
-        for turn in (self._backend.is_main_process, self._backend.is_local_main_process, True):
-            with self._backend.raise_on_all_ranks():
+        for turn in (self.backend.is_main_process, self.backend.is_local_main_process, True):
+            with self.backend.raise_on_all_ranks():
                 if turn and result is None:
                     result = in_thread("preparation", function)
-                wait_together(self._backend, self.check, result)
+                wait_together(self.backend, self.check, result)
                 if result is not None:
                     result.result()
         assert result is not None
