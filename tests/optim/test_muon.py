@@ -169,12 +169,12 @@ def test_layers_are_put_together_on_one_process_each(held):
         return received
 
     def put_together(rank):
-        process = WholeLayers(LAYERS, LayerProcesses(rank, ranges, None, partial(exchange, rank)))
+        processes = LayerProcesses(rank, ranges, None, partial(exchange, rank))
+        process = WholeLayers(LAYERS, processes, torch.empty(0, dtype=torch.int64))
         mine = {each.name: layers[each.name].narrow(0, each.start, each.length) for each in held[rank]}
-        empty = torch.empty(0, dtype=torch.int64)
-        owned = process.gather(mine, empty)
+        owned = process.gather(mine)
         assert held is SHARDED or not any(posted[rank][:rank] + posted[rank][rank + 1 :])
-        back = process.scatter(owned, empty)
+        back = process.scatter(owned)
         assert back.keys() == mine.keys()
         assert all(torch.equal(back[name], part) for name, part in mine.items())
         return owned.items()

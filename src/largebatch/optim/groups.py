@@ -163,16 +163,13 @@ def _names_matching(
     Raises:
         ConfigError: There are none.
     """
-    matched = [name for name in trainable if fnmatchcase(name, pattern)]
-    free = [name for name in matched if name not in taken]
-    if not free:
+    matched = [name for name in trainable if fnmatchcase(name, pattern) and name not in taken]
+    if not matched:
         modules = [f"{name[:end]}.*" for name in trainable for end, letter in enumerate(name) if letter == "."]
-        which = " that an earlier group does not have" if matched else ""
+        which = " that an earlier group does not have" if taken else ""
         meant = did_you_mean(pattern, [*trainable, *modules])
-        outermost = [name for name in modules if name.count(".") == 1]
-        examples = dict.fromkeys([*outermost, [*trainable][-1]])
         raise ConfigError(
             f'{field}: "{pattern}" matches no trainable parameter of the model{which}{meant}; write a pattern of '
-            f"names, such as {', '.join(examples)}"
+            f"names, such as {min(trainable)}"
         )
-    return free
+    return matched

@@ -147,7 +147,7 @@ class PartsOfLayers:
         numbers = {number for number, tensor in enumerate(layers.parts) if tensor in together}
         stepped = {each.name for held in layers.processes.ranges for each in held.values() if each.tensor in numbers}
         shapes = {name: shape for name, shape in layers.shapes.items() if name in stepped}
-        return WholeLayers(shapes, layers.processes)
+        return WholeLayers(shapes, layers.processes, local_part(self.tensors[0]).new_empty(0))
 
     def scale(self, buffer: torch.Tensor, ratios: torch.Tensor) -> None:
         """Multiply the updates in a buffer by the ratios of their layers, of shape (layers,)."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from largebatch.config.optimizers.muon import COEFFICIENTS
-from largebatch.optim.layerwise import Group, LayerwiseOptimizer, PartsOfLayers, local_part
+from largebatch.optim.layerwise import Group, LayerwiseOptimizer, PartsOfLayers
 
 MAX_STACKED = 2**27  # elements of the matrices of one shape that are made orthogonal together: 512 MiB in fp32
 SCALES = {
@@ -45,11 +45,10 @@ class Muon(LayerwiseOptimizer):
         if group["lr"] == 0:
             # Nothing moves. So states can be made for tensors that are parts of layers (`backend.state.create_state`).
             return
-        empty = local_part(parts.tensors[0]).new_empty(0)
         layers = parts.whole_layers
-        whole = layers.gather(dict(zip(parts.names, updates, strict=True)), empty)
+        whole = layers.gather(dict(zip(parts.names, updates, strict=True)))
         del updates
-        steps = layers.scatter(dict(_orthogonal_steps(whole, group)), empty)
+        steps = layers.scatter(dict(_orthogonal_steps(whole, group)))
         weights = parts.split(parts.tensors)
         if weights:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])

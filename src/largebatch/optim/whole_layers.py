@@ -38,10 +38,12 @@ class WholeLayers:
     Args:
         shapes: The shapes of the layers, by name, in the same order on every process.
         processes: Those that hold them: a part each, or all of each.
+        empty: A vector without elements, of the dtype and device of the others.
     """
 
-    def __init__(self, shapes: Mapping[str, Shape], processes: LayerProcesses):
+    def __init__(self, shapes: Mapping[str, Shape], processes: LayerProcesses, empty: torch.Tensor):
         self._shapes = shapes
+        self._empty = empty
         self._exchange = processes.exchange
         mine = processes.rank
         ranks = range(len(processes.ranges))
@@ -64,30 +66,30 @@ class WholeLayers:
         self._returned = [held(holder, mine) for holder in ranks]
         self._got_back = [held(mine, owner) for owner in ranks]
 
-    def gather(self, parts: Mapping[str, torch.Tensor], empty: torch.Tensor) -> dict[str, torch.Tensor]:
+    def gather(self, parts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The whole layers that this process owns; every process gives the parts that it holds."""
         vectors = [[parts[each.name].reshape(-1) for each in ranges] for ranges in self._sent]
         pieces: dict[str, dict[int, torch.Tensor]] = {}
-        for each, piece in self._exchanged(vectors, self._got, empty):
+        for each, piece in self._exchanged(vectors, self._got):
             pieces.setdefault(each.name, {})[each.start] = piece
         return {
             name: torch.cat([found[start] for start in sorted(found)]).view(self._shapes[name])
             for name, found in pieces.items()
         }
 
-    def scatter(self, layers: Mapping[str, torch.Tensor], empty: torch.Tensor) -> dict[str, torch.Tensor]:
+    def scatter(self, layers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The parts of all layers that this process holds, as vectors; every process gives the layers that it owns."""
         vectors = [
             [layers[each.name].reshape(-1).narrow(0, each.start, each.length) for each in ranges]
             for ranges in self._returned
         ]
-        return {each.name: part for each, part in self._exchanged(vectors, self._got_back, empty)}
+        return {each.name: part for each, part in self._exchanged(vectors, self._got_back)}
 
     def _exchanged(
-        self, sent: Sequence[list[torch.Tensor]], expected: Sequence[list[LayerRange]], empty: torch.Tensor
+        self, sent: Sequence[list[torch.Tensor]], expected: Sequence[list[LayerRange]]
     ) -> Iterator[tuple[LayerRange, torch.Tensor]]:
         """Send vectors to each process, and take apart what each has sent."""
         lengths = [[each.length for each in ranges] for ranges in expected]
-        received = self._exchange(sent, [sum(each) for each in lengths], empty)
+        received = self._exchange(sent, [sum(each) for each in lengths], self._empty)
         for ranges, vector, sizes in zip(expected, received, lengths, strict=True):
             yield from zip(ranges, torch.split_with_sizes(vector, sizes), strict=True)
