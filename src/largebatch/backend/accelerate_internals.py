@@ -11,8 +11,4 @@ __all__ = ["find_final_norm", "rehearse_fsdp_on_cpu"]
 def rehearse_fsdp_on_cpu() -> None:
     """Make Accelerate treat the CPU as an accelerator (with gloo), because it uses FSDP only on accelerators."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-
-    def prepare_backend(*_: object, **__: object) -> tuple[str, DistributedType]:
-        return "gloo", DistributedType.MULTI_GPU
-
-    PartialState._prepare_backend = prepare_backend
+    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)

@@ -35,7 +35,7 @@ from largebatch.optim.layerwise import Group, LayerPart, Layers, LayerwiseOptimi
 from largebatch.optim.states import split_state
 from largebatch.optim.whole_layers import LayerProcesses, LayerRange
 from largebatch.plan import RunPlan
-from largebatch.plan.strategies import Policy, names_of
+from largebatch.plan.strategies import Policy
 from largebatch.storage.layout import WEIGHT, ParameterInfo
 
 Observed = dict[str, Any]
@@ -347,8 +347,7 @@ class Backend(Processes, ABC):
                 if any(other != numbers[0] for other in numbers):
                     raise BackendMismatch(
                         f"the optimizer's scalar states differ between {parts[0].name} and other parameters in the "
-                        f"checkpoint, but {self.launch.strategy} has one for all of them; resume with "
-                        + names_of(lambda entry: entry.steps != "flat pieces of several parameters")
+                        f"checkpoint, but {self.launch.strategy} has one for all of them; resume with ddp or fsdp"
                     )
                 set_scalars(optimizer.state[tensor], numbers[0])
 

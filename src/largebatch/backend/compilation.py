@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from largebatch.config.sections import Compute
 from largebatch.errors import UserError, reason_of
 from largebatch.model.parts import convolves, differentiable, repeated_blocks
-from largebatch.plan.strategies import StrategyEntry, names_of
+from largebatch.plan.strategies import StrategyEntry
 
 # Compiled versions of one function: for blocks that differ, training and evaluation, and batches of several sizes.
 # Beyond this number torch continues without compiling, with a warning.
@@ -81,9 +81,7 @@ class CompiledRegions:
             f"{self._strategy.name} does not gather all weights of {type(region).__name__} for its compiled code"
         )
         if self._word != "auto":
-            others = names_of(lambda entry: not entry.shards.endswith("weights"))
-            less = '"blocks" or "off"' if self._word == "model" else '"off"'
-            raise UserError(f"compute.compile: {self.why_eager}; write {less}, or launch with {others}")
+            raise UserError(f'compute.compile: {self.why_eager}; write "auto", or launch with ddp')
 
     def _compiled(self, region: nn.Module) -> Callable[..., Any]:
         eager = region.forward

@@ -84,7 +84,7 @@ def check_savable(model: nn.Module) -> None:
     """Raise BackendMismatch if a module has state besides parameters and buffers, or a dtype that files do not have."""
     for name, tensor in [*model.named_parameters(), *persistent_buffers(model).items()]:
         if tensor.dtype not in DTYPE_NAMES:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
+            known = ", ".join(map(str, DTYPE_NAMES))
             raise BackendMismatch(f"{name} is {tensor.dtype}, which checkpoints cannot store; make it one of {known}")
     for name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:

@@ -76,8 +76,6 @@ class Step:
             )
         if self._micro_step is None:
             raise RuntimeError("step.backward was called outside of step.micro_batches()")
-        if self._coupled is not None:
-            raise RuntimeError("step.backward was called after step.couple, which has added the gradient")
         detached = loss_sum.detach() if self._micro_step.contributes else loss_sum.detach() * 0.0
         self._loss_sum = detached if self._loss_sum is None else self._loss_sum + detached
         self._add_gradient(self._micro_step, loss_sum)
@@ -138,7 +136,7 @@ class Step:
                 samples are, in their order, to the losses of those in the range, shape (samples in the range,). It may
                 depend on nothing else that is trained. `largebatch.model.coupled_losses` has some.
         """
-        if self._micro_steps_done or self._coupled is not None:
+        if self._micro_steps_done:
             raise RuntimeError("step.couple was called twice, or after step.backward; call it once, and alone")
         plan = self._backend.plan
         if plan.coupled_features == 0:

@@ -45,9 +45,8 @@ def entry_at(path: Path) -> Entry:
     try:
         records = read_marker(path)
         for name, record in records.items():
-            if not (path / name).is_file():
-                raise CheckpointError(f"{name} is missing")
-            size = (path / name).stat().st_size
+            with reading(name):
+                size = (path / name).stat().st_size
             if size != record.size:
                 raise CheckpointError(f"{name} has {size} bytes, but had {record.size} when it was complete")
     except (CheckpointError, OSError) as error:

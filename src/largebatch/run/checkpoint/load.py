@@ -42,22 +42,19 @@ def load(backend: Backend, folder: Path, manifest: Manifest) -> None:
 
 
 def _check_same_model(state: EngineState, manifest: Manifest) -> None:
-    mine = {name: parameter.shape for name, parameter in state.parameters.items()}
-    theirs = {name: parameter.shape for name, parameter in manifest.parameters.items()}
-    for name in [*mine, *theirs]:
-        if mine.get(name) != theirs.get(name):
+    differing = (state.parameters.keys() ^ manifest.parameters.keys()) | (
+        state.buffers.keys() ^ manifest.buffers.keys()
+    )
+    if differing:
+        raise CheckpointError(f"it and the model do not both have {min(differing)}")
+    for name, parameter in state.parameters.items():
+        if (stored := manifest.parameters[name].shape) != parameter.shape:
             raise CheckpointError(
-                f"its parameter {name} is {_shape(theirs.get(name))}, but the model's is {_shape(mine.get(name))}"
+                f"its parameter {name} is of shape {stored}, but the model's is of shape {parameter.shape}"
             )
-    if differing := state.buffers.keys() ^ manifest.buffers.keys():
-        raise CheckpointError(f"it and the model do not both have the buffer {min(differing)}")
     for piece in state.pieces:
         if piece.vector not in manifest.vectors:
             raise CheckpointError(f"it has no {piece.vector}, which this optimizer needs")
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else f"of shape {shape}"
 
 
 def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, manifest: Manifest) -> None:
@@ -69,7 +66,7 @@ def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, mani
         else:
             value = common_buffer(files, name, manifest)
         if value.shape != buffer.shape:
-            raise CheckpointError(f"its buffer {name} is {_shape(tuple(value.shape))}, but the model's is not")
+            raise CheckpointError(f"its buffer {name} is of shape {tuple(value.shape)}, but the model's is not")
         buffer.copy_(value)
 
 

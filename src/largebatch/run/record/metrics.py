@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,30 +47,25 @@ class Stopwatch:
         return self._elapsed + running
 
 
+@dataclass
 class StepMetrics:
-    """Collects the losses of steps on the device, and turns them into numbers when a step is logged.
+    """Collects the losses of steps on the device, and turns them into numbers when a step is logged."""
 
-    Args:
-        backend: The prepared backend.
-        utilization: The model's operations per sample, and the device's.
-        first_step: Steps of earlier attempts.
-        seconds: Seconds of training that these took.
-    """
+    backend: Backend  # the prepared backend
+    utilization: Utilization  # the model's operations per sample, and the device's
+    first_step: int  # steps of earlier attempts
+    earlier_seconds: float  # seconds of training that these took
 
-    def __init__(self, backend: Backend, utilization: Utilization, first_step: int, seconds: float):
-        self._backend = backend
-        self._plan = backend.plan
+    def __post_init__(self) -> None:
+        self._plan = self.backend.plan
         # Of each step since the last logged one: the sum of losses and, if it was computed, the norm of the gradient.
         self._pending: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        self._utilization = utilization
-        self._first_step = first_step
-        self._earlier_seconds = seconds
         # Of the step that was added last: what the task has logged, and the weight of the global batch.
         self._own = TaskMetrics()
         self._weight = 0.0
         self._total_weight = 0.0
         # The last logged step, and as of then: seconds, weight, and seconds of waiting for data.
-        self._logged = (first_step, 0.0, 0.0, 0.0)
+        self._logged = (self.first_step, 0.0, 0.0, 0.0)
         self.stopwatch = Stopwatch()
         self.data_wait = 0.0  # seconds in which this process waited for its next samples
 
@@ -120,7 +116,7 @@ class StepMetrics:
         line = {
             **position_fields(plan, step),
             "loss": loss,
-            "lr": self._backend.learning_rate,
+            "lr": self.backend.learning_rate,
             "grad_norm": None if norm is None else float(norm),
             "global_batch_size": plan.batch_at(step - 1).size,
             **self._speed(earlier_step, step, self._total_weight - earlier_weight, seconds - earlier_seconds),
@@ -130,7 +126,7 @@ class StepMetrics:
             **noise_scale(),
         }
         line = {name: value for name, value in line.items() if value is not None}
-        own = self._own.over_processes(self._backend) if any(num_own) else {}
+        own = self._own.over_processes(self.backend) if any(num_own) else {}
         if taken := own.keys() & line.keys():
             raise UserError(f"run.log: each line has a {min(taken)!r} already; choose another name", everywhere=True)
         return line | own
@@ -138,7 +134,7 @@ class StepMetrics:
     def _speed(self, first_step: int, step: int, weight: float, seconds: float) -> dict[str, float | None]:
         samples = self._plan.batch_at(step).samples_before - self._plan.batch_at(first_step).samples_before
         seconds = max(seconds, 1e-9)
-        speed = {"samples_per_second": round(samples / seconds, 3), "mfu": self._utilization.at(samples / seconds)}
+        speed = {"samples_per_second": round(samples / seconds, 3), "mfu": self.utilization.at(samples / seconds)}
         if self._plan.loss_unit == "tokens":
             speed["tokens_per_second"] = round(weight / seconds, 3)
         return speed
@@ -146,19 +142,19 @@ class StepMetrics:
     @property
     def train_seconds(self) -> float:
         """Seconds of training since the run's start, with repeated steps counted once."""
-        return self._earlier_seconds + self.stopwatch.seconds
+        return self.earlier_seconds + self.stopwatch.seconds
 
     def summary(self, step: int) -> dict[str, Any]:
         """What summary.json says of speed after `step` steps; rates are those of this attempt, after `steps_before`."""
         return {
             "steps": step,
-            "steps_before": self._first_step,
+            "steps_before": self.first_step,
             "planned_steps": self._plan.total_steps,
             "samples": self._plan.batch_at(step).samples_before,
             "train_seconds": round(self.train_seconds, 3),
             "world_size": self._plan.world_size,
-            **self._speed(self._first_step, step, self._total_weight, self.stopwatch.seconds),
-            "mfu_convention": self._utilization.convention,
+            **self._speed(self.first_step, step, self._total_weight, self.stopwatch.seconds),
+            "mfu_convention": self.utilization.convention,
         }
 
     def check(self) -> None:
@@ -182,7 +178,7 @@ class StepMetrics:
         # Zero without a GPU.
         peak = torch.cuda.max_memory_allocated() / GIB
         mine = (window[-1], len(self._own.values), waited, peak, *first_bad)
-        gathered = self._backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self._backend.device))
+        gathered = self.backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self.backend.device))
         *numbers, bad_steps, bad_losses = gathered.T.tolist()
         if (bad_step := min(bad_steps)) < math.inf:
             rank = bad_steps.index(bad_step)

@@ -225,13 +225,9 @@ class Recorder:
             wait_together(self._backend, heartbeat, result, exported)
             if result is not None:
                 result.result()
-        if result is not None:
-            self.say(describe_summary(result.result(), self.folder))
 
-    def _write_results(
-        self, checkpoint: Path, about: Mapping[str, Any], exported: Callable[[], None]
-    ) -> dict[str, Any]:
-        """Write the final weights, the summary, and that the run is finished; return the summary."""
+    def _write_results(self, checkpoint: Path, about: Mapping[str, Any], exported: Callable[[], None]) -> None:
+        """Write the final weights, the summary, and that the run is finished, and print the summary."""
         self.attempt.check()
         export_intact(checkpoint, self.folder.model_dir, progress=exported)
         evaluations = self.folder.evaluations()
@@ -256,4 +252,4 @@ class Recorder:
             summary["expected"] = asdict(figure) | {"in_words": str(figure)}
         self.folder.write_summary(summary)
         self.ending.write(Kind.FINISHED, f"after step {self.step:,}")
-        return summary
+        self.say(describe_summary(summary, self.folder))
