@@ -42,7 +42,10 @@ def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
     if not trainable:
         raise ConfigError(f"{type(model).__name__} has no trainable parameter; leave requires_grad of some true")
     roles = _roles_of(trainable, model, plan)
-    factors = _lr_factors(trainable, plan)
+    factors: dict[str, float] = {}
+    for section in optimizer.groups or ():
+        matched = _names_matching(section.parameters, trainable, "optimizer.groups", taken=factors)
+        factors |= dict.fromkeys(matched, section.lr_factor)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, role in roles.items():
         options: dict[str, Any] = {"weight_decay": optimizer.weight_decay if role.decays else 0.0}
@@ -53,15 +56,6 @@ def planned_groups(model: nn.Module, plan: RunPlan) -> list[dict[str, Any]]:
         group = groups.setdefault((role.decays, *options.items()), {"params": [], **options})
         group["params"].append(trainable[name])
     return [groups[key] for key in sorted(groups, key=lambda key: not key[0])]
-
-
-def _lr_factors(trainable: Collection[str], plan: RunPlan) -> dict[str, float]:
-    """The learning rate's factor of each parameter that a group of the plan matches."""
-    factors: dict[str, float] = {}
-    for group in plan.optimizer.groups or ():
-        matched = _names_matching(group.parameters, trainable, "optimizer.groups", taken=factors)
-        factors |= dict.fromkeys(matched, group.lr_factor)
-    return factors
 
 
 def decay_summary(groups: Sequence[Mapping[str, Any]]) -> str:

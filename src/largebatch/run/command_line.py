@@ -51,7 +51,8 @@ def from_command_line(
 ) -> Iterator[tuple[Config, RunOptions]]:
     """The recipe's validated config, and the options of the run, for a block that trains.
 
-    What goes wrong in the block, or in the command line, ends the process as `user_errors` says.
+    What goes wrong in the block, or in the command line, ends the process as `user_errors` says. All problems of the
+    config are listed at once.
 
     Args:
         config_class: The task's `Config`.
@@ -59,43 +60,39 @@ def from_command_line(
     """
     ending = OwnEnding()
     with user_errors(ending):
-        yield _parse(config_class, arguments, ending)
-
-
-def _parse(config_class: type[Config], arguments: Sequence[str] | None, ending: OwnEnding) -> tuple[Config, RunOptions]:
-    """The config and the options; ConfigError lists all problems at once."""
-    parser = _Parser(
-        description="Run a recipe; start it with accelerate launch.",
-        epilog="Any field of the config can be overridden: --batch.global_batch_size 512. "
-        "The run prints the same text as `largebatch plan` when it starts.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", type=Path, required=True, help="the recipe's JSON file")
-    parser.add_argument("--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>")
-    parser.add_argument(
-        "--resume",
-        default="auto",
-        help='"auto" (default): resume from the latest checkpoint in the run\'s folder, if any; "none": start over; '
-        "or the folder of a checkpoint",
-    )
-    parser.add_argument(
-        "--allow-change",
-        action="append",
-        default=[],
-        metavar="FIELD,…",
-        help="fields of the config that may differ from the checkpoint's",
-    )
-    parser.add_argument(
-        "--perturb-weights",
-        type=int,
-        metavar="SEED",
-        help="change each initial weight of one process by a rounding error; largebatch verify measures how they grow",
-    )
-    options, overrides = parser.parse_known_args(arguments)
-    config = load_config(options.config, overrides, config_class)
-    fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
-    run_dir = options.run_dir or Path("runs") / options.config.stem
-    return config, RunOptions(run_dir, options.resume, fields, options.config, options.perturb_weights, ending)
+        parser = _Parser(
+            description="Run a recipe; start it with accelerate launch.",
+            epilog="Any field of the config can be overridden: --batch.global_batch_size 512. "
+            "The run prints the same text as `largebatch plan` when it starts.",
+            allow_abbrev=False,
+        )
+        parser.add_argument("--config", type=Path, required=True, help="the recipe's JSON file")
+        parser.add_argument("--run-dir", type=Path, help="folder of the run; default: runs/<name of the config>")
+        parser.add_argument(
+            "--resume",
+            default="auto",
+            help='"auto" (default): resume from the latest checkpoint in the run\'s folder, if any; "none": start '
+            "over; or the folder of a checkpoint",
+        )
+        parser.add_argument(
+            "--allow-change",
+            action="append",
+            default=[],
+            metavar="FIELD,…",
+            help="fields of the config that may differ from the checkpoint's",
+        )
+        parser.add_argument(
+            "--perturb-weights",
+            type=int,
+            metavar="SEED",
+            help="change each initial weight of one process by a rounding error; largebatch verify measures how they "
+            "grow",
+        )
+        options, overrides = parser.parse_known_args(arguments)
+        config = load_config(options.config, overrides, config_class)
+        fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
+        run_dir = options.run_dir or Path("runs") / options.config.stem
+        yield config, RunOptions(run_dir, options.resume, fields, options.config, options.perturb_weights, ending)
 
 
 class _Parser(argparse.ArgumentParser):

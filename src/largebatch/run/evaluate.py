@@ -41,14 +41,24 @@ class Evaluator:
         self, eval_set: SampleSource, per_sample: PerSample, name: str | None, before: Callable[[], object]
     ) -> dict[str, float]:
         """See `Run.evaluate`."""
-        num_samples = self.backend.plan.evaluation_of(name).samples_of(len(eval_set))
-        with self.evaluating():
+        plan = self.backend.plan
+        num_samples = plan.evaluation_of(name).samples_of(len(eval_set))
+
+        def means_now() -> dict[str, float]:
+            """The means with the weights that the model has."""
             before()
-            means = self._means_now(eval_set, num_samples, per_sample)
-            if self.backend.plan.optimizer.ema_half_life is not None:
+            batches = self._batches(eval_set, num_samples)
+            means = mean_over_samples(self.backend, batches, per_sample, getattr(eval_set, "parts", {}))
+            if plan.loss_unit == "tokens" and means.get("loss", math.inf) < MAX_LOSS_FOR_PERPLEXITY:
+                # From the mean over all tokens: a mean of batches' or samples' perplexities would be another number.
+                means["perplexity"] = math.exp(means["loss"])
+            return means
+
+        with self.evaluating():
+            means = means_now()
+            if plan.optimizer.ema_half_life is not None:
                 with self.backend.averaged_weights():
-                    before()
-                    averaged = self._means_now(eval_set, num_samples, per_sample)
+                    averaged = means_now()
                 means |= {f"{EMA}/{value}": mean for value, mean in averaged.items()}
         if name is not None:
             means = {f"{name}/{value}": mean for value, mean in means.items()}
@@ -64,15 +74,6 @@ class Evaluator:
                     "weights were written",
                     everywhere=True,
                 )
-        return means
-
-    def _means_now(self, eval_set: SampleSource, num_samples: int, per_sample: PerSample) -> dict[str, float]:
-        """The means with the weights that the model has."""
-        batches = self._batches(eval_set, num_samples)
-        means = mean_over_samples(self.backend, batches, per_sample, getattr(eval_set, "parts", {}))
-        if self.backend.plan.loss_unit == "tokens" and means.get("loss", math.inf) < MAX_LOSS_FOR_PERPLEXITY:
-            # From the mean over all tokens: a mean of batches' or samples' perplexities would be a different number.
-            means["perplexity"] = math.exp(means["loss"])
         return means
 
     def rows(self, source: SampleSource, num_samples: int, per_sample: RowsPerSample) -> dict[str, torch.Tensor]:

@@ -35,17 +35,12 @@ class Start:
     skipped: list[str] = field(default_factory=list)  # later checkpoints that cannot be used, with the reasons
     changes: list[str] = field(default_factory=list)  # allowed differences from the checkpoint's recipe, one line each
     is_finished: bool = False  # whether there is nothing left to train
-    has_other_data: bool = False  # whether the samples may differ from those before
+    samples: Numbers = field(default_factory=dict)  # what some samples must be
 
     @property
     def step(self) -> int:
         """Optimizer steps completed before."""
         return self.manifest.step if self.manifest else 0
-
-    @property
-    def samples(self) -> Numbers:
-        """What some samples must be."""
-        return {} if self.manifest is None or self.has_other_data else self.manifest.samples
 
 
 def find_start(
@@ -103,10 +98,11 @@ def find_start(
                 "least that long"
             )
     in_place = path.is_relative_to(folder.path) or path.parent == folder.checkpoints_dir.resolve()
-    has_other_data = any(field.split(".")[0] == "data" for field in allow_change)
-    if has_other_data:
+    samples = manifest.samples
+    if any(field.split(".")[0] == "data" for field in allow_change):
+        samples = {}
         allowed.append("data: its samples are not compared with those that the checkpoint was trained with")
-    return Start(in_place, path, manifest, skipped, allowed, is_finished, has_other_data)
+    return Start(in_place, path, manifest, skipped, allowed, is_finished, samples)
 
 
 def _refuse_to_start_over(resume: str, folder: RunFolder, not_usable: Sequence[Entry], problems: Sequence[str]) -> None:

@@ -147,7 +147,14 @@ class Step:
         size = self.batch.size
         if not plan.encodes_once(self._feed.num_micro_steps):
             self._micro_steps = list(self._micro_steps)
-            self._coupled = CoupledBatch(self._backend, size, self._encode_all(self._micro_steps, encode), loss)
+            encoded_first = []
+            # BatchNorm's running statistics move in the second pass only.
+            with torch.no_grad(), self._backend.statistics.kept():
+                for micro_step in self._micro_steps:
+                    self._heartbeat()
+                    self._backend.seed(micro_step.seed)
+                    encoded_first.append(_encode(encode, micro_step.batch))
+            self._coupled = CoupledBatch(self._backend, size, encoded_first, loss)
         for number, batch in enumerate(self.micro_batches()):
             encoded = _encode(encode, batch)
             if self._coupled is None:
@@ -156,19 +163,6 @@ class Step:
             self._add_gradient(self._micro_step, self._coupled.surrogate(number, encoded))
         assert self._coupled is not None
         self._loss_sum = self._coupled.loss_sum
-
-    def _encode_all(self, micro_steps: Iterable[MicroStep], encode: Encode) -> list[Encoded]:
-        """Each micro-batch as the second pass will encode it, without gradients.
-
-        BatchNorm's running statistics move in the second pass only.
-        """
-        encoded = []
-        with torch.no_grad(), self._backend.statistics.kept():
-            for micro_step in micro_steps:
-                self._heartbeat()
-                self._backend.seed(micro_step.seed)
-                encoded.append(_encode(encode, micro_step.batch))
-        return encoded
 
     def check_first(self) -> None:
         """Raise BackendMismatch on all processes if the first step's passes left a trainable parameter without a

@@ -41,25 +41,25 @@ def save_tensors(path: Path, shapes: Shapes, tensors: Iterable[torch.Tensor]) ->
         shapes: Dtype and shape of each tensor by name, in the order of the file.
         tensors: The tensors, in that order, on any device; each may be freed when the next is asked for.
     """
-    return write_file(path, _parts(shapes, tensors))
 
+    def parts() -> Iterator[memoryview]:
+        # `transformers` asks for the format.
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        position = 0
+        for name, (dtype, shape) in shapes.items():
+            end = position + prod(shape) * dtype.itemsize
+            header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [position, end]}
+            position = end
+        text = json.dumps(header).encode()
+        # The data begin at a multiple of 8 bytes.
+        text += b" " * (-len(text) % 8)
+        yield memoryview(len(text).to_bytes(8, "little") + text)
+        for (dtype, shape), tensor in zip(shapes.values(), tensors, strict=True):
+            assert tensor.dtype == dtype
+            assert tuple(tensor.shape) == tuple(shape)
+            yield _content(tensor)
 
-def _parts(shapes: Shapes, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
-    # `transformers` asks for the format.
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name, (dtype, shape) in shapes.items():
-        size = prod(shape) * dtype.itemsize
-        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [position, position + size]}
-        position += size
-    text = json.dumps(header).encode()
-    # The data begin at a multiple of 8 bytes.
-    text += b" " * (-len(text) % 8)
-    yield memoryview(len(text).to_bytes(8, "little") + text)
-    for (dtype, shape), tensor in zip(shapes.values(), tensors, strict=True):
-        assert tensor.dtype == dtype
-        assert tuple(tensor.shape) == tuple(shape)
-        yield _content(tensor)
+    return write_file(path, parts())
 
 
 def _content(tensor: torch.Tensor) -> memoryview:

@@ -104,7 +104,7 @@ class CheckpointWriter:
         self._copied.clear()
         if self._copy_stream is not None:
             self._copy_stream.wait_stream(torch.cuda.current_stream(self.backend.device))
-        self._work = in_thread("checkpoint", partial(self._copy_and_write, step, about, state, space))
+        self._work = in_thread("checkpoint", partial(self._write, step, about, state, space))
         if space is None:
             self.wait()
 
@@ -202,9 +202,10 @@ class CheckpointWriter:
 
     # --- writing, in the background -------------------------------------------------------------------------------
 
-    def _copy_and_write(
+    def _write(
         self, step: int, about: Mapping[str, Any], state: EngineState, space: Mapping[str, torch.Tensor] | None
     ) -> None:
+        """Copy the state to `space`, if there is some, then write and publish it."""
         if self._copy_stream is not None:
             torch.cuda.set_device(self.backend.device)
         tensors = _tensors(state)
@@ -214,9 +215,6 @@ class CheckpointWriter:
                 tensors = iter(space.values())
         finally:
             self._copied.set()
-        self._write(step, about, state, tensors)
-
-    def _write(self, step: int, about: Mapping[str, Any], state: EngineState, tensors: Iterator[torch.Tensor]) -> None:
         final = self.folder / folder_name(step)
         temporary = self.folder / temporary_name(final.name, self.attempt.name, "tmp")
         try:

@@ -82,7 +82,14 @@ class Recorder:
             "world_size": backend.world_size,
             "micro_batch_size": self._plan.micro_batch_size,
         }
-        self.attempt = self._begin_attempt(config, start, about)
+
+        def begin() -> tuple[int, str]:
+            attempt, moved = folder.begin(config, self._plan, start.in_place, about)
+            if moved is not None:
+                self.say(f"the earlier run in {folder.path} was moved to {moved}")
+            return attempt.number, attempt.token
+
+        self.attempt = Attempt(folder.attempts_dir, *backend.from_main_process(begin))
         journal = partial(Journal, attempt=self.attempt, warn=self.say)
         self._journals = {
             "metrics": journal(folder.metrics_file, max_seconds=MAX_SECONDS_UNWRITTEN),
@@ -102,15 +109,6 @@ class Recorder:
         self.stack_folder = folder.stacks_dir / f"attempt_{self.attempt.name}"
         trackers = config.logging.trackers if backend.is_main_process else []
         self.trackers = Trackers(trackers, config, folder, start.step, self.say)
-
-    def _begin_attempt(self, config: RecipeConfig, start: Start, about: dict[str, Any]) -> Attempt:
-        def begin() -> tuple[int, str]:
-            attempt, moved = self.folder.begin(config, self._plan, start.in_place, about)
-            if moved is not None:
-                self.say(f"the earlier run in {self.folder.path} was moved to {moved}")
-            return attempt.number, attempt.token
-
-        return Attempt(self.folder.attempts_dir, *self._backend.from_main_process(begin))
 
     def _restore(self, start: Start, about: dict[str, Any]) -> Line:
         """Restore the folder to its state at the checkpoint, and begin the attempt's history with `about`.
