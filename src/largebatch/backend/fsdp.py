@@ -51,7 +51,11 @@ class FsdpBackend(NativeBackend):
 
     def _wrap(self, model: nn.Module, optimizer: Optimizer) -> None:
         shape = shape_of(model, self.plan)
-        self.reduces = when_reduced(shape, self.launch.sharing, self.plan, self._smallest_gpu())
+        memory = None
+        if self.device.type == "cuda":
+            # That of the job's smallest GPU.
+            memory = -self.all_max(-torch.cuda.get_device_properties(self.device).total_memory)()
+        self.reduces = when_reduced(shape, self.launch.sharing, self.plan, memory)
         names = {parameter: name for name, parameter in model.named_parameters()}
         groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
         # So that sharding frees their memory.
@@ -129,12 +133,6 @@ class FsdpBackend(NativeBackend):
         if self.launch.shard_size is not None:
             return self._mesh.get_local_rank(0), self._mesh.size(0)
         return 0, 1
-
-    def _smallest_gpu(self) -> int | None:
-        """The memory of the smallest GPU of the job in bytes; None without GPUs."""
-        if self.device.type != "cuda":
-            return None
-        return -self.all_max(-torch.cuda.get_device_properties(self.device).total_memory)()
 
     def engine_state(self) -> EngineState:
         # Gathered parameters are different objects from the sharded ones.

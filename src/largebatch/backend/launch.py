@@ -98,7 +98,11 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
     """
     _refuse_use_cpu(environment)
     _refuse_tasks_without_a_launcher(environment)
-    _refuse_settings(environment, config.precision if config else "fp32")
+    engine = engine_of(environment)
+    for setting in refused_settings(engine == "FSDP", config.precision if config else "fp32"):
+        value = environment.get(setting.variable, setting.off[0])
+        if value.lower() not in setting.off:
+            raise LaunchError(f"the Accelerate config has {setting.key}: {value}; remove it; {setting.why}")
     rank = whole_number("RANK", 0, environment)
     world_size = whole_number("WORLD_SIZE", 1, environment)
     local_world_size = whole_number("LOCAL_WORLD_SIZE", 1, environment)
@@ -107,7 +111,6 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
             f"RANK {rank}, WORLD_SIZE {world_size} and LOCAL_WORLD_SIZE {local_world_size} contradict each other; "
             "unset them, and start processes with `accelerate launch` or torchrun"
         )
-    engine = engine_of(environment)
     version = environment.get("FSDP_VERSION", "1")
     if engine == "FSDP" and version != FSDP_VERSION:
         raise LaunchError(f"the Accelerate config has fsdp_version: {version}; write fsdp_version: 2: {NOT_FSDP2}")
@@ -176,13 +179,6 @@ def refused_settings(is_fsdp: bool, precision: str = "no") -> list[Setting]:
     """The settings that must be off in a launch of a recipe, whose precision may be named once more."""
     settings = [Setting("mixed_precision", ("no", precision), "set precision in the recipe"), *REFUSED]
     return settings if is_fsdp else [*settings, UNLESS_FSDP]
-
-
-def _refuse_settings(environment: Mapping[str, str], precision: str) -> None:
-    for setting in refused_settings(engine_of(environment) == "FSDP", precision):
-        value = environment.get(setting.variable, setting.off[0])
-        if value.lower() not in setting.off:
-            raise LaunchError(f"the Accelerate config has {setting.key}: {value}; remove it; {setting.why}")
 
 
 def _refuse_tasks_without_a_launcher(environment: Mapping[str, str]) -> None:

@@ -89,7 +89,13 @@ class PartsOfLayers:
             found = [part for part in layers.parts[tensor] if part.length]
             self.tensor_of_part += [tensor] * len(found)
             self.names += [part.name for part in found]
-            self._splits.append(_sizes_between(found, local_part(tensor).numel()))
+            # The sizes of the parts, and of the gaps around them.
+            sizes = []
+            end = 0
+            for each in found:
+                sizes += [each.offset - end, each.length]
+                end = each.offset + each.length
+            self._splits.append([*sizes, local_part(tensor).numel() - end])
         numbers = {name: number for number, name in enumerate(layers.shapes)}
 
         self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
@@ -215,13 +221,3 @@ class LayerwiseOptimizer(Optimizer):
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that this process holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _sizes_between(parts: Sequence[LayerPart], size: int) -> list[int]:
-    """The sizes that a tensor of `size` elements is cut into: those of the parts, and of the gaps around them."""
-    sizes = []
-    end = 0
-    for part in parts:
-        sizes += [part.offset - end, part.length]
-        end = part.offset + part.length
-    return [*sizes, size - end]

@@ -239,14 +239,15 @@ class CheckpointWriter:
         temporary.mkdir(parents=True, exist_ok=True)
         ranges = {piece.vector: piece.owned for piece in state.pieces}
         file = temporary / rank_file(self.backend.rank)
-        record = save_tensors(file, _shapes(state), self._counted(tensors))
+
+        def counted() -> Iterator[torch.Tensor]:
+            for tensor in tensors:
+                self._progress.set()
+                yield tensor
+
+        record = save_tensors(file, _shapes(state), counted())
         scalars = {name: info.scalars for name, info in state.parameters.items() if info.scalars}
         return Part(record.size, record.checksum, ranges, list(state.buffers), scalars)
-
-    def _counted(self, tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
-        for tensor in tensors:
-            self._progress.set()
-            yield tensor
 
     def _publish(self, temporary: Path, final: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
         """Complete the folder, give it its name and, last of all, its marker; then delete older checkpoints."""

@@ -13,7 +13,7 @@ from typing import IO, Any
 from largebatch.config import RecipeConfig
 from largebatch.errors import UserError, file_errors
 from largebatch.plan import RunPlan
-from largebatch.storage.attempts import Attempt, Record, claim, is_restart_of, job_start, latest_attempt
+from largebatch.storage.attempts import Attempt, claim, is_restart_of, job_start, latest_attempt
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import keep_source
 from largebatch.system.endings import StopReason
@@ -133,17 +133,14 @@ class OwnFolder(RunFolder):
             if holder is not None and is_restart_of(holder):
                 return lock
             lock.close()
+            who = ""
+            if holder is not None:
+                job = f"job {holder['job_id']}, " if holder.get("job_id") else ""
+                who = f" ({job}process {holder['pid']} on {holder['host']})"
             raise UserError(
-                f"--run-dir: another run is writing to {self.path}"
-                + (f" ({_who(holder)})" if holder else "")
-                + "; wait until it ends, or choose another folder"
+                f"--run-dir: another run is writing to {self.path}{who}; wait until it ends, or choose another folder"
             ) from None
         return lock
-
-
-def _who(holder: Record) -> str:
-    job = f"job {holder['job_id']}, " if holder.get("job_id") else ""
-    return f"{job}process {holder['pid']} on {holder['host']}"
 
 
 def _close(reference: "weakref.ref[IO[bytes]]") -> None:

@@ -56,7 +56,21 @@ class Trackers:
         # They connect before loader processes are forked.
         for name in names:
             with self._dropped_if_it_fails(name):
-                self._trackers[name] = _connect(name, config, folder, first_step)
+                tracker: GeneralTracker
+                if name == "wandb":
+                    tracker = WeightsAndBiases(config, folder)
+                else:
+                    tracker = TensorBoardTracker(
+                        folder.path.name, str(folder.tensorboard_dir), purge_step=first_step + 1
+                    )
+                tracker.start()
+                # Trackers accept no lists or nulls.
+                kinds = str | int | float
+                fields = flatten(as_json(config)).items()
+                tracker.store_init_configuration(
+                    {field: value if isinstance(value, kinds) else json.dumps(value) for field, value in fields}
+                )
+                self._trackers[name] = tracker
 
     def add(self, group: str, values: dict[str, float], step: int) -> None:
         """Show values by name."""
@@ -124,20 +138,3 @@ class WeightsAndBiases(WandBTracker):  # type: ignore[misc]  # Accelerate has no
 
     def _write(self) -> None:
         replace_json_file(self._file, {"id": self._id, "last_step": self._last_number})
-
-
-def _connect(name: str, config: RecipeConfig, folder: RunFolder, first_step: int) -> GeneralTracker:
-    """Begin, or continue, the run in a tracker."""
-    tracker: GeneralTracker
-    if name == "wandb":
-        tracker = WeightsAndBiases(config, folder)
-    else:
-        tracker = TensorBoardTracker(folder.path.name, str(folder.tensorboard_dir), purge_step=first_step + 1)
-    tracker.start()
-    # Trackers accept no lists or nulls.
-    fields = flatten(as_json(config)).items()
-    kinds = str | int | float
-    tracker.store_init_configuration(
-        {field: value if isinstance(value, kinds) else json.dumps(value) for field, value in fields}
-    )
-    return tracker

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from largebatch.plan.contract import STOP_VOTE_STEPS
@@ -51,15 +50,14 @@ class StopRequests:
 
     def listen(self) -> None:
         """Note signals instead of exiting on them, until `close`."""
-        self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+        for number in SIGNALS:
+            reason = StopReason[number.name]
+            self._handlers[number] = signal.signal(number, lambda *_, reason=reason: self._ask(reason))
 
     def close(self) -> None:
         """Handle signals as before `listen`."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self._ask(StopReason[signal.Signals(number).name])
 
     def _ask(self, reason: StopReason) -> None:
         self._reason = max(self._reason, REASONS.index(reason))
