@@ -13,7 +13,6 @@ without gradients computes the features, and a second one, with the same randomn
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import nn
 
 from largebatch.backend.base import Backend
 from largebatch.data.source import Batch
@@ -63,9 +62,7 @@ class CoupledBatch:
         tile = max(1, 2 * PAIRS_PER_TILE // (size * max(2, vectors)))
         if is_first:
             with backend.raise_on_all_ranks():
-                rounding = ROUNDING[self._plan.precision]
-                _check_size(trained, self._plan.coupled_features)
-                _check(loss, slice(start, min(start + tile, stop)), everything, backend.unwrapped_model, rounding)
+                _check(loss, slice(start, min(start + tile, stop)), everything, backend)
             backend.has_checked_features = True
         self.loss_sum = torch.zeros((), dtype=next(iter(trained.values())).dtype, device=backend.device)
         """This process's share of the sum of all samples' losses."""
@@ -125,17 +122,16 @@ def _add_gradients(
     return losses.detach()
 
 
-def _check_size(trained: Encoded, planned: int) -> None:
-    numbers = sum(values[0].numel() for values in trained.values() if values.ndim)
-    if numbers != planned:
-        raise UserError(
-            f"step.couple: `encode` returns {numbers} numbers per sample, but the plan counts {planned}; correct "
-            "coupled_features of Config in config.py"
-        )
-
-
-def _check(loss: CoupledLoss, rows: slice, everything: Encoded, model: nn.Module, rounding: float) -> None:
+def _check(loss: CoupledLoss, rows: slice, everything: Encoded, backend: Backend) -> None:
     """Raise UserError unless these samples' losses compare them with all samples, and depend on nothing else."""
+    plan = backend.plan
+    numbers = sum(values[0].numel() for values in everything.values() if values.ndim and values.requires_grad)
+    if numbers != plan.coupled_features:
+        raise UserError(
+            f"step.couple: `encode` returns {numbers} numbers per sample, but the plan counts {plan.coupled_features}; "
+            "correct coupled_features of Config in config.py"
+        )
+    rounding = ROUNDING[plan.precision]
     count = rows.stop - rows.start
     if not count:
         return
@@ -154,7 +150,9 @@ def _check(loss: CoupledLoss, rows: slice, everything: Encoded, model: nn.Module
             "arbitrary; compare the samples in `rows` with all samples, not only with each other"
         )
     names = [name for name, values in everything.items() if values.requires_grad]
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters = {
+        name: parameter for name, parameter in backend.unwrapped_model.named_parameters() if parameter.requires_grad
+    }
     if not losses.requires_grad:
         raise UserError("step.couple: the loss does not depend on what `encode` returns, so nothing would be trained")
     wanted = [*(everything[name] for name in names), *parameters.values()]

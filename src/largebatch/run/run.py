@@ -220,8 +220,7 @@ class Run(Generic[Config]):
         if reasons:
             self._print(f"  {'Model':<14}loaded whole on every process: {reasons[0]}")
             return None
-        if self._start.manifest is None:
-            self._starting_weights = weights
+        self._starting_weights = weights
         return model
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
