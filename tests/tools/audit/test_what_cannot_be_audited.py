@@ -36,7 +36,7 @@ def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
     [
         ("def audit(", "def fit(", "loop.py has no function audit"),
         ("return model\n", "return None\n", "it returned NoneType without parameters"),
-        ("            optimizer.step()", "            pass", "no step of a torch optimizer was made"),
+        ("            optimizer.step()", "            pass", "make 0 steps of a torch optimizer"),
         ("/ accumulation", "* float('nan')", "the gradient is not finite"),
         ("def audit(", "train(data, 4, 1)\n\n\ndef audit(", "loop.py trains when it is imported"),
         (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from largebatch.tools.audit.observe import Observed
+from largebatch.tools.audit.observe import RATES, Observed
 from largebatch.tools.audit.outcome import ALONE, Layout, Outcome, step_that_differs
 from largebatch.words import some
 
@@ -53,13 +53,12 @@ OF_GRADIENTS = {
         "already: divide by the accumulation steps instead"
     ),
 }
-# Other parameters have the same loss.
-OF_SOME = {name: f"{cause} (here, these gradients alone)" for name, cause in OF_GRADIENTS.items()}
-# By `Outcome.kind`; {0} is "micro-batch" if one process shows it already, or else "process".
+# By `Outcome.kind`. What each process does differently, it does in its micro-batches.
 OF_KINDS = {
     "update": (
         "the optimizer makes another update of the same gradient: its rate, the norm by which it is clipped (a shard's "
-        "own, or too large by the root of the replicas), or its own arithmetic depends on the number of {0}es"
+        "own, or too large by the root of the replicas), or its own arithmetic depends on the number of processes or "
+        "micro-batches"
     ),
     "own": (
         "each process steps with a gradient of its own: the model is not wrapped in DDP, or is not sharded as a whole, "
@@ -76,23 +75,23 @@ OF_KINDS = {
         "processes train on the same samples instead of on a part each (give the loader a DistributedSampler, and draw "
         "no order in each process), or the gradient of some is not averaged in"
     ),
+    "often": "gradients are clipped after each micro-batch: clip their sum once, before the optimizer's step",
     "unequal": (
-        "it is a mean over each {0}'s targets, then over {0}es, so targets count for more where there are few: divide "
-        "sums by the number (or the weights) of the whole batch's targets per process (all_reduce it before the "
-        "backward pass, and divide by W; by W·A if Accelerate or DeepSpeed divide by the accumulation steps); or "
-        "something else that is not a sum is made of each {0}'s samples, such as a root or clipping, or some "
-        "are reduced more often"
+        "it is a mean over each micro-batch's targets, then over all of them, so targets count for more where there "
+        "are few: divide sums by the number (or the weights) of the whole batch's targets per process (all_reduce it "
+        "before the backward pass, and divide by W; by W·A if Accelerate or DeepSpeed divide by the accumulation "
+        "steps); or something else that is not a sum is made of each micro-batch's samples, such as a root or "
+        "clipping, or some are reduced more often"
     ),
     "coupled": (
-        "the loss depends on which samples share a {0}: {1}negatives are its own (gather those of "
-        "processes with their gradient; accumulation divides them always); or a term that has no samples, such as a "
-        "regularizer, is added for each {0}; or a buffer that changes in each forward pass is used by the next one; or "
-        "each {0} clips its part of the gradient by that part's norm; or random numbers or data differ between {0}es"
+        "the loss depends on which samples share a micro-batch: BatchNorm's statistics are its own (SyncBatchNorm "
+        "takes them over processes only), or its negatives are (gather those of processes with their gradient; "
+        "accumulation divides them always); or a term that has no samples, such as a regularizer, is added for each; "
+        "or a buffer that changes in each forward pass is used by the next one; or each process or micro-batch clips "
+        "its part of the gradient by that part's norm; or random numbers or data differ between them"
     ),
 }
 OF_SCHEDULES = "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps"
-OF_STATISTICS = "BatchNorm's statistics are its own (SyncBatchNorm takes them over processes only), or "
-CLIPPED_OFTEN = "gradients are clipped after each micro-batch: clip their sum once, before the optimizer's step"
 LOST_MICRO_BATCHES = (
     "only some micro-batches count: step after the last of them (counted from 1, not from 0), and call zero_grad after "
     "a step, not in each micro-batch"
@@ -108,16 +107,11 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
         by_kind[outcome.kind].append(layout)
     for kind, layouts in by_kind.items():
         if kind in OF_KINDS:
-            part = "micro-batch" if layouts[0].world_size == 1 else "process"
-            of_statistics = OF_STATISTICS if outcomes[layouts[0]].by_rank[0].has_batch_norm else ""
-            cause = OF_KINDS[kind].format(part, of_statistics)
-            if (kind, part) == ("lost", "micro-batch"):
-                cause = LOST_MICRO_BATCHES
+            is_of_one_process = kind == "lost" and layouts[0].world_size == 1
+            cause = LOST_MICRO_BATCHES if is_of_one_process else OF_KINDS[kind]
             said, *others = dict.fromkeys(outcomes[layout].said for layout in layouts)
             where = f" in {layouts[0]}" if others else ""
             yield f"{'; '.join(map(str, layouts))}: {said}{where}; {cause}"
-    if often := [str(layout) for layout, outcome in outcomes.items() if outcome.is_clipped_often]:
-        yield f"{'; '.join(often)}: {CLIPPED_OFTEN}"
     means = {layout: outcomes[layout].factors[""] for layout in by_kind["unequal"]}
     if means and _name_of(means, ABOUT) in OF_GRADIENTS:
         yield from _of_factors("besides, the mean weight of samples", means, OF_GRADIENTS, ABOUT)
@@ -129,8 +123,7 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
         together[_name_of(factors)][parameter] = factors
     for alike in together.values():
         whose = "the gradient" if len(together) == 1 else f"the gradient of {some([*alike])} alone"
-        causes = OF_GRADIENTS if len(together) == 1 else OF_SOME
-        yield from _of_factors(whose, next(iter(alike.values())), causes)
+        yield from _of_factors(whose, next(iter(alike.values())), OF_GRADIENTS)
 
 
 def _of_factors(
@@ -153,34 +146,25 @@ def _name_of(factors: Mapping[Layout, float], tolerance: float = RELATIVE) -> st
 
 def faults_of_first_steps(observed: Mapping[Layout, Sequence[Observed]]) -> Iterator[str]:
     """What goes wrong in the first steps of each layout, on any process, beside those of one process."""
+    wrong: dict[tuple[str, Any], dict[Layout, Any]] = defaultdict(dict)
     for layout, by_rank in observed.items():
         # `faults` has the first one.
         if (step := step_that_differs(each.unclipped for each in by_rank)) > 1:
             yield f"{layout}, step {step}: {OF_KINDS['own']}"
-    alone = observed[ALONE][0]
-    processes = [(layout, each) for layout, by_rank in observed.items() for each in by_rank]
-    for group, settings in enumerate(alone.settings):
-        for name, value in settings.items():
-            others = {}
-            for layout, process in processes:
-                # Without a step, it has no settings, and no rates.
-                if group < len(process.settings):
-                    other = process.settings[group].get(name, value)
-                    if _differ(other, value):
-                        others[layout] = other
-            if others:
-                found = "; ".join(f"{layout}: {other}" for layout, other in others.items())
-                yield f"the optimizer has {name} {value} in one process ({found}): let it depend on the batch alone"
-    for group, expected in enumerate(alone.rates):
-        wrong = {}
-        for layout, process in processes:
-            if group < len(process.rates):
-                rates = process.rates[group]
-                # Of as many steps as both have: another number of steps is another fault.
-                if not all(map(isclose, rates, expected)):
-                    wrong[layout] = rates
-        if wrong:
-            yield _of_rates(expected, wrong)
+        for process in by_rank:
+            # Without a step, it has no groups.
+            for group, expected in zip(process.groups, observed[ALONE][0].groups, strict=False):
+                for name, value in expected.items():
+                    found = group.get(name, value)
+                    # Of as many steps as both have: another number of steps is another fault.
+                    if not all(map(isclose, np.atleast_1d(found), np.atleast_1d(value))):
+                        wrong[name, value][layout] = found
+    for (name, value), others in wrong.items():
+        if name == RATES:
+            yield _of_rates(value, others)
+        else:
+            found = "; ".join(f"{layout}: {other}" for layout, other in others.items())
+            yield f"the optimizer has {name} {value} in one process ({found}): let it depend on the batch alone"
 
 
 def _of_rates(expected: Sequence[float], wrong: Mapping[Layout, Sequence[float]]) -> str:
@@ -215,7 +199,3 @@ def _rates_by_cause(expected: Sequence[float], layout: Layout) -> dict[str, Sequ
 
 def _numbers(rates: Sequence[float]) -> str:
     return ", ".join(f"{each:.4g}" for each in rates)
-
-
-def _differ(one: Any, other: Any) -> bool:
-    return np.shape(one) != np.shape(other) or not np.allclose(one, other, atol=0)

@@ -5,7 +5,7 @@ import multiprocessing
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.linalg import norm
 from torch import Tensor, distributed, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
@@ -31,6 +29,7 @@ Vectors = dict[Tensor, Vector]
 
 OfParameter = Callable[[Tensor], Tensor | None]
 
+RATES = "the learning rates"
 CONTRACT = "audit(indices, micro_batch_size, accumulation)"
 # What wrappers put before a parameter's name.
 WRAPPERS = r"\b(module|_orig_mod|_checkpoint_wrapped_module)\."
@@ -40,20 +39,16 @@ WRAPPERS = r"\b(module|_orig_mod|_checkpoint_wrapped_module)\."
 class Observed:
     """One process's part of a call of the audited function."""
 
-    rates: Sequence[Sequence[float]]  # the learning rate of each parameter group in each step
     gradients: Sequence[Vector]  # of all parameters in each step, as the optimizers get them
     unclipped: Sequence[Vector]  # the same without clipping
-    settings: Sequence[Mapping[str, Any]]  # the other numbers of each parameter group at the first step, by name
+    groups: Sequence[Mapping[str, Any]]  # the numbers of each parameter group at the first step; `RATES` of all steps
     num_clips: int  # how many times a parameter's gradient was clipped for the first step
     start: Vector  # of the parameters that are trained, before their first step; others are 0
     update: Vector  # of all parameters, by all steps
-    rounding: np.floating  # the norm of what rounding the new values may make of the update
-    dtypes: Collection[torch.dtype]  # of the parameters that are trained; those of the parts of complex ones
+    dtype: torch.dtype  # the least precise one of a parameter that is trained, or of the parts of a complex one
     parts: Mapping[str, slice]  # the place of each parameter in a gradient
-    unused: Sequence[str]  # trainable parameters without a gradient
     buffers: str  # a digest of all of them at the end
     dropout: str  # a digest of the random state where the model would drop something first; "" without dropout
-    has_batch_norm: bool
 
     @property
     def gradient(self) -> Vector:
@@ -150,21 +145,20 @@ class _Watch:
             return np.concatenate(list((zeros | found).values()))
 
         rates_by_step = [chain.from_iterable(step.rates.values()) for step in self.steps]
+        rates = zip(*rates_by_step, strict=False)
         return Observed(
-            list(zip(*rates_by_step, strict=False)),
             [vector(step.gradients) for step in self.steps],
             [vector(step.unclipped) for step in self.steps],
-            self.settings,
+            [{**settings, RATES: each} for settings, each in zip(self.settings, rates, strict=False)],
             max(self.clips.values(), default=0),
             vector({each: self.initial[each] for each in used}),
             vector(_whole(self.initial, self.value_of)) - vector(self.initial),
-            norm([torch.finfo(each.dtype).eps * norm(self.initial[each]) for each in used]),
-            {each.dtype.to_real() for each in used},
+            max(
+                (each.dtype.to_real() for each in used), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64
+            ),
             dict(zip(names.values(), map(slice, [0, *ends], ends), strict=True)),
-            [name for each, name in names.items() if each.requires_grad and each not in used],
             fingerprint(*model.buffers()),
             self.dropout,
-            any(isinstance(each, _BatchNorm) and each.training for each in model.modules()),
         )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

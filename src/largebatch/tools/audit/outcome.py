@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from largebatch.words import counted, some
 NEGLIGIBLE = 1e-10
 # Samples can be told apart if the smallest singular value of their gradients is so large a part of the largest.
 INDEPENDENT = 1e-5
-# What rounding may make of a gradient, as a part of it, by the dtype that has it, the least precise first.
+# What rounding may make of a gradient, as a part of it, by the dtype that has it.
 TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01, torch.float32: 1e-3, torch.float64: 1e-7}
 # What rounding may make of an update, as a part of it: Muon's iterations in bf16 differ by 2 % if they are sharded.
 UPDATE = 0.1
@@ -71,12 +71,8 @@ class Layout:
 ALONE = Layout(1, 1)
 
 
-class TimedOut(UserError):
-    """A training did not end in time, so that another try would not either."""
-
-
-class PartlyFailed(UserError):
-    """Some processes of a training failed, after others had returned."""
+class NotTogether(UserError):
+    """Processes did not end in time, or failed after others had returned: another try would end in the same way."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ class Loop:
 
         Raises:
             UserError: A process failed or ended; the message says how.
-            TimedOut: A process did not return in time.
+            NotTogether: Some processes did not return, or failed when others had.
         """
         environment = rehearsal_environment(self.accelerate_config, layout.world_size) | {"ACCELERATE_USE_CPU": "true"}
         try:
@@ -115,15 +111,10 @@ class Loop:
             said = re.sub(r"largebatch\.\S+: ", "", failure.in_one_line(self.file.parent))
             if re.search("cuda|nvidia|device_ids", said, re.IGNORECASE):
                 said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
-            if isinstance(failure, JobTimedOut):
-                raise TimedOut(
-                    f"{layout}: {said}; give it a longer --timeout if it is slow; if it hangs, processes wait for each "
-                    "other: all must make the same calls"
-                ) from failure
-            if len(failure.reports) < layout.world_size:
-                raise PartlyFailed(
-                    f"{layout}: {said}; others had returned: all processes must make the same calls"
-                ) from failure
+            is_late = isinstance(failure, JobTimedOut)
+            if is_late or len(failure.reports) < layout.world_size:
+                why = "give it a longer --timeout if it is slow, or" if is_late else "others had returned:"
+                raise NotTogether(f"{layout}: {said}; {why} all processes must make the same calls") from failure
             raise UserError(f"{layout}: {said}") from failure
         if None in observed:
             raise UserError(f"{layout}: a process called exit(0) before the function had returned; return the model")
@@ -132,8 +123,6 @@ class Loop:
     def one_step(self, indices: Sequence[int]) -> Observed:
         """What one process notes if it trains on all samples in one backward pass."""
         observed = self.call(ALONE, indices)[0]
-        if not observed.gradients:
-            raise UserError("no step of a torch optimizer was made, which is where the audit looks at gradients")
         if len(observed.gradients) != 1:
             raise UserError(
                 f"{counted(len(indices), 'sample')} in one micro-batch make "
@@ -148,7 +137,6 @@ class Outcome:
     """The reference's samples in another layout."""
 
     by_rank: Sequence[Observed]
-    num_steps: int
     # How the gradient of the first step differs from that of one process:
     # "same": not at all
     # "update": not at all, but the optimizer makes another update of it
@@ -156,13 +144,17 @@ class Outcome:
     # "unequal", "lost": samples have other weights, some of them none
     # "coupled": samples change each other's gradients
     # "own", "clipped": each process has another one, because it is not averaged, or is clipped before that
-    # "often": it is clipped more often
     # "start": it is that of other starting weights
+    # "often": it is clipped in each micro-batch
     # "steps": there is not exactly one step
     kind: str
     said: str  # the same in words
-    factors: Mapping[str, float]  # those of its parameters, or, of unequal weights, their mean
-    is_clipped_often: bool = False  # in each micro-batch
+    factors: Mapping[str, float] = field(default_factory=dict)  # of its parameters; or, of unequal weights, their mean
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that all processes have made."""
+        return min(len(each.gradients) for each in self.by_rank)
 
 
 @dataclass(frozen=True)
@@ -178,45 +170,38 @@ class Reference:
     samples: np.ndarray  # the gradient of each in a column; without columns if a sample cannot be trained alone
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The least precise one of a parameter that is trained."""
-        return next(each for each in TOLERANCES if each in self.whole.dtypes)
-
-    @property
     def tolerance(self) -> float:
         """What rounding may make of a gradient, as a part of it."""
-        return TOLERANCES[self.dtype]
+        return TOLERANCES[self.whole.dtype]
 
     def outcome(self, layout: Layout, num_samples: int) -> Outcome:
         """Train on the samples in a layout, and compare."""
         by_rank = self.loop.call(layout, range(num_samples))
-        num_steps = min(len(each.gradients) for each in by_rank)
-        if num_steps != 1:
-            return Outcome(by_rank, num_steps, "steps", f"{counted(num_steps, 'step')} instead of one", {})
         if any(each.parts != self.whole.parts for each in by_rank):
             raise UserError(f"{layout}: the returned model has other parameters than in one process")
-        found = by_rank[0]
-        kind, said, factors = self._difference(found)
-        if step_that_differs(each.unclipped for each in by_rank):
-            kind = "own" if step_that_differs(each.gradients for each in by_rank) else "clipped"
-            said = "another one in each process"
-        elif any(self._starts_elsewhere(each.start) for each in by_rank):
-            kind = "start"
-            said = "that of other weights"
-        is_clipped_often = found.num_clips > self.whole.num_clips
-        # What differs may follow from it.
-        if is_clipped_often and kind not in ("same", "own", "clipped", "start"):
-            kind = "often"
-            said = f"clipped {found.num_clips} times"
-        return Outcome(by_rank, num_steps, kind, said, factors, is_clipped_often)
+        num_steps = min(len(each.gradients) for each in by_rank)
+        if num_steps != 1:
+            return Outcome(by_rank, "steps", f"{counted(num_steps, 'step')} instead of one")
+        return Outcome(by_rank, *self._difference(by_rank))
 
     def _starts_elsewhere(self, start: Vector) -> bool:
         """Whether weights before the first step differ by more than rounding, of parameters that both train."""
         both = start * self.whole.start != 0
         return bool(norm((start - self.whole.start)[both]) > self.tolerance * norm(self.whole.start[both]))
 
-    def _difference(self, found: Observed) -> tuple[str, str, Mapping[str, float]]:
-        """How a process differs, as the kind, what is said and the factors of an `Outcome`."""
+    def _difference(self, by_rank: Sequence[Observed]) -> tuple[str, str, Mapping[str, float]]:
+        """How a step differs, as the kind, what is said and the factors of an `Outcome`.
+
+        What may explain all that follows comes first.
+        """
+        found = by_rank[0]
+        if step_that_differs(each.unclipped for each in by_rank):
+            kind = "own" if step_that_differs(each.gradients for each in by_rank) else "clipped"
+            return kind, "another one in each process", {}
+        if any(self._starts_elsewhere(each.start) for each in by_rank):
+            return "start", "that of other weights", {}
+        if found.num_clips > self.whole.num_clips:
+            return "often", f"clipped {found.num_clips} times", {}
         factors = {}
         others = []
         for name, part in self.whole.parts.items():
@@ -233,7 +218,8 @@ class Reference:
                 return "multiple", f"{span(factors.values())} times", factors
             update = self.whole.update
             noise = norm(self.reverse.update - update)
-            rounding = max(UPDATE * norm(update), MULTIPLES_OF_NOISE * noise, self.whole.rounding)
+            of_weights = torch.finfo(self.whole.dtype).eps * norm(self.whole.start)
+            rounding = max(UPDATE * norm(update), MULTIPLES_OF_NOISE * noise, of_weights)
             if norm(found.update - update) <= rounding:
                 return "same", "the same", factors
             times = norm(found.update) / norm(update)
@@ -275,12 +261,12 @@ def reference_of(loop: Loop) -> Reference:
     indices = range(loop.batch_size)
     try:
         whole = loop.one_step(indices)
-    except TimedOut:
+    except NotTogether:
         raise
     except UserError:
         loop = replace(loop, precision="float32")
         whole = loop.one_step(indices)
-    if not whole.gradients[0].any():
+    if not whole.gradient.any():
         raise UserError(
             "the optimizer gets no gradient; make it after the model is wrapped or sharded, call backward before step, "
             "and reduce gradients in the last micro-batch"

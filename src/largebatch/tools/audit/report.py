@@ -22,15 +22,14 @@ from largebatch.tools.audit.outcome import (
     TOLERANCES,
     Layout,
     Loop,
+    NotTogether,
     Outcome,
-    PartlyFailed,
     Reference,
-    TimedOut,
     reference_of,
     span,
 )
 from largebatch.tools.local_jobs.jobs import preload_tasks
-from largebatch.words import bulleted, counted, some, wrapped
+from largebatch.words import bulleted, counted, wrapped
 
 NUM_FIRST_STEPS = 4
 LINE = "{:>9}{:>14}{:>13}  {}"
@@ -70,17 +69,16 @@ def audit(options: argparse.Namespace) -> bool:
     remarks = list(_remarks(outcomes.values()))
     if reference.tolerance > TOLERANCES[torch.float32]:
         remarks.append(
-            f"weights are {reference.dtype}: differences of less than {reference.tolerance:.0%} of a "
+            f"weights are {reference.whole.dtype}: differences of less than {reference.tolerance:.0%} of a "
             "parameter's gradient are not seen, and rounding may make more where samples' gradients cancel"
         )
     try:
         steps = range(NUM_FIRST_STEPS * loop.batch_size)
         tried = [each for each in [ALONE, *outcomes] if 1 in (each.world_size, each.accumulation)]
         progress(f"training the first {NUM_FIRST_STEPS} steps in {counted(len(tried), 'layout')}")
-        # Parameter groups often have one rate.
-        wrong += dict.fromkeys(faults_of_first_steps({each: loop.call(each, steps) for each in tried}))
+        wrong += faults_of_first_steps({each: loop.call(each, steps) for each in tried})
         if not wrong:
-            progress(f"training what may be left at the end of an epoch in {counted(len(outcomes), 'layout')}")
+            progress("training what may be left at the end of an epoch")
             remarks += _short_batch(reference, outcomes, wrong)
     except UserError as error:
         remarks.append(f"not compared: {error}")
@@ -132,7 +130,7 @@ def _short_batch(whole: Reference, layouts: Collection[Layout], wrong: list[str]
     for layout in layouts:
         try:
             found[layout] = short.outcome(layout, size)
-        except (PartlyFailed, TimedOut) as error:
+        except NotTogether as error:
             wrong.append(f"{left}, training fails: {error}; drop them, or pad them")
             break
     if others := "; ".join(f"{layout}: {each.said}" for layout, each in found.items() if each.kind != "same"):
@@ -156,15 +154,11 @@ def _remarks(outcomes: Collection[Outcome]) -> Iterator[str]:
         yield "compared without dropout"
         if first.dropout in (each.dropout for each in others):
             yield "all processes draw the same dropout masks: seed torch with seed + rank before training"
-    if first.unused:
-        yield f"parameters without a gradient: {some(first.unused)}"
 
 
 def _meaning(reference: Reference) -> str:
     """What the optimizer gets in one process."""
     weights = reference.weights_in(reference.whole.gradient)
-    if not reference.samples.size:
-        return "a gradient whose samples cannot be told apart, because none can be trained alone"
     if weights is None:
         return "a gradient in which samples change each other's, or cannot be told apart"
     for weight, name in ((1 / len(weights), "the mean"), (1, "the sum")):
