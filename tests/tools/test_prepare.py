@@ -182,20 +182,13 @@ def test_other_numbers_than_the_recipe_says_are_refused_as_by_a_run(
         assert f"error: {refusal_of_a_run(shipped, *words)}\n" in error
 
 
-def test_it_says_what_is_skipped(output_of, run_command):
+def test_it_says_what_is_skipped(output_of):
     rows = [{"question": "q", "reply": reply} for reply in ("a", "", "b")]
     fields = {"prompt": "{question}", "answer": "{reply}", "tokenizer": "bytes", "block_size": 16, "on_invalid": "skip"}
     words = words_with(rows_in(Path("pairs.jsonl"), rows) | fields, 2, 2)
     output = output_of("prepare", ADDITION, "--workers=1", *words)
     for split in ("training", "evaluation"):
         assert f"\nof 3 {split} rows, 1 cannot be used (the first is row 1: an empty prompt" in output
-    # Where they are refused, the others are shown.
-    code, output, error = run_command(
-        "prepare", ADDITION, "--workers=1", "--show=2", *words, "--data.on_invalid=refuse"
-    )
-    assert code == 2
-    assert re.findall(r"sample \d:\n(.*)\n", output) == [r"q[[a\x00]]", r"q[[b\x00]]"]
-    assert "data.on_invalid: of 3 training rows, 1 cannot be used (the first is row 1: an" in error
 
 
 def test_tokens_are_carried_to_another_machine(project, monkeypatch, output_of):

@@ -20,10 +20,10 @@ from largebatch.data.loading import check_sizes
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.data.prepared import OtherPartsMissing
 from largebatch.data.readable import check_readable
-from largebatch.data.source import Batch, SampleSource, Sources
+from largebatch.data.source import Batch, Sources
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.errors import DataError, UserError, file_errors
+from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import folder_of, import_from
 from largebatch.tools.options import add_recipe, positive_int
@@ -118,15 +118,7 @@ def _prepare(config: RecipeConfig, where: str, preparation: Preparation, options
         print(f"{where}{name} is read at commit {commit}; ID@COMMIT in the recipe stays there")
     config = at_commits(config, commits)
     uncounted = _without_numbers(config)
-    try:
-        sources: tuple[SampleSource, ...] = _open(uncounted, preparation)
-    except DataError:
-        # Those that are usable tell whether the templates are right.
-        if options.show and hasattr(config.data, "block_size") and getattr(config.data, "on_invalid", "") == "refuse":
-            data = uncounted.data.model_copy(update={"on_invalid": "skip"})
-            _show(_open(uncounted.model_copy(update={"data": data}), preparation)[0], where, config, options.show)
-        raise
-    opened = dict(zip((*COUNTED, *config.further_sets), sources, strict=False))
+    opened = dict(zip((*COUNTED, *config.further_sets), _open(uncounted, preparation), strict=False))
     counts = {field: getattr(each, "num_available", len(each)) for field, each in opened.items()}
     for field, available in counts.items():
         name = field
@@ -141,7 +133,9 @@ def _prepare(config: RecipeConfig, where: str, preparation: Preparation, options
         # Before any is fetched here: loader processes would share what a source has opened for it.
         check_readable(opened, counts, preparation.num_workers or 1)
         print(f"{where}checksums agree, and each sample can be read")
-    _show(opened["num_train_samples"], where, config, options.show)
+    for index in range(min(options.show, counts["num_train_samples"])):
+        sample = opened["num_train_samples"].fetch(np.array([index]), 0)
+        print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
     if not options.write:
         sources = tuple(opened.values())
         if uncounted is not config:
@@ -164,13 +158,6 @@ def _open(config: RecipeConfig, preparation: Preparation) -> Sources:
         open_sources = import_from(folder, "data").sources
     opened: Sources = open_sources(config, preparation)
     return opened
-
-
-def _show(source: SampleSource, where: str, config: RecipeConfig, most: int) -> None:
-    """Print the first samples."""
-    for index in range(min(most, getattr(source, "num_available", len(source)))):
-        sample = source.fetch(np.array([index]), 0)
-        print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}", flush=True)
 
 
 def _shown(sample: Batch, tokenizer: str) -> str:
