@@ -3,7 +3,7 @@
 They are kept by name: "user/model", or "datasets/user/data@v2".
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from largebatch.config.data import Mixable
@@ -22,7 +22,8 @@ def find_commits(config: RecipeConfig, known: Mapping[str, str]) -> dict[str, st
         UserError: One cannot be found.
     """
     found: dict[str, str] = {}
-    for where, section in _sections(config):
+    sections: list[tuple[str, Section]] = [("data", each) for each in config.data.sections().values() or [config.data]]
+    for where, section in [*sections, ("model", config.model)]:
         for field, kind in section.hub_fields.items():
             name = getattr(section, field)
             key = _key(name, kind)
@@ -40,11 +41,6 @@ def at_commits(config: Config, commits: Mapping[str, str]) -> Config:
         named = [_named(source, sections[source.name], commits) for source in data.sources]
         data = data.model_copy(update={"sources": named})
     return config.model_copy(update={"data": data, "model": _named(config.model, config.model, commits)})
-
-
-def _sections(config: RecipeConfig) -> Iterator[tuple[str, Section]]:
-    yield from (("data", section) for section in config.data.sections().values() or [config.data])
-    yield "model", config.model
 
 
 def _named(section: AnySection, kinds: Section, commits: Mapping[str, str]) -> AnySection:
