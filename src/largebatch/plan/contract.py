@@ -18,9 +18,7 @@ from largebatch.batch.schedule import Schedule
 from largebatch.config import RecipeConfig
 from largebatch.config.learning_rate import (
     BatchGrowth,
-    ConstantDecay,
     LearningRate,
-    PolynomialDecay,
     StepDecay,
     WarmupStableDecay,
 )
@@ -329,17 +327,19 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr:
         # Warmup leads from the tuned rate up to the scaled one, if that is higher (Goyal et al. 2017, section 5.1).
         warmup = place_after(rate.warmup.duration.length) if peak_lr > start_lr else 0
         schedule = replace(schedule, warmup=warmup, warmup_start_lr=start_lr, warmup_shape=rate.warmup.shape)
-    schedule = replace(schedule, decay_start=schedule.warmup)
     decay = rate.decay
-    if isinstance(decay, ConstantDecay | BatchGrowth):
-        return schedule
+    decay_start = schedule.warmup
+    milestones: list[int] = []
     if isinstance(decay, StepDecay):
-        milestones = tuple(place_after(each.length) for each in decay.at)
-        return replace(schedule, decay=decay.name, milestones=milestones, factor=decay.factor)
-    if isinstance(decay, PolynomialDecay):
-        schedule = replace(schedule, power=decay.power)
+        milestones = [place_after(each.length) for each in decay.at]
     if isinstance(decay, WarmupStableDecay):
         first_step = timeline.steps_before(total_steps, decay.decay.length)
         assert first_step is not None
-        schedule = replace(schedule, decay_start=timeline.at(first_step).samples_before)
-    return replace(schedule, decay=decay.name, final_fraction=decay.final_fraction)
+        decay_start = timeline.at(first_step).samples_before
+    return replace(
+        schedule,
+        decay="constant" if isinstance(decay, BatchGrowth) else decay.name,
+        milestones=tuple(milestones),
+        decay_start=decay_start,
+        **decay.model_dump(include={"factor", "power", "final_fraction"}),
+    )
