@@ -11,9 +11,6 @@ from largebatch.errors import ConfigError
 from paths import DIGITS, PYDOC
 from problems import problem_of, problems_of
 
-CausalLMConfig = tasks.module("causal_lm", "config").Config
-ImageClassificationConfig = tasks.module("image_classification", "config").Config
-
 
 def test_overrides_reach_any_depth_in_both_forms():
     config = load_config(
@@ -62,10 +59,10 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_a_recipe_of_another_task_is_refused():
-    (problem,) = problems_of(recipe=DIGITS, task=CausalLMConfig)
+    (problem,) = problems_of(recipe=DIGITS, task=PYDOC.parent)
     assert problem.startswith("belongs to a different task than ")
     assert problem.endswith(f"; run {DIGITS.with_name('train.py')} instead")
-    assert load_config(DIGITS, (), ImageClassificationConfig).data.num_train_samples == 1437
+    assert load_config(DIGITS, (), DIGITS.parent).data.num_train_samples == 1437
 
 
 def test_a_recipe_without_its_task(tmp_path):
@@ -79,7 +76,7 @@ def test_a_recipe_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "experiments").mkdir()
     recipe = tmp_path / "experiments/mine.json"
     recipe.write_text(DIGITS.read_text())
-    config = load_config(recipe, (), ImageClassificationConfig)
+    config = load_config(recipe, (), DIGITS.parent)
     assert load_config(recipe, task=DIGITS.parent) == config
     (tmp_path / "task").symlink_to(DIGITS.parent)
     for place, folder in (("../task", "."), (str(DIGITS.parent), "/")):
@@ -89,7 +86,7 @@ def test_a_recipe_elsewhere(tmp_path, monkeypatch):
         # What is named comes first.
         assert load_config(recipe, task=DIGITS.parent.parent / "../recipes/image_classification").task == config.task
         with pytest.raises(ConfigError, match=r"model.architecture|unknown key"):
-            load_config(recipe, (), CausalLMConfig)
+            load_config(recipe, (), PYDOC.parent)
     with pytest.raises(ConfigError, match=r"belongs to a different task than .*causal_lm; run .*train.py instead"):
         load_config(DIGITS, task=PYDOC.parent)
     with pytest.raises(ConfigError, match=r"there is no nowhere/config\.py"):

@@ -91,7 +91,7 @@ def small_run(run_dir, *words):
     from largebatch.config import load_config
     from largebatch.run import Run, RunOptions
 
-    config = load_config(PYDOC, [*SMALL, *words], tasks.module("causal_lm", "config").Config)
+    config = load_config(PYDOC, [*SMALL, *words])
     run = Run(config, RunOptions(run_dir))
     return run, run.load(tasks.module("causal_lm", "data").sources)
 

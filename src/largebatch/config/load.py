@@ -24,20 +24,14 @@ WHERE_DATA_IS = ("data.path", "data.data_files", "data.train", "data.eval")
 Config = TypeVar("Config", bound=RecipeConfig)
 
 
-def load_config(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    config_class: type[Config] | None = None,
-    task: Path | None = None,
-) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = (), task: Path | None = None) -> RecipeConfig:
     """Read and validate a recipe, as the `Config` of its task's `config.py`.
 
     Args:
         path: The recipe's JSON file.
         overrides: Command-line words such as `["--batch.global_batch_size", "512", "--seed=1"]`. Values are JSON; a
             value that is not JSON is a string.
-        config_class: The `Config` that the caller can run; None accepts that of every task.
-        task: The folder of the task; None means the one that `task_of` finds.
+        task: The folder of the task that the caller can run; None means the one that `task_of` finds.
 
     Raises:
         ConfigError: All problems of the file and the overrides, one line each; or `config.py` cannot be used.
@@ -46,10 +40,7 @@ def load_config(
     raw = _read_json(path)
     given = split_overrides(overrides)
     _apply(given, raw)
-    folder = task_of(path, folder_of(config_class) if config_class else task)
-    found = config_class_of(folder, path)
-    if config_class is not None and found is not config_class:
-        raise ConfigError(f"belongs to a different task; run {folder / 'train.py'} instead", path)
+    found = config_class_of(task_of(path, task), path)
     fields = {field.alias or name for name, field in found.model_fields.items()}
     sections = {name: name.partition(".")[0] for name, _ in given}
     unknown = [
@@ -62,7 +53,7 @@ def load_config(
     config = validate(raw, found, source=path)
     if overrides and config.expected:
         config = _without_figure_of_others(config, validate(_read_json(path), found, source=path))
-    return config  # type: ignore[return-value]  # it is `config_class`
+    return config
 
 
 def _without_figure_of_others(config: Config, published: Config) -> Config:

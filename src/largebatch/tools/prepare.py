@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     """
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
+    config = load_config(options.config, options.overrides, task=options.task)
     if options.write and (options.overrides or not isinstance(config.data, HubOrLocal | TokenizedText)):
         raise UserError("--write: the numbers of this data follow from the recipe, or are overridden; remove --write")
     part, num_parts = options.shard

@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         options.refuse("--gpu, such as h100, and --network, such as 400G/gpu, require each other; or give --gpu-memory")
     if options.world_sizes and not (options.gpu or options.gpu_memory):
         options.refuse("--world-sizes requires --gpu-memory, such as 80, or --gpu and --network")
-    config: RecipeConfig = load_config(options.config, options.overrides, task=options.task)
+    config = load_config(options.config, options.overrides, task=options.task)
     if options.world_sizes:
         comparison = _comparison(options, config)
         text = json.dumps(comparison, indent=2) if options.json else table(comparison, config)

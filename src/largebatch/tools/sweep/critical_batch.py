@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.batch import Length, Timeline
-from largebatch.config import RecipeConfig, load_config, override_words, task_of
+from largebatch.config import load_config, override_words, task_of
 from largebatch.errors import ConfigError, UserError
 from largebatch.plan import RunPlan, resolve
 from largebatch.storage.layout import MANIFEST, CheckpointError, read_manifest
@@ -176,7 +176,7 @@ def _branch_points(options: argparse.Namespace, task: Path, recorded: Mapping[st
     points = []
     for size in sizes:
         sections = {**recorded, **branch_sections(recorded, plan.timeline, step, size)}
-        branch: RecipeConfig = load_config(recipe, override_words(sections), task=task)
+        branch = load_config(recipe, override_words(sections), task=task)
         if size == start.global_batch_size and resolve(branch, 1).schedule != plan.schedule:
             raise UserError("the schedule has steps that cannot be counted in samples; write it in samples, and train")
         last_step = branch.timeline.steps_in(Length("samples", last_sample))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from largebatch.config import RecipeConfig, load_config
+from largebatch.config import load_config
 from largebatch.errors import ConfigError, StorageError, UserError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
@@ -109,7 +109,7 @@ def _train_here(sweep: Sweep, points: Sequence[Point], folder: Path, task: Path,
     environment: Mapping[str, str] = {}
     if world_size > 1 or options.strategy:
         strategy = options.strategy or next(iter(STRATEGIES))
-        config: RecipeConfig = load_config(sweep.recipe, points[0].overrides, task=task)
+        config = load_config(sweep.recipe, points[0].overrides, task=task)
         environment = launch_environment(find_accelerate_configs([strategy], config)[strategy], world_size)
     preload_tasks([task])
     waiting = iter(points)

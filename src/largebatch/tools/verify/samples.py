@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from largebatch.config import RecipeConfig, load_config
+from largebatch.config import load_config
 from largebatch.data.loading import sum_of_weights
 from largebatch.data.preparation import Preparation
 from largebatch.task_folders import import_from
@@ -22,7 +22,7 @@ def fault_of_samples(recipe: Path, overrides: Sequence[str], task: Path) -> str 
     They are fetched twice, the second time with the first two thirds exchanged, which hold whole micro-batches, because
     mixup pairs samples within one.
     """
-    config: RecipeConfig = load_config(recipe, overrides, task=task)
+    config = load_config(recipe, overrides, task=task)
     train, *_ = import_from(task, "data").sources(config, Preparation(f"largebatch prepare {recipe}"))
     micro_batch_size = config.batch.micro_batch_size
     micro_batches = min(math.ceil(SAMPLES / 3 / micro_batch_size), len(train) // 3 // micro_batch_size)

@@ -87,11 +87,11 @@ def _small_recipe(options: argparse.Namespace) -> tuple[RecipeConfig, list[str]]
     load = partial(load_config, options.config, task=options.task)
     # Without a smaller batch, which may be too few steps for the warmup, and fits the micro-batch of tiny data.
     others = [each for each in options.overrides if not each.startswith("--batch")]
-    large: RecipeConfig = load([LONG, *others] if options.tiny_data else options.overrides)
+    large = load([LONG, *others] if options.tiny_data else options.overrides)
     tiny_data = tiny_data_overrides(large) if options.tiny_data else []
     # The command line comes last, because it overrides the recipe's debug model and tiny data.
     overrides = [*debug_model_overrides(large), *tiny_data, *options.overrides]
-    config: RecipeConfig = load(overrides)
+    config = load(overrides)
     if config.batch.finds_micro_batch_size:
         options.refuse('batch.micro_batch_size "auto": add --batch.micro_batch_size 8, a size to compare others with')
     if options.steps < resolve(config, 1).total_steps:

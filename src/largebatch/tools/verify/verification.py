@@ -148,7 +148,7 @@ class Verification:
         """Whether a combination and its reference, both trained in fp32, agree; False if the recipe has no fp32."""
         overrides = [*self.overrides, "--precision=fp32"]
         try:
-            config: RecipeConfig = load_config(self.recipe, overrides, task=self.task)
+            config = load_config(self.recipe, overrides, task=self.task)
         except ConfigError:
             return False
         finer = dataclasses.replace(self, config=config, overrides=overrides)
