@@ -3,6 +3,8 @@
 import gc
 import json
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -17,6 +19,9 @@ from paths import ADDITION, BERT, DIGITS, LLAMA, PYDOC
 from stepping import prepared
 
 BUCKET = 50_000
+ONE_MICRO_BATCH = SimpleNamespace(
+    world_size=4, max_gradient_accumulation_steps=1, states_of=lambda shape, _: {"exp_avg": shape}
+)
 ZERO = {"overlap_comm": True, "reduce_bucket_size": BUCKET}
 # Some of the models' parameters are larger than this, and cut up between passes.
 LARGE = {**ZERO, "stage3_param_persistence_threshold": 1000}
@@ -133,10 +138,10 @@ def test_a_process_holds_what_the_plan_says(name, strategy, settings, tmp_path):
     else:
         words += settings
     results = run_job(bytes_of_steps, tmp_path / "run", recipe, words, **place)
-    states_of = resolve(load_config(recipe, words), world_size).states_of
+    plan = resolve(load_config(recipe, words), world_size)
     shape = results[0][0]
     for micro_batches in set(MICRO_BATCHES):
-        states = model_states(shape, strategy, world_size, states_of, micro_batches)
+        states = model_states(shape, strategy, replace(plan, max_gradient_accumulation_steps=micro_batches))
         # The one bucket that stage 3 keeps.
         bucket = BUCKET * shape.element_bytes if strategy.name == "zero3" else 0
         assert max(held[micro_batches, micro_batches] for _, held in results) == states.held + bucket, micro_batches
@@ -156,7 +161,7 @@ def test_frozen_weights_have_no_gradients_beside_them_either():
         (Strategy("fsdp"), "blocks' gradients", 2 * 8),
         (Strategy("zero3", ZeroSettings(3)), "whole gradients", 8),
     ):
-        states = model_states(model, strategy, 4, lambda shape, _: {"exp_avg": shape}, 1)
+        states = model_states(model, strategy, ONE_MICRO_BATCH)
         assert states.phases[0].transient[cause] == 4 * elements
 
 
@@ -165,9 +170,7 @@ def test_weights_that_are_stored_in_bf16_have_no_copies_that_autocast_does_not_m
     adapters = ParameterShape("lora", (8, 4), 0, 0, in_bf16=True)
     frozen = ParameterShape("weight", (1000, 4), None, 0, in_bf16=True, stored_in_bf16=True)
     not_cast = [
-        model_states(
-            ModelShape(weights, frozenset(), 0, 4), strategy, 4, lambda shape, _: {"exp_avg": shape}, 1
-        ).not_cast
+        model_states(ModelShape(weights, frozenset(), 0, 4), strategy, ONE_MICRO_BATCH).not_cast
         for weights in ((adapters,), (adapters, frozen))
     ]
     assert not_cast == [2 * 8 * 4] * 2

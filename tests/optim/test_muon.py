@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
 from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -344,10 +345,9 @@ def test_matrix_products_are_those_that_are_computed(options):
 
 def test_the_plan_has_the_copies_of_layers():
     def copies(strategy, world_size):
-        return max(
-            phase.transient.get("exchanged layers", 0)
-            for phase in model_states(MODEL, strategy, world_size, lambda *_: {}, 1).phases
-        )
+        plan = SimpleNamespace(world_size=world_size, max_gradient_accumulation_steps=1, states_of=lambda *_: {})
+        phases = model_states(MODEL, strategy, plan).phases
+        return max(phase.transient.get("exchanged layers", 0) for phase in phases)
 
     assert copies(Strategy("ddp"), 1) == 4 * 6 * MATRICES
     # A process owns at least the largest layer.

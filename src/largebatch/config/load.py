@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,8 +20,6 @@ from largebatch.words import did_you_mean
 
 MAX_PROBLEMS = 100
 WHERE_DATA_IS = ("data.path", "data.data_files", "data.train", "data.eval")
-
-Config = TypeVar("Config", bound=RecipeConfig)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), task: Path | None = None) -> RecipeConfig:
@@ -56,7 +54,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), task: Path | No
     return config
 
 
-def _without_figure_of_others(config: Config, published: Config) -> Config:
+def _without_figure_of_others(config: RecipeConfig, published: RecipeConfig) -> RecipeConfig:
     """The config, which expects the figure of the published one only if it trains and evaluates in the same way."""
     free = (*WHERE_DATA_IS, "seed")
     changed = [name for name in differences(as_json(published), config) if not is_within(name, free)]
@@ -79,7 +77,7 @@ def task_of(recipe: Path, named: Path | None = None) -> Path:
     return own
 
 
-def validate(raw: JsonObject, config_class: type[Config], source: Path | None = None) -> Config:
+def validate(raw: JsonObject, config_class: type[RecipeConfig], source: Path | None = None) -> RecipeConfig:
     """Validate the parsed JSON of a recipe; `source` names it in errors.
 
     Raises:

@@ -103,7 +103,7 @@ def _cost(
     micro_batches = plan.max_gradient_accumulation_steps
     reduced = when_reduced(model, strategy, plan, gpu_memory)
     strategy = replace(strategy, reduces_each=reduced == "each_micro_batch")
-    states = model_states(model, strategy, plan.world_size, plan.states_of, micro_batches)
+    states = model_states(model, strategy, plan)
     if (coupling := coupling_phase(plan, model.element_bytes)) is not None:
         states = replace(states, phases=[*states.phases, coupling])
     recomputes = plan.compute.activation_checkpointing != "none"

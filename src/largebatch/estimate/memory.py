@@ -15,7 +15,7 @@ from math import prod
 from pkgutil import resolve_name
 from typing import NamedTuple
 
-from largebatch.config.optimizers import GroupOptions, Shape
+from largebatch.config.optimizers import Shape
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, elements_of, padded
 from largebatch.plan.contract import PAIRS_PER_TILE, RunPlan
 from largebatch.plan.strategies import Policy
@@ -55,25 +55,18 @@ class ModelStates:
         return self.held + largest, self.phases[totals.index(largest)].transient
 
 
-StatesOf = Callable[[Shape, GroupOptions], Mapping[str, Shape]]
-"""Maps the shape of a tensor that an optimizer steps and its group's options to the shapes of its states, as
-`RunPlan.states_of` does."""
-
-
-def model_states(
-    model: ModelShape, strategy: Strategy, world_size: int, states_of: StatesOf, micro_batches: int
-) -> ModelStates:
-    """The bytes on the fullest process, where each has this many micro-batches in an optimizer step."""
+def model_states(model: ModelShape, strategy: Strategy, plan: RunPlan) -> ModelStates:
+    """The bytes on the fullest process, in a step with the most micro-batches."""
     count: Formula = resolve_name(f"{__name__}:{strategy.entry.formulas}")
-    held = count(model, strategy, world_size, micro_batches > 1)
+    held = count(model, strategy, plan.world_size, plan.max_gradient_accumulation_steps > 1)
     size = model.element_bytes
     of_optimizer = 0
     for shape, group in held.stepped:
-        for state in states_of(shape, model.group_options[group]).values():
+        for state in plan.states_of(shape, model.group_options[group]).values():
             # Scalars are not counted.
             if state:
                 of_optimizer += prod(state)
-    exchange = Phase(0.0, {"exchanged layers": exchanged(model, strategy, world_size)})
+    exchange = Phase(0.0, {"exchanged layers": exchanged(model, strategy, plan.world_size)})
     return ModelStates(
         by_kind={
             # Weights that passes compute with, trained or not, as held between passes.
@@ -125,8 +118,8 @@ def when_reduced(model: ModelShape, strategy: Strategy, plan: RunPlan, gpu_memor
     preferred, *others = strategy.entry.reduction_policies
     if not others or preferred == "each_micro_batch" or gpu_memory is None:
         return preferred
-    states = model_states(model, strategy, plan.world_size, plan.states_of, plan.max_gradient_accumulation_steps)
-    return preferred if states.peak()[0] <= MAX_FRACTION_OF_GPU * gpu_memory else others[0]
+    peak, _ = model_states(model, strategy, plan).peak()
+    return preferred if peak <= MAX_FRACTION_OF_GPU * gpu_memory else others[0]
 
 
 class Elements(NamedTuple):
