@@ -161,7 +161,7 @@ OTHERS = {
     ),
     "unequal targets, and added": (
         [("y) / accumulation", "y, ignore_index=4)")],
-        r"samples count .* targets count for more .* the mean weight of samples is A times that .* \(W = 1, A = 2: 2;",
+        "samples count .* targets count for more",
     ),
     "another number of steps at the end": (
         [

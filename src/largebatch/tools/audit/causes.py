@@ -13,8 +13,6 @@ from largebatch.words import some
 
 # How far a factor may be from the one that it is taken for. In bf16, gradients are not known better.
 RELATIVE = 0.02
-# The same for the mean of unequal weights.
-ABOUT = 0.15
 
 OF_STEPS = {
     "W": (
@@ -112,9 +110,6 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
             said, *others = dict.fromkeys(outcomes[layout].said for layout in layouts)
             where = f" in {layouts[0]}" if others else ""
             yield f"{'; '.join(map(str, layouts))}: {said}{where}; {cause}"
-    means = {layout: outcomes[layout].factors[""] for layout in by_kind["unequal"]}
-    if means and _name_of(means, ABOUT) in OF_GRADIENTS:
-        yield from _of_factors("besides, the mean weight of samples", means, OF_GRADIENTS, ABOUT)
     multiples = {layout: each.factors for layout, each in outcomes.items() if each.kind in ("same", "multiple")}
     # What multiplies the gradients of all parameters, or of some.
     together: dict[str, dict[str, Mapping[Layout, float]]] = defaultdict(dict)
@@ -126,20 +121,18 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
         yield from _of_factors(whose, next(iter(alike.values())), OF_GRADIENTS)
 
 
-def _of_factors(
-    what: str, factors: Mapping[Layout, float], causes: Mapping[str, str], tolerance: float = RELATIVE
-) -> Iterator[str]:
-    name = _name_of(factors, tolerance)
+def _of_factors(what: str, factors: Mapping[Layout, float], causes: Mapping[str, str]) -> Iterator[str]:
+    name = _name_of(factors)
     if name != "1":
         values = "; ".join(f"{layout}: {factor:.4g}" for layout, factor in factors.items())
         times = f"{name} times" if name else "not"
         yield f"{what} is {times} that of one process ({values}): {causes.get(name, 'no cause is known for that')}"
 
 
-def _name_of(factors: Mapping[Layout, float], tolerance: float = RELATIVE) -> str:
+def _name_of(factors: Mapping[Layout, float]) -> str:
     """The name in `Layout.factors` of what all factors are, each in its layout; "" if there is none."""
     for name in ALONE.factors:
-        if all(isclose(factor, layout.factors[name], rel_tol=tolerance) for layout, factor in factors.items()):
+        if all(isclose(factor, layout.factors[name], rel_tol=RELATIVE) for layout, factor in factors.items()):
             return name
     return ""
 

@@ -149,7 +149,7 @@ class Outcome:
     # "steps": there is not exactly one step
     kind: str
     said: str  # the same in words
-    factors: Mapping[str, float] = field(default_factory=dict)  # of its parameters; or, of unequal weights, their mean
+    factors: Mapping[str, float] = field(default_factory=dict)  # those of its parameters
 
     @property
     def num_steps(self) -> int:
@@ -228,10 +228,11 @@ class Reference:
         whole = self.weights_in(self.whole.gradient)
         if weights is None or whole is None:
             return "coupled", f"another gradient of {some(others)}", {}
+        # Those of samples without a gradient cannot be told.
         ratios = np.divide(weights, whole, out=np.ones_like(weights), where=whole != 0)
         if lost := [str(sample) for sample in np.flatnonzero(np.abs(ratios) < NO_WEIGHT)]:
             return "lost", f"without samples {some(lost)} of {len(ratios)}, counted from 0", {}
-        return "unequal", f"samples count {span(ratios)} times", {"": weights.sum() / whole.sum()}
+        return "unequal", f"samples count {span(ratios)} times", {}
 
     def weights_in(self, gradient: Vector) -> Vector | None:
         """The weight of each sample in a gradient; None if it is not a sum over them, or they cannot be told apart."""
