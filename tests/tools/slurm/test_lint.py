@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.tools.slurm.lint import lint_files
+from largebatch.tools.slurm.batch_script import BatchScript
+from largebatch.tools.slurm.lint import lint
 from paths import RECIPES, ROOT
 from planting import plant
 
@@ -16,7 +17,8 @@ in_a_copy = pytest.mark.usefixtures("project")
 
 
 def found(*files):
-    return [(finding.file, finding.rule) for finding in lint_files([Path(file) for file in files])]
+    given = (BatchScript(file) if file.suffix == ".sbatch" else file for file in map(Path, files))
+    return [(finding.file, finding.rule) for finding in lint(given)]
 
 
 def test_nothing_found_in_the_repository_itself(monkeypatch, output_of):
@@ -99,7 +101,7 @@ def test_planted(mistake):
 def test_what_a_task_imports(file, line, said):
     path = Path("recipes/causal_lm", file)
     path.write_text(f"{line}\n{path.read_text()}")
-    findings = [each for each in lint_files([Path(RECIPE)]) if each.rule == "import"]
+    findings = [each for each in lint([Path(RECIPE)]) if each.rule == "import"]
     found = [str(each).partition("; ")[0] for each in findings]
     assert found == [f"{path}: line 1: largebatch has no {each}" for each in said]
     assert all(each.message.endswith('says under "Renamed" what to write instead') for each in findings)

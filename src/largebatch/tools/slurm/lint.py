@@ -1,7 +1,7 @@
 """`largebatch lint`: mistakes in the files of a job, found without a GPU, a cluster or torch."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from largebatch.errors import UserError
@@ -34,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     any. Options of sbatch are not checked: submit --dry-run asks Slurm.
     """
     files = options.files or files_of_repository()
-    findings = lint_files(files, options.task)
+    task = options.task
+    findings = lint((BatchScript(file, task=task) if file.suffix == ".sbatch" else file for file in files), task)
     for finding in findings:
         print(finding)
     print(f"{counted(len(files), 'file')} checked, {counted(len(findings), 'problem')}")
@@ -55,28 +56,22 @@ def files_of_repository() -> list[Path]:
     return files
 
 
-def lint_files(files: Sequence[Path], task: Path | None = None) -> list[Finding]:
-    """Check recipes, of the task if they are elsewhere, scripts, Accelerate and DeepSpeed configs, and what they name.
+def lint(files: Iterable[Path | BatchScript], task: Path | None = None) -> list[Finding]:
+    """Check recipes, of the task if they are elsewhere, Accelerate and DeepSpeed configs, and scripts with what they
+    name.
 
     Raises:
         UserError: A file cannot be read.
     """
-    scripts = [BatchScript(file, task=task) for file in files if file.suffix == ".sbatch"]
-    return lint_scripts(scripts, [file for file in files if file.suffix != ".sbatch"], task)
-
-
-def lint_scripts(
-    scripts: Sequence[BatchScript], configs: Sequence[Path] = (), task: Path | None = None
-) -> list[Finding]:
-    """Check batch scripts, the files that they name, and other configs.
-
-    Raises:
-        UserError: A file cannot be read.
-    """
-    overrides: dict[Path, Sequence[str]] = dict.fromkeys(configs, ())
-    for script in scripts:
-        named = (script.recipe, script.accelerate_config)
-        overrides |= {path: script.overrides for path in named if path and path.is_file()}
-    found = {finding for script in scripts for finding in script_findings(script)}
-    found |= {finding for path, words in overrides.items() for finding in config_findings(path, words, task)}
+    found: set[Finding] = set()
+    configs: dict[Path, Sequence[str]] = {}
+    for file in files:
+        if isinstance(file, BatchScript):
+            found.update(script_findings(file))
+            named = (file.recipe, file.accelerate_config)
+            configs |= {path: file.overrides for path in named if path and path.is_file()}
+        else:
+            configs.setdefault(file, ())
+    for path, overrides in configs.items():
+        found.update(config_findings(path, overrides, task))
     return sorted(found)

@@ -17,7 +17,7 @@ from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import take_snapshot
 from largebatch.tools.options import add_recipe
 from largebatch.tools.slurm.batch_script import OPTION, SCRIPTS, BatchScript, site_environment
-from largebatch.tools.slurm.lint import lint_scripts
+from largebatch.tools.slurm.lint import lint
 
 EPILOG = """examples:
   largebatch submit gpt2_124m --nodes 4 --gpus-per-node 8 --dry-run
@@ -78,7 +78,7 @@ def submit_script(script: BatchScript, options: argparse.Namespace, words: Seque
     `words` are for the script, besides the job's options.
     """
     _refuse_other_jobs(script, options.config)
-    findings = lint_scripts([script], task=script.task)
+    findings = lint([script], script.task)
     if findings:
         print(*findings, "not submitted", sep="\n")
         return 1

@@ -14,7 +14,7 @@ from largebatch.errors import ConfigError, StorageError, UserError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.tools.slurm.batch_script import SCRIPTS, BatchScript
-from largebatch.tools.slurm.lint import lint_scripts
+from largebatch.tools.slurm.lint import lint
 from largebatch.tools.slurm.submit import settings_of_job, submit_script
 from largebatch.tools.sweep.points import POINTS, Point, Sweep
 from largebatch.words import counted
@@ -87,7 +87,7 @@ def _check(sweep: Sweep, task: Path, num_processes: int, script: BatchScript | N
         try:
             resolve(load_config(sweep.recipe, point.overrides, task=task), num_processes)
             if script:
-                problems = list(map(str, lint_scripts([replace(script, overrides=point.overrides)], task=task)))
+                problems = list(map(str, lint([replace(script, overrides=point.overrides)], task)))
         except ConfigError as error:
             problems = error.problems
         for problem in problems:
