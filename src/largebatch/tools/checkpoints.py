@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if not found:
         raise UserError(f"{options.run_dir} has no checkpoints; give the folder of a run, such as runs/resnet_digits")
     print(LINE.format("checkpoint", "step", "written by", "size", "written at", "state"))
-    usable: list[bool] = []
+    usable = []
     best = None
     for entry in found:
         about = ("-", "-", "-")

@@ -106,12 +106,13 @@ def _measured(folder: Path) -> CriticalBatch:
             "the critical batch of this model, where a run needs twice the samples; give --critical-batch"
         )
     found: Any = run.summary().get("noise_scale")
-    samples = found.get("samples") if isinstance(found, dict) else None
+    found = found if isinstance(found, dict) else {}
+    samples = found.get("samples")
     if not is_amount(samples):
-        why = found.get("not_measured") if isinstance(found, dict) else None
+        why = found.get("not_measured") or "no noise_scale of summary.json there has a positive number of samples"
         raise UserError(
-            f"--measured {folder}: {why or 'no noise_scale of summary.json there has a positive number of samples'}; "
-            "give the folder of a run with logging.noise_scale that measured, or --critical-batch"
+            f"--measured {folder}: {why}; give the folder of a run with logging.noise_scale that measured, or "
+            "--critical-batch"
         )
     source = (
         f"the noise scale in {folder}, which stands in for it and grows during training. For language models under "
