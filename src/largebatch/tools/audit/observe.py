@@ -137,8 +137,7 @@ class _Watch:
                 "model is wrapped, and return the wrapped model, or several that are trained in an nn.ModuleList"
             )
         # ZeRO-3 leaves none of a parameter's elements in place.
-        sizes = {each: getattr(each, "ds_numel", each.numel()) for each in names}
-        zeros = {each: np.zeros(size * (1 + each.is_complex())) for each, size in sizes.items()}
+        zeros = {each: np.zeros(getattr(each, "ds_numel", each.numel()) * (1 + each.is_complex())) for each in names}
         ends = np.cumsum([each.size for each in zeros.values()])
 
         def vector(found: Vectors) -> Vector:
