@@ -98,8 +98,8 @@ def _given(options: argparse.Namespace) -> tuple[Loop, list[Layout]]:
     """The loop and the layouts that the options name."""
     file, _, function = options.loop.partition(":")
     path = Path(file).resolve()
-    if missing := [str(each) for each in (path, options.accelerate) if each and not each.is_file()]:
-        raise UserError(f"{missing[0]} is not a file; give a Python file that defines {CONTRACT}")
+    if not path.is_file():
+        raise UserError(f"{path} is not a file; give a Python file that defines {CONTRACT}")
     if not re.fullmatch(r"[^.]+\.py", path.name):
         raise UserError(f"{file}: Python cannot import a file of this name; rename it, such as train.py")
     loop = Loop(path, function or "audit", options.batch, options.accelerate, options.timeout)
