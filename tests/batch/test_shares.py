@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from largebatch.batch.mixture import Mixture, apportion, whole_weights
+from largebatch.batch.mixture import Mixture, whole_weights
 
 
 def largest_remainders(total, weights):
@@ -38,9 +38,10 @@ def test_passes_over_each_source():
 
 
 def test_ties_and_fractions():
-    assert apportion(0, (1, 2)) == [0, 0]
-    assert apportion(10, (1, 1, 1)) == [4, 3, 3]
-    assert apportion(2, (1, 1, 1)) == [1, 1, 0]
+    equal = Mixture(("a", "b", "c"), (1, 1, 1), (1, 1, 1))
+    assert equal.counts_after(0) == (0, 0, 0)
+    assert equal.counts_after(10) == (4, 3, 3)
+    assert equal.counts_after(2) == (1, 1, 0)
     assert whole_weights([0.7, 0.3]) == (7, 3)
     assert whole_weights([1 / 3, 2 / 3]) == (1, 2)
     assert whole_weights([2.0, 0.0, 4.0]) == (1, 0, 2)

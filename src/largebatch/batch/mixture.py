@@ -21,26 +21,18 @@ class Mixture:
         weight is 0 or at least one sample of a global batch, no batch takes back what an earlier one was given, and the
         batch's own counts are the differences.
         """
-        return tuple(apportion(num_samples, self.weights))
+        whole = sum(self.weights)
+        counts = [num_samples * weight // whole for weight in self.weights]
+        remainders = [num_samples * weight % whole for weight in self.weights]
+        # Of equal ones, the first.
+        largest = sorted(range(len(counts)), key=lambda number: -remainders[number])
+        for number in largest[: num_samples - sum(counts)]:
+            counts[number] += 1
+        return tuple(counts)
 
     def epochs(self, num_samples: int) -> list[float]:
         """How many times each source is seen in this many samples."""
         return [count / size for count, size in zip(self.counts_after(num_samples), self.sizes, strict=True)]
-
-
-def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """`total` in shares of these ratios, rounded by largest remainders; of equal ones, the first.
-
-    >>> apportion(10, (1, 1, 1))
-    [4, 3, 3]
-    """
-    whole = sum(weights)
-    shares = [total * weight // whole for weight in weights]
-    remainders = [total * weight % whole for weight in weights]
-    largest = sorted(range(len(weights)), key=lambda number: -remainders[number])
-    for number in largest[: total - sum(shares)]:
-        shares[number] += 1
-    return shares
 
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
