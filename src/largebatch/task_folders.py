@@ -6,7 +6,6 @@ the same name do not collide, a link to a folder is the same package, and its mo
 
 import hashlib
 import importlib
-import inspect
 import os
 import re
 import sys
@@ -45,11 +44,6 @@ def load_package(script: str) -> str:
 def import_from(folder: str | Path, module: str) -> ModuleType:
     """A module of a task's folder, such as "model"."""
     return importlib.import_module(f"{_load(os.path.realpath(folder))}.{module}")
-
-
-def folder_of(config_class: type) -> Path:
-    """The task folder that a class `Config` is from."""
-    return Path(inspect.getfile(config_class)).parent
 
 
 def recipes_in(folder: Path) -> list[Path]:

@@ -15,7 +15,6 @@ from largebatch.config.recipe import RecipeConfig, as_json
 from largebatch.config.task_config import config_class_of, task_code_errors
 from largebatch.errors import ConfigError
 from largebatch.system.regular_file import read_bytes
-from largebatch.task_folders import folder_of
 from largebatch.words import did_you_mean
 
 MAX_PROBLEMS = 100
@@ -83,7 +82,7 @@ def validate(raw: JsonObject, config_class: type[RecipeConfig], source: Path | N
     Raises:
         ConfigError: All problems within sections, one line each; or, if there are none, all between them.
     """
-    with task_code_errors(folder_of(config_class)):
+    with task_code_errors(config_class.task_folder()):
         try:
             # As JSON, where lists may stand for tuples, and strings for paths and dates, although validation is strict.
             config = config_class.model_validate_json(json.dumps(raw))

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
@@ -29,7 +30,6 @@ from largebatch.config.sections import (
     Section,
     Train,
 )
-from largebatch.task_folders import folder_of
 
 Check = Callable[[Any], Iterator[str]]
 
@@ -115,10 +115,15 @@ class RecipeConfig(Section):
 
     # --- what a task may override ---------------------------------------------------------------------------------
 
+    @classmethod
+    def task_folder(cls) -> Path:
+        """The task's folder."""
+        return Path(inspect.getfile(cls)).parent
+
     @property
     def task(self) -> str:
         """The name of the task's folder."""
-        return folder_of(type(self)).name
+        return self.task_folder().name
 
     @property
     def coupled_features(self) -> int:

@@ -29,7 +29,7 @@ from largebatch.model.activation_checkpointing import KEPT_RESULTS, blocks_to_re
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.building import build_shapes, storage_of
 from largebatch.model.parts import differentiable
-from largebatch.task_folders import folder_of, import_from
+from largebatch.task_folders import import_from
 
 
 def recipe_model(config: RecipeConfig) -> nn.Module:
@@ -39,7 +39,7 @@ def recipe_model(config: RecipeConfig) -> nn.Module:
         UserError: There is no model.py, it cannot be imported, it has no `build_model`, or that fails or does not
             return a model.
     """
-    folder = folder_of(type(config))
+    folder = config.task_folder()
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if config.precision == "fp64" else torch.float32)
     try:
@@ -126,7 +126,7 @@ def _addmm_flops(_: object, left: Sequence[int], right: Sequence[int], **__: obj
 @contextmanager
 def _on_shapes(model: nn.Module, config: RecipeConfig) -> Iterator[dict[str, torch.Tensor]]:
     """Give a model tensors without memory, and yield arguments to call it with: the task's `example_batch`."""
-    folder = folder_of(type(config))
+    folder = config.task_folder()
     example_batch = getattr(import_from(folder, "model"), "example_batch", None)
     if example_batch is None:
         raise NotEstimated("model.py has no example_batch")

@@ -18,7 +18,6 @@ from largebatch.errors import RunStopped, UserError
 from largebatch.system.endings import OwnEnding
 from largebatch.system.failures import storage_errors
 from largebatch.system.variables import whole_number_or_none
-from largebatch.task_folders import folder_of
 from largebatch.words import printable
 
 SECONDS_FOR_THE_REPORT = 10
@@ -90,7 +89,7 @@ def from_command_line(
             "grow",
         )
         options, overrides = parser.parse_known_args(arguments)
-        config = load_config(options.config, overrides, folder_of(config_class))
+        config = load_config(options.config, overrides, config_class.task_folder())
         if not isinstance(config, config_class):
             raise UserError(f"{config_class.__qualname__} is not the class Config of its task's config.py; pass that one")
         fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())

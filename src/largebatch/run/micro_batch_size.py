@@ -13,7 +13,7 @@ from largebatch.backend.launch import Launch
 from largebatch.config import RecipeConfig
 from largebatch.model.parts import differentiable
 from largebatch.storage.run_folder import RunFolder
-from largebatch.task_folders import folder_of, import_from
+from largebatch.task_folders import import_from
 
 MIN_FREE_FRACTION = 0.08
 """The fraction of a GPU's memory that the first steps must leave, for fragmentation and other libraries."""
@@ -48,7 +48,7 @@ def rehearse_longest(config: RecipeConfig, backend: Backend) -> None:
     Raises:
         OutOfMemoryError: It does not fit into a GPU, or leaves too little of it.
     """
-    example_batch = getattr(import_from(folder_of(type(config)), "model"), "example_batch", None)
+    example_batch = getattr(import_from(config.task_folder(), "model"), "example_batch", None)
     if example_batch:
         batch = {name: tensor.to(backend.device) for name, tensor in example_batch(config).items()}
         buffers = {name: buffer.clone() for name, buffer in backend.model.named_buffers()}

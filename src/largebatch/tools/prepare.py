@@ -25,7 +25,7 @@ from largebatch.data.text import IGNORE_INDEX
 from largebatch.data.tokenizer import load_tokenizer
 from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import replace_file
-from largebatch.task_folders import folder_of, import_from
+from largebatch.task_folders import import_from
 from largebatch.tools.options import add_recipe, positive_int
 from largebatch.words import printable
 
@@ -153,7 +153,7 @@ def _without_numbers(config: RecipeConfig) -> RecipeConfig:
 
 
 def _open(config: RecipeConfig, preparation: Preparation) -> Sources:
-    folder = folder_of(type(config))
+    folder = config.task_folder()
     with task_code_errors(folder, blamed="data.py"):
         open_sources = import_from(folder, "data").sources
     opened: Sources = open_sources(config, preparation)

@@ -18,7 +18,6 @@ from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import keep_source
 from largebatch.system.endings import StopReason
 from largebatch.system.variables import whole_number
-from largebatch.task_folders import folder_of
 
 
 class OwnFolder(RunFolder):
@@ -90,7 +89,7 @@ class OwnFolder(RunFolder):
             # The plan first: it is what marks the folder as a run's.
             self.write_plan(plan)
             self.write_config(config)
-            task = folder_of(type(config))
+            task = config.task_folder()
             # Someone may train with the source of an earlier start.
             if not task.is_relative_to(self.source_dir):
                 keep_source(self.source_dir, task, about.get("recipe"))

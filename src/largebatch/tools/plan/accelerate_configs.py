@@ -12,7 +12,6 @@ from largebatch.config import RecipeConfig
 from largebatch.errors import UserError
 from largebatch.estimate.model_shape import Strategy
 from largebatch.plan.strategies import STRATEGIES
-from largebatch.task_folders import folder_of
 
 DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 REHEARSED_SHARDS = 2
@@ -70,7 +69,7 @@ def find_accelerate_configs(strategies: Sequence[str] | None, config: RecipeConf
     Raises:
         UserError: There is no such folder, or none of that name in it.
     """
-    beside = folder_of(type(config)).parent / "accelerate_configs"
+    beside = config.task_folder().parent / "accelerate_configs"
     folder = beside if beside.is_dir() else Path("recipes/accelerate_configs")
     files = {file.stem: file.resolve() for file in sorted(folder.glob("*.yaml"))}
     if strategies is None:

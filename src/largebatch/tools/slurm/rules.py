@@ -18,7 +18,6 @@ from largebatch.config import load_config, task_of
 from largebatch.errors import ConfigError
 from largebatch.plan import resolve
 from largebatch.plan.strategies import STRATEGIES
-from largebatch.task_folders import folder_of
 from largebatch.tools.slurm.batch_script import ACCELERATE_CONFIGS, BatchScript, read_text
 from largebatch.words import did_you_mean
 
@@ -51,7 +50,7 @@ def _recipe(script: BatchScript) -> Iterator[str]:
             f"RECIPE is {value or 'not set'}, and not a file of the script's name in {Path.cwd()}; write "
             f"RECIPE=recipes/TASK/{name}.json, the path from the top of the repository, or rename the script"
         )
-    elif script.config and not (train := folder_of(type(script.config)) / "train.py").is_file():
+    elif script.config and not (train := script.config.task_folder() / "train.py").is_file():
         yield f"there is no {train} to train {script.recipe.name} with; write one, or name the recipe's own task"
 
 

@@ -22,7 +22,6 @@ from largebatch.plan import resolve
 from largebatch.plan.strategies import SINGLE
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
-from largebatch.task_folders import folder_of
 from largebatch.tools.local_jobs.jobs import JobFailed, run_job
 from largebatch.tools.local_jobs.training import train
 from largebatch.tools.plan.accelerate_configs import rehearsal_environment
@@ -119,7 +118,7 @@ class Verification:
     @property
     def task(self) -> Path:
         """The folder of the recipe's task."""
-        return folder_of(type(self.config))
+        return self.config.task_folder()
 
     def limits(self, rounding: Differences | None = None) -> Differences:
         """The largest differences with which a run agrees; `rounding` as in `differences.limits`."""
