@@ -42,6 +42,9 @@ from typing import Literal
 
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, elements_of, padded
 
+Part = Literal["forward", "backward", "update"]
+"""Of a step."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -62,7 +65,7 @@ class Collective:
     operation: Literal["gather", "reduce-scatter", "all-reduce", "exchange"]  # what they do
     size: int  # bytes of the whole tensors that they gather or reduce
     calls: int  # the number of collectives that these bytes are divided into
-    phase: Literal["forward", "backward", "update"]  # the computation that it overlaps; none in the update
+    phase: Part  # the computation that it overlaps; none in the update
     group: Group  # the processes that take part
     times: int = 1  # how often per step: with each micro-batch, or once, with the last one
 
@@ -156,7 +159,7 @@ def sharded(case: TrafficCase) -> Collectives:
     reduced = sum(parameter.padded_rows(shards.size) for parameter in model.trained) * model.element_bytes
     trained_units = len({parameter.unit for parameter in model.trained})
 
-    def gathered(parameters: Sequence[ParameterShape], phase: Literal["forward", "backward"]) -> Collective:
+    def gathered(parameters: Sequence[ParameterShape], phase: Part) -> Collective:
         size = sum(each.padded_rows(shards.size) * each.gathered_bytes(model.element_bytes) for each in parameters)
         units = len({each.unit for each in parameters})
         return Collective("gather", size, units, phase, shards, case.micro_batches)
@@ -207,7 +210,7 @@ def zero3(case: TrafficCase) -> Collectives:
     large = [each for each in model.parameters if each.elements > threshold]
     in_modules = sum(each.modules * size(each) for each in large)
 
-    def gathered(size: int, phase: Literal["forward", "backward", "update"], times: int = 1) -> Collective:
+    def gathered(size: int, phase: Part, times: int = 1) -> Collective:
         calls = -(-size // (zero.stage3_prefetch_bucket_size * model.element_bytes))
         return Collective("gather", size, calls, phase, Group(case.world_size), times)
 

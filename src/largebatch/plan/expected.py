@@ -16,6 +16,8 @@ from largebatch.batch.student_t import student_t
 from largebatch.config.sections import Expected
 from largebatch.plan.contract import RunPlan
 
+Verdict = Literal["inside", "outside", "unknown"]
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -26,7 +28,7 @@ class Comparison:
     found: float | None  # None if the run has not come so far, or does not reach the target
     low: float | None  # the range, as above; None for a single seed
     high: float | None
-    verdict: Literal["inside", "outside", "unknown"]
+    verdict: Verdict
 
     def __str__(self) -> str:
         found = "not reached" if self.found is None else f"{self.found:,.6g}"
@@ -71,7 +73,7 @@ def compare(plan: RunPlan, evaluations: Sequence[Mapping[str, Any]]) -> Comparis
     else:
         due = plan.timeline.steps_in(length)
         found = next((value for step, value in lines if step >= due), None)
-    verdict: Literal["inside", "outside", "unknown"] = "unknown"
+    verdict: Verdict = "unknown"
     if low is not None and high is not None and (found is not None or is_over):
         verdict = "inside" if found is not None and low <= found <= high else "outside"
     return Comparison(expected.metric, expected.source, found, low, high, verdict)
