@@ -91,7 +91,9 @@ def from_command_line(
         options, overrides = parser.parse_known_args(arguments)
         config = load_config(options.config, overrides, config_class.task_folder())
         if not isinstance(config, config_class):
-            raise UserError(f"{config_class.__qualname__} is not the class Config of its task's config.py; pass that one")
+            raise UserError(
+                f"{config_class.__qualname__} is not the class Config of its task's config.py; pass that one"
+            )
         fields = tuple(field.strip() for words in options.allow_change for field in words.split(",") if field.strip())
         run_dir = options.run_dir or Path("runs") / options.config.stem
         yield config, RunOptions(run_dir, options.resume, fields, options.config, options.perturb_weights, ending)

@@ -82,13 +82,14 @@ OF_KINDS = {
         "clipping, or some are reduced more often"
     ),
     "coupled": (
-        "the loss depends on which samples share a micro-batch: BatchNorm's statistics are its own (SyncBatchNorm "
-        "takes them over processes only), or its negatives are (gather those of processes with their gradient; "
-        "accumulation divides them always); or a term that has no samples, such as a regularizer, is added for each; "
-        "or a buffer that changes in each forward pass is used by the next one; or each process or micro-batch clips "
-        "its part of the gradient by that part's norm; or random numbers or data differ between them"
+        "the loss depends on which samples share a micro-batch: {}negatives are its own (gather those of processes "
+        "with their gradient; accumulation divides them always); or a term that has no samples, such as a "
+        "regularizer, is added for each; or a buffer that changes in each forward pass is used by the next one; or "
+        "each process or micro-batch clips its part of the gradient by that part's norm; or random numbers or data "
+        "differ between them"
     ),
 }
+OF_STATISTICS = "BatchNorm's statistics are its own (SyncBatchNorm takes them over processes only), or "
 OF_SCHEDULES = "its schedule depends on processes or micro-batches, as by len(loader): count the optimizer's steps"
 LOST_MICRO_BATCHES = (
     "only some micro-batches count: step after the last of them (counted from 1, not from 0), and call zero_grad after "
@@ -107,6 +108,7 @@ def faults(outcomes: Mapping[Layout, Outcome]) -> Iterator[str]:
         if kind in OF_KINDS:
             is_of_one_process = kind == "lost" and layouts[0].world_size == 1
             cause = LOST_MICRO_BATCHES if is_of_one_process else OF_KINDS[kind]
+            cause = cause.format(OF_STATISTICS if outcomes[layouts[0]].by_rank[0].has_batch_norm else "")
             said, *others = dict.fromkeys(outcomes[layout].said for layout in layouts)
             where = f" in {layouts[0]}" if others else ""
             yield f"{'; '.join(map(str, layouts))}: {said}{where}; {cause}"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
@@ -47,6 +48,8 @@ class Observed:
     update: Vector  # of all parameters, by all steps
     dtype: torch.dtype  # the least precise one of a parameter that is trained, or of the parts of a complex one
     parts: Mapping[str, slice]  # the place of each parameter in a gradient
+    unused: Sequence[str]  # trainable parameters without a gradient
+    has_batch_norm: bool
     buffers: str  # a digest of all of them at the end
     dropout: str  # a digest of the random state where the model would drop something first; "" without dropout
 
@@ -156,6 +159,8 @@ class _Watch:
                 (each.dtype.to_real() for each in used), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64
             ),
             dict(zip(names.values(), map(slice, [0, *ends], ends), strict=True)),
+            [name for each, name in names.items() if each.requires_grad and each not in used],
+            any(isinstance(each, _BatchNorm) and each.training for each in model.modules()),
             fingerprint(*model.buffers()),
             self.dropout,
         )

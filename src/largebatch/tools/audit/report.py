@@ -29,7 +29,7 @@ from largebatch.tools.audit.outcome import (
     span,
 )
 from largebatch.tools.local_jobs.jobs import preload_tasks
-from largebatch.words import bulleted, counted, wrapped
+from largebatch.words import bulleted, counted, some, wrapped
 
 NUM_FIRST_STEPS = 4
 LINE = "{:>9}{:>14}{:>13}  {}"
@@ -154,6 +154,8 @@ def _remarks(outcomes: Collection[Outcome]) -> Iterator[str]:
         yield "compared without dropout"
         if first.dropout in (each.dropout for each in others):
             yield "all processes draw the same dropout masks: seed torch with seed + rank before training"
+    if first.unused:
+        yield f"parameters without a gradient: {some(first.unused)}"
 
 
 def _meaning(reference: Reference) -> str:
