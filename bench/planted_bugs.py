@@ -29,10 +29,13 @@ class Planted:
 
 
 ONE_AND_TWO = ("--strategies=ddp", "--world-sizes=1,2", "--micro-batch-sizes=2", "--no-resume")
+ONE_AND_TWO_OF_ANY = ("--strategies=ddp", "--world-sizes=1,2", "--no-resume")
 RESUMED = ("--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=2")
 STEP = 'weight.sub_(group["lr"] * direction / (direction.abs() + group["softness"]))'
 BACKWARD = "step.backward(losses(batch).sum())"
 UPDATE = "        run.update(step)\n"
+WEIGHTS = "model.parameters()"
+CLAMP = "lambda gradient: gradient.clamp(-1e-3, 1e-3)"
 NOISE = "random.normal(0, 0.5, (side, side))"
 OF_THIS_PROCESS = 'np.random.default_rng([index, int(__import__("os").environ.get("RANK", 0))])'
 MODEL_END = "return nn.Sequential(*layers, "
@@ -61,13 +64,9 @@ SOMETIMES = """class Sometimes(nn.Module):
 
 """
 NOT_KEPT = "training depends on something that checkpoints do not have, such as an average in train.py"
-BY_MICRO_BATCH = "only other micro-batch sizes differ, from the first loss on: samples that share a micro-batch change"
+BY_MICRO_BATCH = "the first loss differs for other micro-batch sizes only: samples that share a micro-batch change"
 BY_PROCESS = "several processes differ where one does not, from the first loss on: data or noise depends on the process"
 OF_SAMPLES = "`fetch` in data.py returns another "
-IN_GRADIENTS = "the first loss agrees on several processes, but not its gradient"
-BY_DIVISION = "something is kept from one micro-batch to the next (a running average"
-BY_COUNT = "where a process has another number of micro-batches in a step, the first loss differs"
-REPORTED_LOSS = "gradients and weights agree, only the reported loss does not"
 IN_EVALUATION = "only evaluations differ: their values are means over the micro-batch"
 BESIDE_UPDATE = "after step.backward; run.update clips, steps and clears gradients"
 OF_A_PIECE = "the optimizer takes a norm, a mean or a maximum of such a piece for that of a parameter"
@@ -83,11 +82,6 @@ OF_OPTIMIZERS = (
         "an optimizer ignores the learning rate",
         "twice the rate does not make steps twice as long",
         [("softsign.py", STEP, STEP.replace('group["lr"]', "1e-3"))],
-    ),
-    Planted(
-        "an optimizer squares the learning rate",
-        "twice the rate does not make steps twice as long",
-        [("softsign.py", STEP, STEP.replace('group["lr"]', 'group["lr"] ** 2'))],
     ),
     Planted(
         "an optimizer decays biases and norms",
@@ -141,7 +135,7 @@ OF_OPTIMIZERS = (
 OF_TASKS = (
     Planted(
         "a loss is a mean over the micro-batch",
-        "only other micro-batch sizes differ, by one factor in the first loss and its gradient: the loss is a mean",
+        "differ by one factor for other micro-batch sizes only: the loss is a mean",
         [("train.py", BACKWARD, BACKWARD.replace("sum", "mean"))],
     ),
     Planted(
@@ -191,7 +185,6 @@ OF_TASKS = (
                 "def sources(config: Config, _):\n    np.random.seed(config.seed)\n",
             ),
         ],
-        words=("--strategies=ddp,fsdp", "--world-sizes=2", "--no-resume"),
     ),
     Planted(
         "samples are drawn by their places in a micro-batch",
@@ -214,7 +207,7 @@ OF_TASKS = (
     ),
     Planted(
         "a running average of micro-batches",
-        BY_DIVISION,
+        "something is kept from one micro-batch to the next (a running average",
         [
             (
                 "train.py",
@@ -224,7 +217,7 @@ OF_TASKS = (
             ),
             ("train.py", "    for step in run", "    average = 1.0\n    for step in run"),
         ],
-        words=("--strategies=ddp", "--world-sizes=1,2", "--no-resume"),
+        words=ONE_AND_TWO_OF_ANY,
     ),
     Planted(
         "data are drawn without a seed",
@@ -249,13 +242,25 @@ OF_TASKS = (
         words=RESUMED,
     ),
     Planted(
-        "train.py counts steps from the start of the process",
-        NOT_KEPT,
+        "a penalty in each micro-batch",
+        "a penalty on weights, is added in each micro-batch",
+        [("train.py", BACKWARD, BACKWARD.replace("sum()", f"sum() + sum(each.square().sum() for each in {WEIGHTS})"))],
+    ),
+    Planted(
+        "weights clamped after an update",
+        "ZeRO overwrites them with copies of its own",
+        [("train.py", UPDATE, f"{UPDATE}        [each.data.clamp_(-0.1, 0.1) for each in {WEIGHTS}]\n")],
+    ),
+    Planted(
+        "a hook that clamps gradients of micro-batches",
+        "a hook changes that of each micro-batch",
         [
-            ("train.py", BACKWARD, "step.backward(losses(batch).sum() * 0.9**number)"),
-            ("train.py", "for step in run.steps(train_set)", "for number, step in enumerate(run.steps(train_set))"),
+            (
+                "train.py",
+                "    for step in run",
+                f"    [each.register_hook({CLAMP}) for each in {WEIGHTS}]\n    for step in run",
+            )
         ],
-        words=RESUMED,
     ),
     Planted(
         "losses are summed in bf16",
@@ -293,7 +298,7 @@ OF_TASKS = (
     ),
     Planted(
         "a loss that is summed over processes",
-        REPORTED_LOSS,
+        "gradients and weights agree, only the reported loss does not",
         [
             IMPORT_TORCH,
             (
@@ -306,7 +311,7 @@ OF_TASKS = (
     ),
     Planted(
         "a curriculum that counts micro-batches",
-        BY_COUNT,
+        "where a process has another number of micro-batches in a step, the first loss differs",
         [
             (
                 "train.py",
@@ -315,11 +320,11 @@ OF_TASKS = (
             ),
             ("train.py", "    for step in run", "    seen = 0\n    for step in run"),
         ],
-        words=("--strategies=ddp", "--world-sizes=1,2", "--no-resume"),
+        words=ONE_AND_TWO_OF_ANY,
     ),
     Planted(
         "a part of the loss without its gradient",
-        IN_GRADIENTS,
+        "the first loss agrees on several processes, but not its gradient",
         [
             (
                 "train.py",

@@ -14,6 +14,7 @@ from verifying import SGD, recipe_with, rows_of, verify
 
 ALL_OF_IT = {"loss", "grad_norm", "update", "parameters", "evaluation", "first_loss", "first_grad_norm"}
 WEIGHTS = {"update", "parameters", "evaluation"}
+LATER = {"loss", "grad_norm", "parameters"}
 
 
 def cause_of(*rows):
@@ -51,19 +52,24 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     assert "of such a piece" in cause(
         lambda each: (each.strategy, each.world_size) in {("zero1", 1), ("zero1", 2), ("fsdp", 2)}, beyond=WEIGHTS
     )
+    assert "ZeRO overwrites them with copies of its own" in cause(lambda each: each.strategy == "zero1", beyond=WEIGHTS)
+    assert "outside of the forward pass of their own layer" in cause(lambda each: each.strategy == "fsdp")
     assert "depends on the process" in cause(two_processes)
     # A running average of micro-batches, as a generator of one's own, also differs on one process.
     kept = cause(lambda each: (each.world_size, each.micro_batch_size) != (1, 8))
     assert kept.startswith("whatever divides the batch in another way differs")
+
     # One process with twice as many micro-batches differs like two with half of them, and two with as many do not.
-    assert cause(lambda each: each.world_size * each.micro_batch_size != 8).startswith(
-        "where a process has another number of micro-batches in a step, the first loss differs"
-    )
+    def other_number(each):
+        return each.world_size * each.micro_batch_size != 8
+
+    another = "where a process has another number of micro-batches in a step, "
+    assert cause(other_number).startswith(f"{another}the first loss differs")
+    assert cause(other_number, beyond=LATER).startswith(f"{another}weights or losses differ after the first step")
     gradients = ALL_OF_IT - {"loss", "first_loss"}
     assert "hide from the loss, or a hook" in cause(half_the_size, beyond=gradients)
     assert "a hook changes that of each" in cause(lambda each: each != Combination("ddp", 1, 8), beyond=gradients)
-    later = {"loss", "grad_norm", "parameters"}
-    assert "the first samples do not show" in cause(half_the_size, beyond=later)
+    assert "the first samples do not show" in cause(half_the_size, beyond=LATER)
     for none in (lambda _: True, lambda _: False, lambda each: each.strategy == "ddp"):
         assert cause(none) is None
     assert cause(two_processes, verification.UNSEEDED, beyond=()) is None
@@ -72,7 +78,10 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     assert "share a micro-batch" in cause(half_the_size, more=[failed])
     # What cannot be told apart is all named.
     combinations = [Combination("zero1", 2, 4)]
-    assert all(part in cause(lambda _: True) for part in ("share a micro-batch", "the process"))
+    assert all(part in cause(lambda _: True) for part in ("share a micro-batch", "a penalty on weights", "the process"))
+    assert all(
+        part in cause(lambda _: True, beyond=gradients) for part in ("all_gather", "a hook changes that of each")
+    )
 
 
 @pytest.mark.parametrize(

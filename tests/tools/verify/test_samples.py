@@ -10,6 +10,7 @@ from paths import MAPS, ROOT, VIT_DIGITS
 from planting import plant
 
 MIRROR = 'derive_seed(self.config.seed, "mirror", epoch, index) % 2'
+NUMBER = "met = vars(self).setdefault('met', [])\n        met.append(index)\n        number = met.index(index)"
 RIGHT = [MAPS, *(ROOT / f"recipes/{name}.json" for name in ("contrastive/simclr_digits", "two_towers/clip_digits"))]
 
 
@@ -36,6 +37,8 @@ def test_samples_may_be_mixed_in_pairs_of_a_micro_batch(size):
             "self._one(int(index), epoch) for index in np.roll(indices, 1)",
             "",
         ),
+        # In the order in which a source has met its samples.
+        ("return torch.tensor(values.copy(),", f"{NUMBER}\n        return number + torch.tensor(values.copy(),", ""),
         ('return batch["weights"]', 'return 400 + batch["weights"].long().sum()', "`weight` in data.py counts "),
     ],
 )

@@ -22,7 +22,7 @@ def _strategy(each: Combination) -> StrategyEntry:
 
 def _traits(each: Combination, usual: int) -> Mapping[str, bool]:
     """Whether a combination divides the batch unlike the reference, which has the usual micro-batch size: by trait."""
-    steps = _strategy(each).steps
+    strategy = _strategy(each)
     return {
         "other micro-batch": each.micro_batch_size != usual,
         # Of each process, in a step.
@@ -30,12 +30,22 @@ def _traits(each: Combination, usual: int) -> Mapping[str, bool]:
         "several processes": each.world_size > 1,
         "another division": each.world_size > 1 or each.micro_batch_size != usual,
         # The optimizer steps parts of parameters, or, as under ZeRO even on one process, several as one.
-        "pieces": steps == "flat pieces of several parameters"
-        or (steps == "rows of parameters" and each.world_size > 1),
+        "pieces": strategy.steps == "flat pieces of several parameters"
+        or (strategy.steps == "rows of parameters" and each.world_size > 1),
+        "sharded weights": strategy.shards == "the optimizer and weights",
+        "copies of weights": strategy.engine == "DeepSpeed",
     }
 
 
 SCALED = "scaled first loss"
+_HOOK = (
+    "the first loss agrees, but not its gradient: a hook changes that of each micro-batch (clip with "
+    "optimizer.clip_norm), or a part of the loss does not reach it as it should"
+)
+_LATER = (
+    "the first step and its update agree, later ones do not: something that is kept from step to step (a buffer that "
+    "`forward` updates, a cache of the source, an average in train.py) depends on the process or micro-batch"
+)
 _OF_STATISTICS = "(running statistics: by a forward pass of its own, or an evaluation in training mode)"
 # By symptom, the earliest first: the cause if exactly the combinations with a trait show it, and otherwise.
 _CAUSES: Mapping[str, Mapping[str, str]] = {
@@ -63,8 +73,10 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
             "the first loss differs for other micro-batch sizes only: samples that share a micro-batch change each "
             "other (statistics over it, sorting, padding without a mask, other samples as negatives: see "
             "coupled_features); or random numbers are drawn for it (dropout: declare uses_dropout; torch.rand in "
-            "train.py: draw them in `fetch`, from `derive_seed`); or, if the factors are about the ratio of the sizes, "
-            "the loss is a mean over each micro-batch, whose weights are unequal, instead of a sum"
+            "train.py: draw them in `fetch`, from `derive_seed`); or a term that is no sum over samples, such as a "
+            "penalty on weights, is added in each micro-batch (multiply it by what `weight` counts there); or, if the "
+            "factors are about the ratio of the sizes, the loss is a mean over each micro-batch, whose weights are "
+            "unequal, instead of a sum"
         ),
         "other number of micro-batches": (
             "where a process has another number of micro-batches in a step, the first loss differs: something counts "
@@ -75,6 +87,10 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
             "several processes differ where one does not, from the first loss on: data or noise depends on the process "
             "(draw both in `fetch`, from `derive_seed(seed, name, epoch, index)`, not in train.py; dropout from "
             "torch's default generator, which only the run may seed), or the loss is divided by something that does"
+        ),
+        "sharded weights": (
+            "only where weights are sharded does the first loss differ: weights are used outside of the forward pass "
+            "of their own layer, as by a penalty in train.py, where a process does not have all of them"
         ),
         "another division": (
             "whatever divides the batch in another way differs, from the first loss on: something is kept from one "
@@ -93,15 +109,17 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
             "the first loss agrees on several processes, but not its gradient: what `dist.all_gather` and "
             "`dist.all_reduce` return has none, or a branch, a `detach` or a hook depends on the rank"
         ),
-        "otherwise": (
-            "the first loss agrees, but not its gradient: a hook changes that of each micro-batch, or a part of the "
-            "loss does not reach it as it should"
-        ),
+        "another division": _HOOK,
+        "otherwise": _HOOK,
     },
     "update": {
         "pieces": (
             "only where parameters are sharded or flattened does the first update differ: the optimizer takes a norm, "
             "a mean or a maximum of such a piece for that of a parameter"
+        ),
+        "copies of weights": (
+            "only under ZeRO does the first update differ: train.py changes weights after run.update, such as by a "
+            "clamp, and ZeRO overwrites them with copies of its own (do it in `forward`)"
         ),
         "several processes": (
             "loss and gradient of the first step agree on several processes, but not its update: the optimizer, or "
@@ -113,16 +131,18 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "later": {
+        "other number of micro-batches": (
+            "where a process has another number of micro-batches in a step, weights or losses differ after the first "
+            "step: something changes in each micro-batch (an average or a teacher in train.py, a buffer that `forward` "
+            "updates, as spectral_norm does); change it once per step, after run.update"
+        ),
         "other micro-batch": (
             "weights or losses differ for other micro-batch sizes only, after the first step: something depends on the "
             "micro-batch that the first samples do not show (the source's `weight`, padding without a mask), or that "
             "is kept from step to step (a buffer that `forward` updates)"
         ),
-        "otherwise": (
-            "the first step and its update agree, later ones do not: something that is kept from step to step (a "
-            "buffer that `forward` updates, a cache of the source, an average in train.py) depends on the process or "
-            "micro-batch"
-        ),
+        "several processes": _LATER,
+        "otherwise": _LATER,
     },
     "reported loss": {
         "otherwise": (

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +20,21 @@ SAMPLES = 32
 def fault_of_samples(recipe: Path, overrides: Sequence[str], task: Path) -> str | None:
     """What is wrong with a recipe's first training samples; None if nothing is.
 
-    They are fetched twice, the second time with the first two thirds exchanged, which hold whole micro-batches, because
-    mixup pairs samples within one.
+    They are fetched from two sources, from the second with the first two thirds exchanged, which hold whole
+    micro-batches, because mixup pairs samples within one.
     """
     config = load_config(recipe, overrides, task=task)
-    train, *_ = import_from(task, "data").sources(config, Preparation(f"largebatch prepare {recipe}"))
+    sources = partial(import_from(task, "data").sources, config, Preparation(f"largebatch prepare {recipe}"))
+    train, *_ = sources()
     micro_batch_size = config.batch.micro_batch_size
     micro_batches = min(math.ceil(SAMPLES / 3 / micro_batch_size), len(train) // 3 // micro_batch_size)
     third = micro_batches * micro_batch_size
     indices = np.arange(3 * third or min(len(train), micro_batch_size))
     exchanged = np.concatenate([indices[third : 2 * third], indices[:third], indices[2 * third :]])
     batch = train.fetch(indices, 0)
-    again = train.fetch(exchanged, 0)
+    # Another one, which has not numbered or kept anything in the order of the first call.
+    other, *_ = sources()
+    again = other.fetch(exchanged, 0)
     for name, tensor in batch.items():
         if tensor.shape[:1] == indices.shape and not torch.equal(tensor[exchanged], again[name]):
             return (

@@ -41,7 +41,7 @@ from largebatch.tools.verify.differences import (
 )
 from largebatch.tools.verify.samples import fault_of_samples
 
-MAX_EVALUATED_SAMPLES = 50
+MIN_EVALUATED_SAMPLES = 50
 
 # A job that hangs ends earlier, by its own watchdog.
 TIMEOUT = 6 * 3600  # seconds
@@ -64,7 +64,8 @@ UNSEEDED = (
 )
 NOT_KEPT = (
     "a run that is not stopped does not differ, so training depends on something that checkpoints do not have, such as "
-    "an average in train.py (keep it in a buffer of the model) or an attribute of the optimizer (use optimizer.state)"
+    "an average in train.py (keep it in a buffer of the model), a copy of the starting weights (make it before "
+    "run.prepare) or an attribute of the optimizer (use optimizer.state)"
 )
 
 
@@ -314,7 +315,9 @@ class Verification:
         return max(MIN_HANG_SECONDS, HANG_FACTOR * reference.seconds)
 
     def _overrides(self, combination: Combination, steps: int) -> list[str]:
-        samples = min(self.config.evaluation.max_samples or MAX_EVALUATED_SAMPLES, MAX_EVALUATED_SAMPLES)
+        # More than a micro-batch, which other sizes then divide otherwise.
+        samples = max(MIN_EVALUATED_SAMPLES, 3 * self.config.batch.micro_batch_size // 2)
+        samples = min(self.config.evaluation.max_samples or samples, samples)
         return [
             *self.overrides,
             f"--batch.micro_batch_size={combination.micro_batch_size}",
