@@ -113,10 +113,7 @@ class TextPairSource:
         return len(self.rows)
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:  # noqa: ARG002 - there is no augmentation
-        rows = [self.rows[index].values() for index in indices.tolist()]
-        return self.texts.encode(
-            [[prefix + text for prefix, text in zip(self.prefixes, row, strict=True)] for row in rows]
-        )
+        return self.texts.encode([[*self.rows[index].values()] for index in indices.tolist()], self.prefixes)
 
     def weight(self, batch: Batch) -> int:
         return len(batch["ids"])

@@ -1,6 +1,7 @@
 """Texts as tokens of the recipe's tokenizer."""
 
 from collections.abc import Sequence
+from os.path import commonprefix
 
 import numpy as np
 import torch
@@ -39,16 +40,23 @@ class Texts:
         """A number for each text, the same for texts of the same tokens."""
         return np.array([_number(tokens) for tokens in self.tokens_of(texts)])
 
-    def encode(self, rows: Sequence[Sequence[str]]) -> Batch:
-        """Rows of equally many texts: "input_ids" and their "mask", shape (rows, texts, max_tokens), and "ids", shape
-        (rows, texts), which are the same for texts of the same tokens; the end-of-text token fills up shorter ones."""
-        texts = self.tokens_of([text for row in rows for text in row])
+    def encode(self, rows: Sequence[Sequence[str]], prefixes: Sequence[str] = ("",)) -> Batch:
+        """Rows of a text for each of the prefixes, with which they begin: "input_ids" and their "mask", shape (rows,
+        texts, max_tokens), and "ids", shape (rows, texts), which are the same for texts of the same tokens behind the
+        prefix; the end-of-text token fills up shorter ones."""
+        texts = self.tokens_of([prefix + text for row in rows for prefix, text in zip(prefixes, row, strict=True)])
+        begins = self.tokens_of(prefixes) * len(rows)
         size = self._max_tokens
         end = self._tokenizer.end_of_text
+        ids = []
+        for tokens, begin in zip(texts, begins, strict=True):
+            # Not of the prefix's length: before a text, its last token may be another one.
+            shared = commonprefix([tokens, begin])  # noqa: RUF071 - of lists
+            ids.append(_number(tokens[len(shared) :]))
         flat = {
             "input_ids": torch.tensor([tokens + [end] * (size - len(tokens)) for tokens in texts]),
             "mask": torch.arange(size) <= torch.tensor([[len(tokens)] for tokens in texts]),
-            "ids": torch.tensor([_number(tokens) for tokens in texts]),
+            "ids": torch.tensor(ids),
         }
         return {name: values.view(len(rows), -1, *values.shape[1:]) for name, values in flat.items()}
 

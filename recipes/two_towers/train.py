@@ -33,6 +33,7 @@ LOSSES: dict[str, CoupledLoss] = {
     "sigmoid": sigmoid_loss,
 }
 RANKS = (1, 10)
+SIDES = ("first", "second")
 
 
 def main(config: Config, options: RunOptions) -> None:
@@ -92,11 +93,17 @@ def main(config: Config, options: RunOptions) -> None:
         def evaluate_batch(batch: Batch) -> dict[str, Value]:
             own = row(batch)
             found: dict[str, Value] = {}
-            for name, this, other in (("recall", "first", "second"), ("reverse_recall", "second", "first")):
-                nearest = (own[this] @ everything[other].T).topk(min(max(RANKS), len(everything[other]))).indices
-                # Another pair with the same text is as right.
-                is_right = (everything["ids"][nearest] == own["ids"].unsqueeze(1)).any(dim=2)
-                found |= {f"{name}@{rank}": is_right[:, :rank].any(dim=1).float() for rank in RANKS}
+            ids = everything["ids"]
+            # Another pair with the same text is as right.
+            is_right = (own["ids"].unsqueeze(1) == ids).any(dim=2)
+            for side, name in enumerate(("recall", "reverse_recall")):
+                similarities = own[SIDES[side]] @ everything[SIDES[1 - side]].T
+                # A text does not find itself on the other side of another pair.
+                is_itself = (own["ids"][:, side, None] == ids[:, 1 - side]) & ~is_right
+                similarities = similarities.masked_fill(is_itself, -torch.inf)
+                nearest = similarities.topk(min(max(RANKS), len(ids))).indices
+                is_found = is_right.gather(1, nearest)
+                found |= {f"{name}@{rank}": is_found[:, :rank].any(dim=1).float() for rank in RANKS}
             if have_classes:
                 found["zero_shot_accuracy"] = are_named(own["first"], batch["labels"])
             return found

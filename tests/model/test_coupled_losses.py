@@ -12,8 +12,9 @@ from largebatch.model.coupled_losses import info_nce, nt_xent, sigmoid_loss
 NUM_SAMPLES = 7
 SCALE = 3.0
 BIAS = -1.5
-# Samples 1 and 4 have the same second vector, 0 and 3 the same first one; sample 2's hard negative is 5's second one.
-IDS = torch.tensor([[20, 0, 10], [21, 1, 11], [22, 2, 5], [20, 3, 13], [24, 1, 14], [25, 5, 15], [26, 6, 16]])
+# Samples 1 and 4 have the same second vector, 0 and 3 the same first one, and 6's first one is 2's second one. Sample
+# 2's hard negative is 5's second one, and 3's is 4's first one.
+IDS = [[20, 0, 10], [21, 1, 11], [22, 2, 5], [20, 3, 24], [24, 1, 14], [25, 5, 15], [2, 6, 16]]
 
 
 def of_nt_xent(features):
@@ -30,7 +31,7 @@ def of_info_nce(features, both_ways=True, ids=None):
     def is_same(n, m, k):
         if ids is None or (n == m and k == 1):
             return False
-        return ids[n, 1] == ids[m, k] or (k == 1 and ids[n, 0] == ids[m, 0])
+        return not {*ids[n][:2]}.isdisjoint(ids[m][:2] if k == 1 else [ids[m][k]])
 
     losses = []
     for n, (first, second, *_) in enumerate(features):
@@ -72,11 +73,11 @@ def encoded(num_vectors, **ids):
         (nt_xent, of_nt_xent, encoded(2)),
         (info_nce, of_info_nce, encoded(2)),
         (info_nce, of_info_nce, encoded(4)),
-        (info_nce, partial(of_info_nce, ids=IDS), encoded(3, ids=IDS)),
+        (info_nce, partial(of_info_nce, ids=IDS), encoded(3, ids=torch.tensor(IDS))),
         (
             partial(info_nce, both_ways=False),
             partial(of_info_nce, both_ways=False, ids=IDS),
-            encoded(3, ids=IDS),
+            encoded(3, ids=torch.tensor(IDS)),
         ),
         (sigmoid_loss, of_sigmoid, encoded(2)),
     ],

@@ -102,10 +102,14 @@ def softmax_loss(logits, batch):
 
 
 def of_texts(config, model, batch):
+    """Neither pairs that share a text nor a pair's own texts are negatives."""
     features = model(input_ids=batch["input_ids"], mask=batch["mask"])["features"]
     candidates = torch.cat([features[:, number] for number in range(1, features.shape[1])])
     logits = features[:, 0] @ candidates.T / config.loss.temperature
-    # All texts differ.
+    texts = [[bytes(text).removeprefix(b"query: ").strip(b"\0") for text in row] for row in batch["input_ids"].tolist()]
+    others = [row[:2] for row in texts] + [row[2:] for row in texts]
+    same = [[not {*row[:2]}.isdisjoint(other) for other in others] for row in texts]
+    logits = logits.masked_fill(torch.tensor(same).fill_diagonal_(False), -torch.inf)
     return cross_entropy(logits, torch.arange(len(features)))
 
 
@@ -117,11 +121,15 @@ def reference(recipe, words: tuple[str, ...], mean_loss) -> dict:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> tuple[str, ...]:
-    """Overrides for a file of queries with a passage and a hard negative each."""
+    """Overrides for a file of queries with a passage and a hard negative each; some are another row's query, or
+    their own."""
     file = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
     rows = [
         {"query": f"what is {n}?", "positive": f"{n} it is", "hard": f"not {n + 1}" * (n % 3 + 1)} for n in range(70)
     ]
+    for n in range(0, 70, 5):
+        rows[n]["positive"] = rows[n + 1]["query"]
+        rows[n + 2]["hard"] = rows[n + 2]["query"]
     rows_in(file, rows)
     model = ("--model.hidden_size=16", "--model.num_layers=1", "--model.num_heads=2")
     return (*SGD, *model, texts_in(file, num_samples=70), '--data.negative_columns=["hard"]')
@@ -168,6 +176,15 @@ def test_hard_negatives_and_a_smaller_last_batch(pairs, tmp_path):
     words = (*pairs, FP64, "--batch.drop_last=false", "--data.num_eval_samples=9", "--data.eval_split=validation[:9]")
     result = run_job(recorded, EMBED_PYDOC, tmp_path / "run", *words, strategy="fsdp", world_size=3)[0]
     assert_same(result, reference(EMBED_PYDOC, words, of_texts), STEPS, tolerance=1e-12)
+
+
+@pytest.mark.slow
+def test_a_query_does_not_find_itself(tmp_path):
+    rows_in(tmp_path / "pairs.jsonl", [{"query": "a", "positive": "b"}, {"query": "b", "positive": "a"}])
+    batch = ("--batch.global_batch_size=2", "--batch.micro_batch_size=1", "--train.stop_after_steps=1")
+    train_in_job(EMBED_PYDOC, tmp_path / "run", texts_in(tmp_path / "pairs.jsonl"), *batch, strategy="ddp")
+    (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
+    assert (logged["recall@1"], logged["reverse_recall@1"]) == (1, 1)
 
 
 # --- what a run leaves ------------------------------------------------------------------------------------------------
@@ -223,6 +240,9 @@ def test_texts_keep_their_end(pairs):
     # Queries are cut to the same tokens, passages are not.
     other = source.fetch(np.array([4]), 0)
     assert (other["ids"] == batch["ids"]).tolist() == [[True, False, False]]
+    # The passage of row 5 is the query of row 6, without its prefix.
+    (_, passage, _), (query, *_) = pair_sources(pairs)[0].fetch(np.array([5, 6]), 0)["ids"].tolist()
+    assert passage == query
 
 
 def test_passages_that_are_equal_are_counted(pairs, tmp_path):

@@ -33,8 +33,9 @@ def info_nce(rows: slice, own: Encoded, everyone: Encoded, both_ways: bool = Tru
     arXiv 2103.00020, figure 3). "negatives", shape (samples, negatives, size), are hard ones, which all samples must
     tell from their second one.
 
-    "ids", shape (samples, 2 + negatives), may say what each vector is of. Another sample with the same first or second
-    one is then neither right nor wrong, and nor is a hard negative that is the same as a sample's second one.
+    "ids", shape (samples, 2 + negatives), may say what each vector is of. Two samples that share a first or second one,
+    or have one's first as the other's second, are then neither right nor wrong for each other, and nor is a hard
+    negative that is a sample's own first or second one.
     """
     numbers = torch.arange(rows.start, rows.stop, device=everyone["first"].device)
     ids = everyone.get("ids")
@@ -42,15 +43,18 @@ def info_nce(rows: slice, own: Encoded, everyone: Encoded, both_ways: bool = Tru
     def similarities(mine: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         return everyone["scale"] * mine @ others.T
 
+    def has(others: torch.Tensor) -> torch.Tensor:
+        return (own["ids"][:, :1] == others) | (own["ids"][:, 1:2] == others)
+
     per_first = similarities(own["first"], everyone["second"])
     if ids is not None:
-        is_same = (own["ids"][:, :1] == ids[:, 0]) | (own["ids"][:, 1:2] == ids[:, 1])
+        is_same = has(ids[:, 0]) | has(ids[:, 1])
         is_same = is_same.scatter(1, numbers.unsqueeze(1), False)
         per_first = per_first.masked_fill(is_same, -torch.inf)
     if "negatives" in everyone:
         negatives = similarities(own["first"], everyone["negatives"].flatten(0, 1))
         if ids is not None:
-            negatives = negatives.masked_fill(own["ids"][:, 1:2] == ids[:, 2:].flatten(), -torch.inf)
+            negatives = negatives.masked_fill(has(ids[:, 2:].flatten()), -torch.inf)
         per_first = torch.cat([per_first, negatives], dim=1)
     losses = cross_entropy(per_first, numbers, reduction="none")
     if not both_ways:
