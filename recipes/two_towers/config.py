@@ -183,7 +183,7 @@ class Loss(Section):
     min_temperature: PositiveFloat = 0.01
     """A learned temperature stays above this: CLIP's is never under 0.01."""
     duplicates: Literal["negatives", "left_out"] = "left_out"
-    """What pairs with the same first or second text are to each other. "left_out": neither positive nor negative."""
+    """What pairs that share an image or a text are to each other. "left_out": neither positive nor negative."""
 
 
 class LabeledImages(Section):

@@ -2,7 +2,7 @@
 
 A pair can be used if it has a caption, without special tokens, and an image that can be decoded and is not too large.
 All are tried once, by `largebatch prepare` or by a start with little data, and HF_HOME/largebatch keeps the places of
-those that can be used after the number of different captions.
+those that can be used after the numbers of different images and captions.
 """
 
 import sys
@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +29,13 @@ from largebatch.errors import DataError
 from largebatch.words import counted, printable
 
 from .config import CaptionedImages, Config
-from .texts import Texts
+from .texts import Texts, number
 
 BYTES_OF_AN_IMAGE = 50_000  # about
 MAX_REPLACEMENTS = 10  # that are tried for one pair
 MIN_AREA = 0.9
 ROWS_AT_ONCE = 100
-UNUSABLE = -(2**63)  # in place of a caption's number
+UNUSABLE = (-(2**63),) * 2  # in place of the numbers of an image and its caption
 
 
 def open_captioned(
@@ -62,28 +64,38 @@ def _leave_out(source: "CaptionedImageSource", preparation: Preparation) -> None
     """Have the source leave out what cannot be used."""
     config = source.config
 
-    def captions_and_places() -> Indices:
-        """How many different captions the usable pairs have, and the places of these pairs."""
+    def counts_and_places() -> Indices:
+        """How many different images and captions the usable pairs have, and the places of these pairs."""
         preparation.check(config, len(source) * BYTES_OF_AN_IMAGE)
         # Pillow decodes without Python's lock.
         with ThreadPool(preparation.workers_for(config) or 1) as pool:
             parts = [range(len(source))[start : start + ROWS_AT_ONCE] for start in range(0, len(source), ROWS_AT_ONCE)]
-            captions = np.concatenate([np.zeros(0, np.int64), *pool.imap(source.caption_ids, parts)])
-        usable = np.flatnonzero(captions != UNUSABLE)
+            ids = np.concatenate([np.zeros((0, 2), np.int64), *pool.imap(source.ids, parts)])
+        usable = np.flatnonzero((ids != UNUSABLE).all(axis=1))
         if len(source) > len(usable) == 0:
             # Tell why.
             source.pair(0, None)
-        return np.append(len(np.unique(captions[usable])), usable)
+        return np.append([len(np.unique(each)) for each in ids[usable].T], usable)
 
     key = Hasher.hash([source.rows._fingerprint, config.max_pixels, config.on_invalid, source.texts.fingerprint])
-    found = kept(f"pairs_{key}", captions_and_places)
-    source.places = found[1:]
+    found = kept(f"ids_{key}", counts_and_places)
+    source.places = found[2:]
     parts = []
     if unusable := len(source.rows) - len(source):
         parts.append(f"{unusable:,} of {len(source.rows):,} pairs cannot be used: skipped")
-    if found[0] < len(source):
-        parts.append(f"{counted(int(found[0]), 'different caption')}: a larger batch repeats them")
+    for count, what in zip(found[:2].tolist(), ("image", "caption"), strict=True):
+        if count < len(source):
+            parts.append(f"{counted(count, f'different {what}')}: a larger batch repeats them")
     source.remark = "; ".join(parts) or None
+
+
+class Pair(NamedTuple):
+    """A crop of an image, and its caption."""
+
+    pixels: Pixels
+    caption: str
+    image_id: int
+    """The same for images of the same bytes."""
 
 
 @dataclass
@@ -101,21 +113,24 @@ class CaptionedImageSource:
     texts: Texts
     seed: int
     remark: str | None = None
-    """How many pairs are left out, and how many captions there are, if they are fewer than the pairs."""
+    """How many pairs are left out, and how many images and captions there are, if they are fewer."""
     num_replaced: int = 0
 
     def __len__(self) -> int:
         return len(self.places)
 
     def fetch(self, indices: Indices, epoch: int | None) -> Batch:
-        """{"pixel_values": uint8 (batch, 3, image_size, image_size)}, and what `Texts` makes of the captions."""
-        pixels, captions = zip(*(self._pair_or_another(index, epoch) for index in indices.tolist()), strict=True)
-        return {"pixel_values": torch.from_numpy(np.stack(pixels)), **self.texts.of_images(captions)}
+        """{"pixel_values": uint8 (batch, 3, image_size, image_size)}, and what `Texts` makes of the captions, with the
+        images' ids before theirs."""
+        pairs = [self._pair_or_another(index, epoch) for index in indices.tolist()]
+        batch = self.texts.encode([[each.caption] for each in pairs])
+        batch["ids"] = torch.cat([torch.tensor([[each.image_id] for each in pairs]), batch["ids"]], dim=1)
+        return {"pixel_values": torch.from_numpy(np.stack([each.pixels for each in pairs])), **batch}
 
     def weight(self, batch: Batch) -> int:
         return len(batch["pixel_values"])
 
-    def _pair_or_another(self, index: int, epoch: int | None, attempt: int = 0) -> tuple[Pixels, str]:
+    def _pair_or_another(self, index: int, epoch: int | None, attempt: int = 0) -> Pair:
         chosen = derive_seed(self.seed, "replacement", index, attempt) % len(self) if attempt else index
         try:
             return self.pair(chosen, epoch)
@@ -126,21 +141,20 @@ class CaptionedImageSource:
             print(printable(f"warning: {error}; replaced, with {self.num_replaced} in all here"), file=sys.stderr)
             return self._pair_or_another(index, epoch, attempt + 1)
 
-    def caption_ids(self, indices: Sequence[int]) -> Indices:
-        """The numbers of pairs' captions, or `UNUSABLE`; DataError if that may not be skipped."""
-        captions = [self._caption(index) for index in indices]
-        is_unusable = [caption is None for caption in captions]
-        return np.where(is_unusable, UNUSABLE, self.texts.ids([caption or "" for caption in captions]))
+    def ids(self, indices: Sequence[int]) -> Indices:
+        """The numbers of pairs' images and captions, or `UNUSABLE`; DataError if that may not be skipped."""
+        found = []
+        for index in indices:
+            try:
+                pair = self.pair(index, None)
+                found.append((pair.image_id, *self.texts.ids([pair.caption])))
+            except DataError as error:
+                if self.config.on_invalid == "refuse":
+                    raise DataError(f'{error}; or leave such pairs out: data.on_invalid "skip"') from error
+                found.append(UNUSABLE)
+        return np.array(found)
 
-    def _caption(self, index: int) -> str | None:
-        try:
-            return self.pair(index, None)[1]
-        except DataError as error:
-            if self.config.on_invalid == "refuse":
-                raise DataError(f'{error}; or leave such pairs out: data.on_invalid "skip"') from error
-            return None
-
-    def pair(self, index: int, epoch: int | None) -> tuple[Pixels, str]:
+    def pair(self, index: int, epoch: int | None) -> Pair:
         """A crop of an image and its caption; DataError if they cannot be used."""
         row = self.rows[self.places[[index]]]
         (encoded,) = row[self.config.image_column]
@@ -153,7 +167,8 @@ class CaptionedImageSource:
             what = f"{token!r} in {column!r}, which the tokenizer reads as a special token"
             raise DataError(f"sample {index}, in {where}, has {what}; write it otherwise, or remove it")
         take = partial(self._crop, index=index, epoch=epoch)
-        return decode(encoded, index, take, self.config.max_pixels).pixels, caption
+        pixels = decode(encoded, index, take, self.config.max_pixels).pixels
+        return Pair(pixels, caption, number(encoded["bytes"] or Path(encoded["path"]).read_bytes()))
 
     def _crop(self, image: Image.Image, index: int, epoch: int | None) -> Crop:
         size = self.config.image_size

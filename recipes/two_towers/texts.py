@@ -38,7 +38,7 @@ class Texts:
 
     def ids(self, texts: Sequence[str]) -> Indices:
         """A number for each text, the same for texts of the same tokens."""
-        return np.array([_number(tokens) for tokens in self.tokens_of(texts)])
+        return np.array([number(str(tokens).encode()) for tokens in self.tokens_of(texts)])
 
     def encode(self, rows: Sequence[Sequence[str]], prefixes: Sequence[str] = ("",)) -> Batch:
         """Rows of a text for each of the prefixes, with which they begin: "input_ids" and their "mask", shape (rows,
@@ -52,7 +52,7 @@ class Texts:
         for tokens, begin in zip(texts, begins, strict=True):
             # Not of the prefix's length: before a text, its last token may be another one.
             shared = commonprefix([tokens, begin])  # noqa: RUF071 - of lists
-            ids.append(_number(tokens[len(shared) :]))
+            ids.append(number(str(tokens[len(shared) :]).encode()))
         flat = {
             "input_ids": torch.tensor([tokens + [end] * (size - len(tokens)) for tokens in texts]),
             "mask": torch.arange(size) <= torch.tensor([[len(tokens)] for tokens in texts]),
@@ -60,11 +60,7 @@ class Texts:
         }
         return {name: values.view(len(rows), -1, *values.shape[1:]) for name, values in flat.items()}
 
-    def of_images(self, captions: Sequence[str]) -> Batch:
-        """The captions of some images; an image's id is that of its caption."""
-        encoded = self.encode([[caption] for caption in captions])
-        return {**encoded, "ids": encoded["ids"].repeat(1, 2)}
 
-
-def _number(tokens: Sequence[int]) -> int:
-    return xxhash.xxh3_64_intdigest(str(tokens).encode()) - 2**63
+def number(content: bytes) -> int:
+    """A number for some bytes, the same for the same ones."""
+    return xxhash.xxh3_64_intdigest(content) - 2**63

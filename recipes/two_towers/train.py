@@ -94,7 +94,7 @@ def main(config: Config, options: RunOptions) -> None:
             own = row(batch)
             found: dict[str, Value] = {}
             ids = everything["ids"]
-            # Another pair with the same text is as right.
+            # Another pair with the same image or text is as right.
             is_right = (own["ids"].unsqueeze(1) == ids).any(dim=2)
             for side, name in enumerate(("recall", "reverse_recall")):
                 similarities = own[SIDES[side]] @ everything[SIDES[1 - side]].T

@@ -72,8 +72,8 @@ class Texts(tasks.module("two_towers", "texts").Texts):
     def __init__(self, data):
         super().__init__(SimpleNamespace(data=data, model=SimpleNamespace(vocab_size=256)))
 
-    def of_images(self, captions):
-        return {**super().of_images(captions), "length": torch.tensor([len(caption) for caption in captions])}
+    def encode(self, rows):
+        return {**super().encode(rows), "length": torch.tensor([len(caption) for (caption,) in rows])}
 
 
 def opened(config, seed=0, **how):
@@ -192,11 +192,17 @@ def test_pairs_that_cannot_be_used_are_refused_or_left_out(members, told, broken
     assert_refused(section(tar, max_pixels=40_000_000), told + '.*; or leave such pairs out: data.on_invalid "skip"')
 
 
-def test_captions_that_are_equal_are_counted(shards, tmp_path):
+def test_images_and_captions_that_are_equal_are_counted(shards, tmp_path):
     assert opened(section(shards))[0].remark is None
-    write_samples(tmp_path / "a.tar", {number: sample(number) | {"txt": b"ab"[number % 2 :]} for number in range(6)})
+    # An image with two captions, and one that two images have.
+    samples = [sample(number // 2 * 2) | {"txt": b"abcbef"[number:][:1]} for number in range(6)]
+    write_samples(tmp_path / "a.tar", dict(enumerate(samples)))
     train, _ = opened(section(f"{tmp_path}/a.tar"))
-    assert train.remark == "2 different captions: a larger batch repeats them"
+    repeated = "a larger batch repeats them"
+    assert train.remark == f"3 different images: {repeated}; 5 different captions: {repeated}"
+    image, caption = train.fetch(np.arange(6), 0)["ids"].T.tolist()
+    assert [image.index(each) for each in image] == [0, 0, 2, 2, 4, 4]
+    assert [caption.index(each) for each in caption] == [0, 1, 2, 1, 4, 5]
     assert opened(section(shards, max_tokens=8))[0].remark.startswith("1 different caption:")
 
 

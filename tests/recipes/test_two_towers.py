@@ -24,6 +24,7 @@ from largebatch.errors import DataError
 from largebatch.model.building import SeededWeights, build_without_weights
 from largebatch.storage.files import read_json_lines
 from paths import CLIP_B32, CLIP_DIGITS, CLIP_RN50, EMBED_PYDOC
+from pictures import png
 from problems import problem_of, problems_of
 from reference import global_batches, train_plainly
 from small_data import of_file, rows_in
@@ -179,12 +180,21 @@ def test_hard_negatives_and_a_smaller_last_batch(pairs, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_query_does_not_find_itself(tmp_path):
+def test_neither_itself_nor_another_one_of_the_same_image_is_wrong(tmp_path):
+    """Of two pairs of the same texts, or of two captions of an image, each finds only what is right."""
     rows_in(tmp_path / "pairs.jsonl", [{"query": "a", "positive": "b"}, {"query": "b", "positive": "a"}])
+    (tmp_path / "0.png").write_bytes(png(np.zeros((9, 9, 3), np.uint8)))
+    (tmp_path / "pairs.csv").write_text(f"image,caption\n{tmp_path}/0.png,a\n{tmp_path}/0.png,b\n")
+    gray = [0.5, 0.5, 0.5]
+    images = of_file(tmp_path / "pairs.csv", "csv", 2) | {"max_tokens": 24, "image_size": 16, "mean": gray, "std": gray}
     batch = ("--batch.global_batch_size=2", "--batch.micro_batch_size=1", "--train.stop_after_steps=1")
-    train_in_job(EMBED_PYDOC, tmp_path / "run", texts_in(tmp_path / "pairs.jsonl"), *batch, strategy="ddp")
-    (logged,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
-    assert (logged["recall@1"], logged["reverse_recall@1"]) == (1, 1)
+    for recipe, words in (
+        (EMBED_PYDOC, (texts_in(tmp_path / "pairs.jsonl"),)),
+        (CLIP_DIGITS, (f"--data={json.dumps(images)}", "--zero_shot=null", "--evaluation.max_samples=null")),
+    ):
+        train_in_job(recipe, tmp_path / recipe.stem, *words, *batch, strategy="ddp")
+        (logged,) = read_json_lines(tmp_path / recipe.stem / "evaluations.jsonl")
+        assert (logged["recall@1"], logged["reverse_recall@1"]) == (1, 1)
 
 
 # --- what a run leaves ------------------------------------------------------------------------------------------------
