@@ -1,5 +1,6 @@
 """Processes that read other samples by the same indices are refused; what only rounds differently is not."""
 
+import itertools
 import json
 import os
 from contextlib import nullcontext
@@ -116,6 +117,25 @@ def test_no_samples_are_alike():
             return 0
 
     assert check(Empty(), 0) == {}
+
+
+CALLS = itertools.count()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda batch, _: batch | {"image": batch["image"] * np.random.default_rng().uniform(0.9, 1)}, "image"),
+        (lambda batch, _: batch | {"image": batch["image"].flip([1] * (torch.rand(1) < 0.5))}, "image"),
+        (lambda batch, epoch: batch if epoch == 0 else batch | {"label": batch["label"] + next(CALLS)}, "label"),
+    ],
+)
+def test_what_differs_when_it_is_fetched_again(change, name, num_workers):
+    which = "evaluation" if name == "label" else "training"
+    told = f"another '{name}' of the {which} samples when it is called again"
+    with pytest.raises(DataError, match=told):
+        check(Source(change), num_workers)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -1,12 +1,11 @@
 """Whether all processes, and a run that resumes, read the same samples by the same indices: there is one order."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.linalg import norm
-from numpy.typing import NDArray
 
 from largebatch.backend.base import Backend
 from largebatch.data.loading import load
@@ -44,7 +43,8 @@ def check_same_samples(sources: Sequence[SampleSource], num_workers: int, backen
         for which, source, epoch in zip(("training", "evaluation"), sources, (0, None), strict=False):
             # One by one: more together may not fit, or not go into one tensor.
             chosen = np.random.default_rng(0).choice(len(source), min(SAMPLES, len(source)), replace=False)
-            requests = [(index[None], epoch) for index in chosen]
+            # All of them twice, to find random numbers that are others the second time.
+            requests = 2 * [(index[None], epoch) for index in chosen]
             # As training does, in a loader process if it has any: what a source opens at the first `fetch`, such as a
             # file and the place in it, must not be shared by the loader processes that are forked later.
             for loaded in load(source, requests, min(1, num_workers), torch.device("cpu")):
@@ -56,28 +56,52 @@ def check_same_samples(sources: Sequence[SampleSource], num_workers: int, backen
                     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
                     excerpt = flat[:: 1 + len(flat) // NUMBERS].double().nan_to_num(0.0, LARGE, -LARGE)
                     mine[what] += excerpt.tolist()
+        again = {}
+        for what, numbers in mine.items():
+            first, second = np.array_split(numbers, 2)
+            mine[what] = first.tolist()
+            again[what] = second.tolist()
+        _compare(
+            again,
+            mine,
+            exact,
+            "`fetch` in data.py returns another {} when it is called again, for the same indices and epoch: let it "
+            "depend on these alone (random numbers: draw them from `derive_seed(seed, name, epoch, index)`)",
+            part_of_variation=0,
+        )
     expected = backend.from_main_process(lambda: mine)
     with backend.raise_on_all_ranks():
-        for what, numbers in expected.items():
-            if not _are_alike(np.array(mine.get(what, [])), np.array(numbers), what in exact):
-                raise DataError(
-                    f"`fetch` in data.py returns another {what} than on rank 0, for the same indices; {REASONS}; other "
-                    "files on that machine"
-                )
-        for what, numbers in before.items():
-            if not _are_alike(np.array(expected.get(what, [])), np.array(numbers), what in exact):
-                raise DataError(
-                    f"{what} are not those that the checkpoint was trained with; restore the files, start over with "
-                    f"--resume none, or go on with what there is now: --allow-change data. If no file has changed, "
-                    f"{REASONS}"
-                )
+        _compare(
+            mine,
+            expected,
+            exact,
+            f"`fetch` in data.py returns another {{}} than on rank 0, for the same indices; {REASONS}; other files on "
+            "that machine",
+        )
+        _compare(
+            expected,
+            before,
+            exact,
+            "{} are not those that the checkpoint was trained with; restore the files, start over with --resume none, "
+            f"or go on with what there is now: --allow-change data. If no file has changed, {REASONS}",
+        )
     return expected
 
 
-def _are_alike(mine: NDArray[np.float64], expected: NDArray[np.float64], is_exact: bool) -> bool:
-    """Whether numbers differ by no more than rounding and decoding may make of the same ones."""
-    if is_exact:
-        return np.array_equal(mine, expected)
-    mean = expected.sum() / max(1, expected.size)
-    allowed = PART_OF_VARIATION * norm(expected - mean) + PART_OF_SIZE * norm(expected)
-    return mine.shape == expected.shape and bool(norm(mine - expected) <= allowed)
+def _compare(
+    mine: Numbers,
+    expected: Numbers,
+    exact: Collection[str],
+    told: str,
+    part_of_variation: float = PART_OF_VARIATION,
+) -> None:
+    """Raise DataError if numbers differ by more than rounding and decoding may make of the same ones."""
+    for what, numbers in expected.items():
+        theirs = np.array(numbers)
+        own = np.array(mine.get(what, []))
+        if what not in exact and own.shape == theirs.shape:
+            variation = norm(theirs - theirs.sum() / max(1, theirs.size))
+            if norm(own - theirs) <= part_of_variation * variation + PART_OF_SIZE * norm(theirs):
+                continue
+        if not np.array_equal(own, theirs):
+            raise DataError(told.format(what))
