@@ -114,9 +114,10 @@ def test_gradients_of_any_size_make_the_same_step_and_zero_makes_none():
 
 @pytest.mark.parametrize("scale", ["adamw_rms", "original", "spectral"])
 @pytest.mark.parametrize("inputs_first", [False, True])
-def test_matrices_in_one_weight_are_stepped_as_if_apart(scale, inputs_first):
+@pytest.mark.parametrize(("matrices", "sizes"), [(3, (8, 8, 8)), ((8, 2, 4), (8, 2, 4))])
+def test_matrices_in_one_weight_are_stepped_as_if_apart(scale, inputs_first, matrices, sizes):
     """GPT-2's fused weight has the inputs first, others' have the outputs first."""
-    apart = parameters((8, 5), (8, 5), (8, 5))
+    apart = parameters(*((outputs, 5) for outputs in sizes))
 
     def fused(tensors):
         together = torch.cat([each.detach() for each in tensors])
@@ -124,7 +125,7 @@ def test_matrices_in_one_weight_are_stepped_as_if_apart(scale, inputs_first):
 
     weight = nn.Parameter(fused(apart))
     optimizer = muon(apart, scale=scale)
-    of_fused = muon([{"params": [weight], "matrices": 3, "inputs_first": inputs_first}], scale=scale)
+    of_fused = muon([{"params": [weight], "matrices": matrices, "inputs_first": inputs_first}], scale=scale)
     for _ in range(3):
         gradients = [torch.randn_like(each) for each in apart]
         step(optimizer, gradients, 0.01)
@@ -215,9 +216,9 @@ class Model(nn.Module):
 
 def test_parameters_are_stepped_by_their_roles():
     model = Model()
-    groups = groups_of(model, '{"name": "muon", "split": {"c_attn.weight": 3}}')
+    groups = groups_of(model, '{"name": "muon", "split": {"c_attn.weight": 3, "linear.weight": [3, 1]}}')
     matrices = {name: (each["inputs_first"], each["matrices"]) for name, each in groups.items() if each["layerwise"]}
-    assert matrices == {"c_attn.weight": (True, 3), "linear.weight": (False, 1), "conv.weight": (False, 1)}
+    assert matrices == {"c_attn.weight": (True, 3), "linear.weight": (False, (3, 1)), "conv.weight": (False, 1)}
     model.lm_head = nn.Linear(6, 10)
     assert not groups_of(model, '{"name": "muon"}')["lm_head.weight"]["layerwise"]
 
@@ -233,6 +234,7 @@ def test_adamw_steps_what_is_named(option):
     ("optimizer", "message"),
     [
         ('{"name": "muon", "split": {"linear.weight": 3}}', "has 4 outputs, which are not 3 matrices of equal size"),
+        ('{"name": "muon", "split": {"linear.weight": [2, 1]}}', r"has 4 outputs, .* a list of the outputs of each"),
         ('{"name": "muon", "split": {"c_attn.bias": 3}}', r"shape \(18,\) that AdamW steps"),
         ('{"name": "muon", "split": {"tied.weight": 2}}', r"shape \(10, 6\) that AdamW steps"),
         ('{"name": "muon", "split": {"attn.weight": 3}}', 'optimizer.split: "attn.weight" matches no trainable'),
@@ -332,7 +334,7 @@ def test_the_plan_has_the_matrix_products_of_the_busiest_process():
     assert found[1][0]["step_seconds"]["least"] == pytest.approx(1_638_400 / 1e12, rel=1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"matrices": 3}, {"inputs_first": True, "matrices": 3}])
+@pytest.mark.parametrize("options", [{}, {"matrices": (3, 1, 2)}, {"inputs_first": True, "matrices": 3}])
 def test_matrix_products_are_those_that_are_computed(options):
     group = {"layerwise": True, "inputs_first": False, "matrices": 1} | options
     parameter = nn.Parameter(torch.ones(6, 3, 2) if options == {} else torch.ones(6, 12))
@@ -355,7 +357,8 @@ def test_the_plan_has_the_copies_of_layers():
     assert copies(Strategy("ddp"), 1000) == 4 * 6 * 64 * 32
 
 
-WORDS = (*SMALL_GPT, MUON, "--batch.global_batch_size=24", "--batch.micro_batch_size=2")
+SPLIT = MUON.replace("3}", '3, "*.c_fc.weight": [32, 96]}')
+WORDS = (*SMALL_GPT, SPLIT, "--batch.global_batch_size=24", "--batch.micro_batch_size=2")
 CHAIN = [("single", 1), ("zero3", 3), ("ddp", 3), ("zero1", 3), ("hsdp", 4), ("fsdp", 3)]
 
 

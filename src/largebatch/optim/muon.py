@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from largebatch.config.optimizers.muon import COEFFICIENTS
+from largebatch.config.optimizers.muon import COEFFICIENTS, output_sizes
 from largebatch.optim.layerwise import Group, LayerwiseOptimizer, PartsOfLayers
 
 MAX_STACKED = 2**27  # elements of the matrices of one shape that are made orthogonal together: 512 MiB in fp32
@@ -21,8 +21,8 @@ class Muon(LayerwiseOptimizer):
     """Muon for the parameter groups with `layerwise`, AdamW for the others; `config.optimizers.muon` has the options.
 
     A group's `inputs_first` says that weights have shape (inputs, outputs), as GPT-2's; `matrices` is the number of
-    matrices in each, beside each other in the outputs. Other dimensions of a weight, such as a convolution's, count as
-    inputs. Momentum is torch's, an average; the plan has clipped gradients before it.
+    matrices in each, one after the other in the outputs, or the outputs of each. Other dimensions of a weight, such as
+    a convolution's, count as inputs. Momentum is torch's, an average; the plan has clipped gradients before it.
     """
 
     def __init__(self, params: Any, **options: Any):
@@ -63,12 +63,10 @@ def _orthogonal_steps(layers: dict[str, torch.Tensor], group: Group) -> Iterator
         stacked = torch.stack([layers.pop(name) for name in names]).flatten(2)
         if inputs_first:
             stacked = stacked.mT
-        count, outputs, inputs = stacked.shape
-        outputs //= group["matrices"]
-        stacked = stacked.reshape(-1, outputs, inputs)
-        steps = orthogonalized(stacked, COEFFICIENTS[group["coefficients"]], group["iterations"])
-        steps = steps.mul_(SCALES[group["scale"]](outputs, inputs)).reshape(count, -1, inputs)
-        yield from zip(names, steps.mT if inputs_first else steps, strict=True)
+        for matrices in torch.split(stacked, output_sizes(group["matrices"], stacked.shape[1]), dim=1):
+            steps = orthogonalized(matrices, COEFFICIENTS[group["coefficients"]], group["iterations"])
+            matrices.copy_(steps.mul_(SCALES[group["scale"]](*steps.shape[1:])))
+        yield from zip(names, stacked.mT if inputs_first else stacked, strict=True)
 
 
 def _alike(layers: dict[str, torch.Tensor]) -> Iterator[list[str]]:

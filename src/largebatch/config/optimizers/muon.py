@@ -17,7 +17,7 @@ from largebatch.config.optimizers import (
     adam_moments,
 )
 from largebatch.config.optimizers.sections import WithScaledMoments
-from largebatch.config.sections import BelowOne, NonEmpty
+from largebatch.config.sections import BelowOne, NonEmpty, Size
 from largebatch.errors import ConfigError
 
 COEFFICIENTS = {
@@ -52,10 +52,10 @@ class Muon(WithScaledMoments):
     1 in few iterations. "classical": 15/8, -10/8, 3/8, which converge to 1, and need more of them."""
     iterations: Annotated[int, Field(ge=1, le=30)] = 5
     """Newton-Schulz iterations, in bf16 on GPUs and in the weights' precision on CPUs."""
-    split: dict[NonEmpty, Annotated[int, Field(ge=2)]] = Field(default={})
-    """Weights that hold several matrices with the same inputs, such as {"*.c_attn.weight": 3} for GPT-2's queries,
-    keys and values: patterns of names, where * is any text, and the number of matrices, each of which is made
-    orthogonal by itself."""
+    split: dict[NonEmpty, Annotated[int, Field(ge=2)] | tuple[Size, ...]] = Field(default={})
+    """Weights that hold several matrices with the same inputs, one after the other in the outputs: patterns of names,
+    where * is any text, and the number of matrices, such as {"*.c_attn.weight": 3} for GPT-2's queries, keys and
+    values, or the outputs of each. Each is made orthogonal by itself; a weight that is not named is one matrix."""
     adamw_names: list[NonEmpty] = Field(default=[])
     """Patterns of names of further parameters that are stepped by AdamW, where * is any text. AdamW also steps all that
     have no weight decay by `no_decay`, by `no_decay_names` or because the model declares it."""
@@ -75,10 +75,10 @@ def muon_states(options: Options, shape: Shape) -> Mapping[str, Shape]:
 
 def muon_group(role: ParameterRole) -> GroupOptions:
     """Whether a parameter is a matrix, or several, that Muon steps."""
-    parts = role.named.get("split", 1)
+    matrices = role.named.get("split", 1)
     is_matrix = role.kind is None and role.decays and len(role.shape) > 1
     if not is_matrix or "adamw_names" in role.named:
-        if parts > 1:
+        if matrices != 1:
             raise ConfigError(
                 f"optimizer.split: it names a parameter of shape {role.shape} that AdamW steps; name weights in blocks"
             )
@@ -89,13 +89,18 @@ def muon_group(role: ParameterRole) -> GroupOptions:
             'convolution, or to a transposed one; write a pattern of its name, such as "*.experts.*", into '
             "optimizer.adamw_names"
         )
-    outputs = role.shape[1] if role.inputs_first else role.shape[0]
-    if outputs % parts:
+    outputs = role.shape[role.inputs_first]
+    if sum(output_sizes(matrices, outputs)) != outputs:
         raise ConfigError(
-            f"optimizer.split: a weight of shape {role.shape} has {outputs} outputs, which are not {parts} matrices "
-            f"of equal size; write a divisor of {outputs}"
+            f"optimizer.split: a weight of shape {role.shape} has {outputs} outputs, which are not {matrices} matrices "
+            f"of equal size; write a divisor of {outputs}, or a list of the outputs of each"
         )
-    return {"layerwise": True, "inputs_first": role.inputs_first, "matrices": parts}
+    return {"layerwise": True, "inputs_first": role.inputs_first, "matrices": matrices}
+
+
+def output_sizes(matrices: int | tuple[int, ...], outputs: int) -> list[int]:
+    """The outputs of each matrix in a weight, given these or how many matrices there are."""
+    return matrices * [outputs // matrices] if isinstance(matrices, int) else [*matrices]
 
 
 def muon_products(options: Options, shape: Shape) -> int:
@@ -104,12 +109,13 @@ def muon_products(options: Options, shape: Shape) -> int:
     For a matrix X of m rows and n >= m columns, X X^T takes 2 m^2 n, its square 2 m^3, and their product with X again
     2 m^2 n.
     """
-    count = options["matrices"]
-    sides = [shape[0], prod(shape[1:])]
-    # The outputs' side is divided.
-    sides[int(options["inputs_first"])] //= count
-    m, n = sorted(sides)
-    return int(options["iterations"] * count * (4 * m * m * n + 2 * m**3))
+    outputs = shape[options["inputs_first"]]
+    inputs = prod(shape) // outputs
+    products = 0
+    for size in output_sizes(options["matrices"], outputs):
+        m, n = sorted((inputs, size))
+        products += options["iterations"] * (4 * m * m * n + 2 * m**3)
+    return products
 
 
 MUON = OptimizerEntry(
