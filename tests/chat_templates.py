@@ -47,11 +47,13 @@ def template(name: str, marked: bool = True) -> str:
     return text if marked else re.sub(r"\{%- (end)?generation %\}", "", text)
 
 
-def chat_tokenizer(chat_template: str | None, bos: str = "<s>", eos: str = "</s>") -> PreTrainedTokenizerFast:
+def chat_tokenizer(
+    chat_template: str | None, bos: str = "<s>", eos: str = "</s>", merged: tuple[str, ...] = MERGED
+) -> PreTrainedTokenizerFast:
     """Byte-level byte-pair encoding with a few words; texts begin with `bos`, unless special tokens are left out."""
     vocabulary = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = []
-    for word in MERGED:
+    for word in merged:
         for end in range(2, len(word) + 1):
             if word[:end] not in vocabulary:
                 merges.append((word[: end - 1], word[end - 1]))

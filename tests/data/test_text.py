@@ -1,5 +1,6 @@
 """Text: one stream of tokens, cut into blocks, each token predicted once."""
 
+import json
 from functools import partial
 from itertools import pairwise
 
@@ -8,10 +9,10 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import tasks
-from chat_templates import word_tokenizer
+from chat_templates import chat_tokenizer, word_tokenizer
 from largebatch.config import load_config
 from largebatch.data.text import TokenBlocks
 from largebatch.data.token_stream import Part, TokenStream
@@ -101,6 +102,34 @@ def test_a_tokenizer_that_is_damaged(opened, tokenizer, tmp_path):
     (tmp_path / "tokenizer/tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match=r"data\.tokenizer: '.*tokenizer' could not be loaded"):
         opened(tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_class", "config", "is_refused"),
+    [
+        ({"tokenizer_class": "GPT2Tokenizer"}, None, True),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, None, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, {"model_type": "qwen2"}, True),
+        ({"tokenizer_class": "CohereTokenizer"}, {"model_type": "olmo2"}, False),
+    ],
+)
+def test_a_class_that_splits_text_differently_from_its_file(tokenizer_class, config, is_refused, opened, tmp_path):
+    """`transformers` builds some classes anew from a vocabulary, and takes that of some models instead of the named."""
+    folder = tmp_path / "tokenizer"
+    chat_tokenizer(None, merged=("Ġ2", "20")).save_pretrained(folder)
+    given = folder / "tokenizer_config.json"
+    given.write_text(json.dumps(json.loads(given.read_text()) | tokenizer_class))
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    data = {"tokenizer": str(folder), "block_size": 4}
+    if not is_refused:
+        opened(DOCUMENTS, "--model.vocab_size=400", **data)
+        return
+    with pytest.raises(DataError, match=r"transformers reads '.*' as \w+, which splits text differently"):
+        opened(**data)
+    kept = tmp_path / "kept"
+    AutoTokenizer.from_pretrained(folder).save_pretrained(kept)
+    opened(DOCUMENTS, "--model.vocab_size=400", **data | {"tokenizer": str(kept)})
 
 
 def test_an_end_within_a_document(opened, tokenizer, tmp_path):

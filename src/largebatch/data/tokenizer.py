@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from functools import cached_property
 from operator import itemgetter
 
+import tokenizers
 import xxhash
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.constants import HF_HOME
-from tokenizers.models import BPE
 
 from largebatch.errors import DataError, reason_of
-from largebatch.system.repositories import find
+from largebatch.system.repositories import Place, find
+
+PROBE = "Don't I'LL re-read 2023 650841823\n\n\n    return  x_1\t\r\n 12 Ünï\uff21 e\u0301 中文 don't"
+"""A text that tokenizers of different kinds split differently."""
 
 
 class ByteTokenizer:
@@ -53,6 +57,7 @@ class PretrainedTokenizer:
         try:
             # Without a value, it asks on stdin whether to run a folder's code.
             self.tokenizer = AutoTokenizer.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)
+            stored = _stored_tokenizer(place)
         # It raises exceptions of many kinds for tokenizers that cannot be reached, found or read.
         except Exception as error:
             raise DataError(
@@ -79,6 +84,14 @@ class PretrainedTokenizer:
             )
         self.tokenizer.backend_tokenizer.no_truncation()
         self.tokenizer.backend_tokenizer.no_padding()
+        if stored is not None and self._differs_from(stored):
+            raise DataError(
+                f"data.tokenizer: transformers reads {path!r} as {type(self.tokenizer).__name__}, which splits text "
+                "differently from its tokenizer.json, so programs would disagree about the tokens; to follow "
+                'tokenizer.json, write "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json in a copy '
+                "of the folder; or, also where that has no effect, write a folder with what transformers reads: "
+                f"AutoTokenizer.from_pretrained({path!r}).save_pretrained(NEW_FOLDER)"
+            )
         # The numbers of tokens may have gaps.
         self.vocab_size = max(len(self.tokenizer), 1 + max(self.tokenizer.get_vocab().values()))
         added = self.tokenizer.added_tokens_decoder.items()
@@ -122,10 +135,26 @@ class PretrainedTokenizer:
         # Without any, an end that nothing can follow.
         return re.compile("|".join(patterns) or r"\Z.")
 
+    def _differs_from(self, stored: tokenizers.Tokenizer) -> bool:
+        """Whether it splits a text differently from tokenizer.json."""
+        texts = [PROBE]
+        # tokenizer_config.json may ask for a space before each text, which a text that begins with one does not get.
+        if self.tokenizer.init_kwargs.get("add_prefix_space"):
+            texts.append(f" {PROBE}")
+        try:
+            return all(
+                self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+                != stored.encode(text, add_special_tokens=False).ids
+                for text in texts
+            )
+        # Of no kind of its own: there is no token for a part of the text.
+        except Exception:
+            return False
+
     def _leaves_out_unknown(self) -> bool:
         model = self.tokenizer.backend_tokenizer.model
         # Other models raise an error without it.
-        if not isinstance(model, BPE) or model.unk_token is not None:
+        if not isinstance(model, tokenizers.models.BPE) or model.unk_token is not None:
             return False
         # A cuneiform sign, which few tokenizers know.
         with_sign, without = self.encode(["a \N{CUNEIFORM SIGN A}", "a "])
@@ -153,6 +182,24 @@ class PretrainedTokenizer:
     def fingerprint(self) -> str:
         """A checksum of all that the tokens of a text depend on."""
         return xxhash.xxh3_64_hexdigest(f"{self.end_of_text}{self.tokenizer.backend_tokenizer.to_str()}".encode())
+
+
+def _stored_tokenizer(place: Place) -> tokenizers.Tokenizer | None:
+    """The tokenizer as it is in tokenizer.json, without what `transformers` makes of it; None if there is no such file.
+
+    That of a hub id must have been downloaded.
+    """
+    name = "tokenizer.json"
+    if place.folder is None:
+        file = try_to_load_from_cache(place.name, name, revision=place.revision)
+    else:
+        file = str(place.folder / name) if (place.folder / name).exists() else None
+    if not isinstance(file, str):
+        return None
+    stored = tokenizers.Tokenizer.from_file(file)
+    stored.no_truncation()
+    stored.no_padding()
+    return stored
 
 
 Tokenizer = ByteTokenizer | PretrainedTokenizer
