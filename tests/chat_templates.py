@@ -48,7 +48,11 @@ def template(name: str, marked: bool = True) -> str:
 
 
 def chat_tokenizer(
-    chat_template: str | None, bos: str = "<s>", eos: str = "</s>", merged: tuple[str, ...] = MERGED
+    chat_template: str | None,
+    bos: str = "<s>",
+    eos: str = "</s>",
+    merged: tuple[str, ...] = MERGED,
+    takes_in_spaces: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Byte-level byte-pair encoding with a few words; texts begin with `bos`, unless special tokens are left out."""
     vocabulary = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -64,7 +68,8 @@ def chat_tokenizer(
     in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    strip = {"lstrip": takes_in_spaces, "rstrip": takes_in_spaces}
+    tokenizer.add_special_tokens([AddedToken(token, special=True, **strip) for token in SPECIAL])
     begin = [(bos, tokenizer.token_to_id(bos))]
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=begin)
     return PreTrainedTokenizerFast(

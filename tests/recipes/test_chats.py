@@ -43,8 +43,8 @@ def chat_config(tmp_path, rows, name="chatml", marked=True, **data):
     return load_with(ADDITION, section | data, *ROOM)
 
 
-def encoder(tmp_path, chat_template, block_size=1000, **layout):
-    chat_tokenizer(chat_template).save_pretrained(tmp_path)
+def encoder(tmp_path, chat_template, block_size=1000, takes_in_spaces=False, **layout):
+    chat_tokenizer(chat_template, takes_in_spaces=takes_in_spaces).save_pretrained(tmp_path)
     messages = tasks.module("sft", "config").Messages(**layout)
     data = SimpleNamespace(messages=messages, block_size=block_size)
     return tasks.module("sft", "chats").ChatEncoder(data, PretrainedTokenizer(str(tmp_path)))
@@ -259,6 +259,28 @@ def test_templates_that_are_not_exact_are_refused(chat_template, train_on, reaso
 )
 def test_templates_that_are_exact_in_what_is_predicted(chat_template, messages, train_on, tmp_path):
     assert problems_of(tmp_path, chat_template, messages, train_on=train_on) == [""]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "read"),
+    [
+        ("  Hello\n", "x\n  y", None),
+        ("Hello", "  x", r"'[/INST]\n  '"),
+        ("Hello", "x\n", r"'\n<|im_end|>\n'"),
+    ],
+)
+def test_special_tokens_that_take_in_spaces(asked, said, read, tmp_path):
+    """As those of Phi do: around answers, the template's own newlines may be lost."""
+    written = "{% for m in messages %}{{ {'user': '[INST]', 'assistant': '[/INST]'}[m.role] + '\n' + m.content }}"
+    prompt = "{% if add_generation_prompt %}{{ '[/INST]\n' }}{% endif %}"
+    template = written + "<|im_end|>\n{% endfor %}" + prompt
+    messages = [ASK | {"content": asked}, SAY | {"content": said}] * 2
+    row = encoder(tmp_path, template, takes_in_spaces=True)({"messages": [messages]})
+    if read is not None:
+        assert f"reads {read} as" in row["problem"][0]
+        return
+    first, stop, *_ = row["predicted"][0]
+    assert PretrainedTokenizer(str(tmp_path)).decode(row["input_ids"][0][first:stop]) == f"{said}<|im_end|>"
 
 
 def test_a_message_that_is_left_out_makes_its_conversation_unusable(tmp_path):

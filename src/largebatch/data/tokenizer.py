@@ -217,25 +217,37 @@ class IndivisibleText(Exception):
 def encode_parts(tokenizer: PretrainedTokenizer, text: str, places: Sequence[int]) -> tuple[list[int], list[int]]:
     """A text's tokens, and how many of them come before each of these places in it.
 
+    What is between the first and the second place is predicted, between the third and the fourth, and so on.
+
     What the tokenizer adds to a text, such as a space at its start, is there once.
 
     Raises:
-        IndivisibleText: The text before a place has other tokens alone, as a model would read it.
+        IndivisibleText: The text before a place has other tokens alone, as a model would read it, or a special token
+            takes in spaces of what is predicted.
     """
     encoded = tokenizer.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
     tokens: list[int] = encoded.ids
     # Nothing before an added token changes what follows it, unless it looks at its neighbors. So the last one before a
     # place is as good a start as the text's, from which the time would grow with the square of the number of places.
-    added = {
-        number: token.content
-        for number, token in tokenizer.tokenizer.added_tokens_decoder.items()
-        if not (token.lstrip or token.rstrip or token.single_word)
-    }
+    added = tokenizer.tokenizer.added_tokens_decoder
     starts = [(0, 0, 0)]
     for number, (token, (start, end)) in enumerate(zip(tokens, encoded.offsets, strict=True)):
+        known = added.get(token)
         # An unknown word has the number of an added token, too.
-        if text[start:end] == added.get(token):
+        begin = -1 if known is None else text.find(known.content, start, end)
+        if known is None or begin < 0:
+            continue
+        if text[start:end] == known.content and not (known.lstrip or known.rstrip or known.single_word):
             starts.append((end, start, number))
+        # A character is predicted if the number of places up to it is odd.
+        first = bisect_right(places, begin)
+        last = bisect_right(places, end - 1)
+        is_lost_after = first < last and last % 2
+        if is_lost_after or (start < begin and bisect_right(places, begin - 1) % 2):
+            raise IndivisibleText(
+                f"the tokenizer reads {text[start:end]!r} as {known.content}, so spaces or newlines of an answer would "
+                "be lost; remove them there"
+            )
     chosen = [starts[bisect_right(starts, place, key=itemgetter(0)) - 1] for place in places]
     parts = tokenizer.encode([text[start:place] for place, (_, start, _) in zip(places, chosen, strict=True)])
     counts = []
