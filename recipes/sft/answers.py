@@ -14,6 +14,8 @@ from largebatch.storage.files import replace_file
 
 from .config import Config
 
+NUM_STOPPED = 64  # answers of which it is looked up how they end
+
 
 def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) -> None:
     """Write a line per prompt to answers/STEP.jsonl in the run's folder; all processes must call this.
@@ -56,6 +58,17 @@ def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) ->
             replace_file(file, lines.encode())
         except OSError as error:
             print(f"WARNING: {file} cannot be written: {error}", flush=True)
+
+
+def stop_tokens(config: Config, train_set: SampleSource) -> list[int]:
+    """The special tokens with which the first answers end."""
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    found = set()
+    for _, answer in prompts_and_answers(train_set.fetch(np.arange(min(NUM_STOPPED, len(train_set))), 0)):
+        # Templates write newlines after the token.
+        visible = [token for token in answer if tokenizer.decode([token]).strip()]
+        found.update(visible[-1:])
+    return sorted(found.intersection(tokenizer.special_tokens))
 
 
 def prompts_and_answers(batch: Batch) -> list[tuple[list[int], list[int]]]:

@@ -20,7 +20,7 @@ from largebatch.data.text import IGNORE_INDEX
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, RunOptions, Value, from_command_line
 
-from .answers import write_answers
+from .answers import stop_tokens, write_answers
 from .attention import check_causal, check_packing
 from .config import Config
 from .data import sources
@@ -36,7 +36,7 @@ def main(config: Config, options: RunOptions) -> None:
     if config.data.packing:
         check_packing(model)
     optimizer = build_optimizer(model, run.plan)
-    model, optimizer = run.prepare(model, optimizer)
+    model, optimizer = run.prepare(model, optimizer, stop_tokens(config, train_set))
 
     def token_losses(batch: Batch) -> torch.Tensor:
         """Loss of each target token, zero where a label is `IGNORE_INDEX`; shape (batch, tokens)."""

@@ -272,7 +272,7 @@ def test_what_is_not_a_file_beside_the_weights_would_fail_again(folder):
     """It is not "try again", with which a job is started again."""
     (folder / "tokenizer.json").mkdir()
     with pytest.raises(UserError, match=r"Is a directory: .*tokenizer\.json'; correct or remove it") as raised:
-        model_files(loaded(folder), folder)
+        model_files(loaded(folder), folder, folder)
     assert raised.value.exit_code == 2
 
 

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-from test_chats import ASK, ROOM, SAY, chat_config, chat_sources
+import torch
+from test_chats import ASK, SAY, chat_config, chat_sources
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import tasks
 from jobs import train_in_job
 from largebatch.__main__ import main
 from largebatch.storage.files import read_json_lines
@@ -68,8 +70,7 @@ def answer(chat, model, name: str) -> str:
     asked = chat.apply_chat_template(
         code_of(name)[:3], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    end = chat.convert_tokens_to_ids("<|im_end|>")
-    written = model.generate(**asked, max_new_tokens=8, do_sample=False, eos_token_id=end, pad_token_id=end)
+    written = model.generate(**asked, max_new_tokens=8, do_sample=False)
     return chat.decode(written[0, asked["input_ids"].shape[1] :])
 
 
@@ -77,9 +78,14 @@ def answer(chat, model, name: str) -> str:
 def test_a_model_learns_to_answer_and_to_stop(tmp_path):
     rows = [{"messages": code_of(name)} for name in CODES] * 2
     config = chat_config(tmp_path, rows, marked=False, num_train_samples=6)
+    # Its own tokenizer is not there, and its end of text is another token than that of answers.
+    torch.manual_seed(0)
+    tasks.module("sft", "model").load_causal_lm(config.model).save_pretrained(tmp_path / "base")
+    (tmp_path / "tokenizer/tokenizer.model").write_bytes(bytes(range(256)))
     words = [
         f"--data={config.data.model_dump_json()}",
-        *ROOM,
+        "--model.config=null",
+        f"--model.path={tmp_path / 'base'}",
         '--batch={"global_batch_size": 6, "micro_batch_size": 3}',
         '--train.duration={"steps": 80}',
         "--learning_rate.reference_batch_size=6",
@@ -93,6 +99,7 @@ def test_a_model_learns_to_answer_and_to_stop(tmp_path):
     (line,) = read_json_lines(tmp_path / "run/answers/80.jsonl")
     assert line["prompt"].endswith("<|im_start|>user\nAnna?<|im_end|>\n<|im_start|>assistant\n")
     assert (line["answer"], line["expected"]) == ("417<|im_end|>", "417<|im_end|>\n")
-    chat = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    assert (tmp_path / "run/model/tokenizer.model").read_bytes() == bytes(range(256))
+    chat = AutoTokenizer.from_pretrained(tmp_path / "run/model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").eval()
     assert [answer(chat, model, name) for name in CODES] == [f"{code}<|im_end|>" for code in CODES.values()]

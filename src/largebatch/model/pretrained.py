@@ -13,7 +13,7 @@ from largebatch.errors import UserError, reason_of
 from largebatch.model.building import SeededWeights
 from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.model.transformers_internals import converted_names, without_ignored
-from largebatch.storage.layout import COPIED_FILES, CheckpointError, read_json, reading
+from largebatch.storage.layout import COPIED_FILES, TOKENIZER_FILES, CheckpointError, read_json, reading
 from largebatch.storage.tensors import TensorFiles
 from largebatch.system.regular_file import open_to_read
 from largebatch.system.repositories import find
@@ -39,7 +39,11 @@ IGNORED_CONFIG_FIELDS = {
 
 
 def find_folder(where: str, field: str = "model.initial_weights") -> Path:
-    """A local folder of weights, or the download of a hub id; UserError, which names the field, if there is neither."""
+    """A local folder of weights or a tokenizer, or the download of a hub id.
+
+    Raises:
+        UserError: There is neither; it names the field.
+    """
     place = find(where, field)
     if place.folder is not None:
         return place.folder
@@ -47,6 +51,8 @@ def find_folder(where: str, field: str = "model.initial_weights") -> Path:
 
     try:
         wanted = ["model*.safetensors", INDEX, CONFIG, *COPIED_FILES]
+        if field == "data.tokenizer":
+            wanted = [*TOKENIZER_FILES]
         return Path(snapshot_download(place.name, revision=place.revision, allow_patterns=wanted))
     # It raises exceptions of many kinds for files that cannot be reached, found or read.
     except Exception as error:

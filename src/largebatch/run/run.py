@@ -1,7 +1,7 @@
 """The run that a training script drives: it joins the job, resolves the plan, and yields the optimizer steps."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from largebatch.optim.trial import try_optimizer
 from largebatch.plan import explain, resolve
 from largebatch.plan.strategies import POLICY_WORDS
 from largebatch.run.checkpoint.load import StartingWeights, load, set_weights
-from largebatch.run.checkpoint.model_files import model_files
+from largebatch.run.checkpoint.model_files import end_generation_at, model_files
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import PerSample, RowsPerSample
 from largebatch.run.loop import Loop
@@ -112,6 +112,7 @@ class Run(Generic[Config]):
         self.config = at_commits(self._given, self.plan.commits)
         self._starting_weights: StartingWeights | None = None
         self._pretrained_folder: Path | None = None
+        self._tokenizer_folder: Path | None = None
         self._samples: Numbers = {}
         self._loop: Loop | None = None
         torch.set_default_dtype(self.dtype)
@@ -209,6 +210,11 @@ class Run(Generic[Config]):
 
         folder = self._starting.once_per_machine_first(partial(find_folder, where, "model.path"))
         self._pretrained_folder = folder
+        tokenizer = getattr(self.config.data, "tokenizer", where)
+        if tokenizer != "bytes":
+            self._tokenizer_folder = self._starting.once_per_machine_first(
+                partial(find_folder, tokenizer, "data.tokenizer")
+            )
         reason = None
         try:
             model, draws = build_without_weights(build, is_adapter)
@@ -223,8 +229,15 @@ class Run(Generic[Config]):
         self._starting_weights = weights
         return model
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def prepare(
+        self, model: nn.Module, optimizer: Optimizer, stop_tokens: Sequence[int] = ()
+    ) -> tuple[nn.Module, Optimizer]:
         """Wrap model and optimizer for the strategy, and begin an attempt.
+
+        Args:
+            model: The model, as `build` returned it.
+            optimizer: The optimizer of its parameters.
+            stop_tokens: Tokens at which the saved model's generation ends, besides those of its generation config.
 
         Raises:
             BackendMismatch: The strategy would not do what the plan says.
@@ -246,7 +259,12 @@ class Run(Generic[Config]):
                 set_attention(model, compute.attention)
             keep_documents_apart(model)
             # Before the strategy changes the model's class.
-            files = model_files(model, self._pretrained_folder)
+            files = model_files(model, self._pretrained_folder, self._tokenizer_folder)
+            added = end_generation_at(stop_tokens, files)
+        if added:
+            self._print(
+                f"  {'Generation':<14}of the saved model also ends at token {', '.join(map(str, added))}, as answers do"
+            )
         utilization = utilization_of(self.config, model, backend.device, self.plan.world_size)
         if self.plan.optimizer.weight_decay:
             self._print(f"  {'Weight decay':<14}{decay_summary(optimizer.param_groups)}")

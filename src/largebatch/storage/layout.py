@@ -45,8 +45,7 @@ MODEL_CONFIG = "model_config.json"
 BASE_CONFIG = "base_config.json"
 GENERATION_CONFIG = "generation_config.json"
 # Files that go with a model's weights under their own names, as `save_pretrained` writes them.
-COPIED_FILES = (
-    GENERATION_CONFIG,
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -57,6 +56,7 @@ COPIED_FILES = (
     "vocab.txt",
     "merges.txt",
 )
+COPIED_FILES = (GENERATION_CONFIG, *TOKENIZER_FILES)
 MODEL_FILES = (MODEL_CONFIG, BASE_CONFIG, *COPIED_FILES)
 MARKER = "complete.json"
 WEIGHT = "weight"

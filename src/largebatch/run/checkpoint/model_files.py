@@ -3,31 +3,50 @@
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from largebatch.errors import file_errors
-from largebatch.storage.layout import BASE_CONFIG, COPIED_FILES, GENERATION_CONFIG, MODEL_CONFIG, read_json
+from largebatch.errors import UserError, file_errors
+from largebatch.storage.layout import BASE_CONFIG, GENERATION_CONFIG, MODEL_CONFIG, TOKENIZER_FILES, read_json
 from largebatch.system.regular_file import read_bytes
 
 
-def model_files(model: nn.Module, pretrained: Path | None) -> dict[str, bytes]:
+def model_files(model: nn.Module, pretrained: Path | None, tokenizer: Path | None = None) -> dict[str, bytes]:
     """A checkpoint's `MODEL_FILES`, by name: those of a `transformers` model, and of its adapters.
 
     Call it before the strategy changes the model's class.
 
     Args:
         model: The model.
-        pretrained: The folder that it was loaded from, whose tokenizer and generation config it keeps; None if none.
+        pretrained: The folder that it was loaded from, whose generation config it keeps; None if none.
+        tokenizer: The folder of the tokenizer that it keeps; None if none.
     """
-    copied = [pretrained / name for name in COPIED_FILES if (pretrained / name).exists()] if pretrained else []
-    with file_errors(f"model.path: a file of {pretrained} cannot be read", "correct or remove it"):
+    places = [(pretrained, GENERATION_CONFIG), *((tokenizer, name) for name in TOKENIZER_FILES)]
+    copied = [folder / name for folder, name in places if folder and (folder / name).exists()]
+    with file_errors("model.path, data.tokenizer: a file cannot be read", "correct or remove it"):
         source = read_json(pretrained / "config.json", follow_links=True) if pretrained else {}
         use_cache = source.get("text_config", source).get("use_cache", True)
         files = {name: text.encode() for name, text in _configurations(model, use_cache).items()}
         return files | {path.name: read_bytes(path, follow_links=True) for path in copied}
+
+
+def end_generation_at(tokens: Sequence[int], files: dict[str, bytes]) -> list[int]:
+    """Let generation end at these tokens, too, if there is a generation config; return those that are new to it."""
+    if GENERATION_CONFIG not in files:
+        return []
+    try:
+        generation = json.loads(files[GENERATION_CONFIG])
+        ends = generation.get("eos_token_id")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"model.path: {GENERATION_CONFIG} cannot be read: {error}; correct or remove it") from error
+    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if added := [token for token in tokens if token not in known]:
+        generation["eos_token_id"] = [*known, *added]
+        files[GENERATION_CONFIG] = json.dumps(generation, indent=2).encode()
+    return added
 
 
 def _configurations(model: nn.Module, use_cache: bool) -> dict[str, str]:
