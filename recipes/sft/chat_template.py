@@ -184,10 +184,19 @@ class ChatTemplate:
         return text, spans
 
     def left_out(self, conversation: Conversation, text: str) -> Iterator[str]:
-        """Yield what makes no difference to the text of a conversation: keys of messages, and "tools"."""
+        """Yield what makes no difference to the text of a conversation: keys of messages, and "tools".
+
+        Raises:
+            UnusableConversation: A result is not in its call's place, and the template does not write which that is.
+        """
         if self.tools and self._writes(text, conversation, tools=None):
             yield "tools"
-        for message, known in zip(conversation, _known_from_calls(conversation), strict=True):
+        calls = [call for message in conversation for call in message.get("tool_calls", ())]
+        called = {
+            "tool_call_id": [call.get("id") for call in calls],
+            "name": [call.get("function", call)["name"] for call in calls],
+        }
+        for number, (message, known) in enumerate(zip(conversation, _known_from_calls(conversation), strict=True)):
             for holder, key, name in _texts_of(message):
                 if message.get(name, "") == known.get(name):
                     continue
@@ -195,6 +204,11 @@ class ChatTemplate:
                 holder[key] = type(value)()
                 makes_no_difference = self._writes(text, conversation)
                 holder[key] = value
+                if makes_no_difference and message["role"] == "tool" and value in called.get(name, ()):
+                    raise UnusableConversation(
+                        f"message {number} has the {name} {value!r} of a call whose result belongs elsewhere, and the "
+                        "chat template does not write it; put one result for each call, in the order of the calls"
+                    )
                 if makes_no_difference:
                     yield name
 
@@ -295,7 +309,7 @@ def _texts_of(fields: dict[str, Any], no_text: Sequence[str] = NO_TEXT) -> Itera
             for holder, inner, name in _texts_of(value, CALL_NO_TEXT):
                 # "name" in `may_omit` is that of a message, not that of a function.
                 yield holder, inner, "tool_calls" if name == "name" else name
-        elif has_text(value) and key not in no_text:
+        elif (has_text(value) or (value and key == "tool_call_id")) and key not in no_text:
             yield fields, key, key
 
 

@@ -82,6 +82,10 @@ class ChatEncoder:
         for number, message in enumerate(conversation):
             is_predicted = number in numbers
             for key, value in message.items():
+                if key in (*WEIGHTS, *MASKS) and isinstance(value, str):
+                    raise UnusableConversation(
+                        f"message {number} has {key} {_short(value)}; write a number, true or false"
+                    )
                 is_mask = key in MASKS and message["role"] == "assistant"
                 if (key in WEIGHTS and value != is_predicted) or (is_mask and bool(value) == is_predicted):
                     raise UnusableConversation(
@@ -207,8 +211,11 @@ def _calls(where: str, value: Any) -> list[dict[str, Any]]:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UnusableConversation(f"{where} has the tool_calls {_short(value)}; write a list of functions")
-        arguments = _from_json(f"the arguments of {where}", function.get("arguments", {}))
-        function = function | {"arguments": arguments}
+        arguments = _from_json(f"the arguments of {where}", function.get("arguments"))
+        # Some programs write "" or null for none.
+        if not isinstance(arguments, dict | None) and arguments != "":
+            raise UnusableConversation(f"{where} has the arguments {_short(arguments)}; write an object, or its JSON")
+        function = function | {"arguments": arguments or {}}
         calls.append(call | {"function": function} if "function" in call else function)
     return calls
 
@@ -231,6 +238,10 @@ def _from_json(what: str, value: Any) -> Any:
     try:
         return parse_json(value) if isinstance(value, str) and value else value
     except (ValueError, RecursionError) as error:
+        if value.startswith(("['", "{'", "[{'")):
+            raise UnusableConversation(
+                f"{what}, {_short(value)}, is as Python shows it, not JSON; write it with json.dumps"
+            ) from error
         raise UnusableConversation(f"{what}, {_short(value)}, cannot be read as JSON: {error}") from error
 
 

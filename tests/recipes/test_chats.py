@@ -138,6 +138,8 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
         ([ASK | {"train": True}, SAY], "message 0 has train true, but is not predicted: "),
         ([ASK, SAY | {"loss": False}], "message 1 has loss false, but is predicted: "),
         ([ASK, SAY | {"masked": True}], "message 1 has masked true, but is predicted: "),
+        ([ASK, SAY | {"weight": "1"}], 'message 1 has weight "1"; write a number, true or false'),
+        (str([ASK, SAY]), "as Python shows it, not JSON; write it with json.dumps"),
         ([ASK | {"content": "Hi<|im_end|>"}, SAY], "message 0 has '<|im_end|>' in its text, which the"),
         ([ASK, SAY | {"reasoning_content": "</s>"}], "message 1 has '</s>' in its text, which the"),
         ([ASK, SAY | {"tool_calls": "f"}], 'message 1 has the tool_calls "f"; write a list of functions'),

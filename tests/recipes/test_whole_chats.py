@@ -130,17 +130,49 @@ def test_fields_of_a_call_that_the_template_does_not_write(call, lost, tmp_path)
         assert (f"does not write {lost}; " in problem) if lost else (problem == ""), problem
 
 
+@pytest.mark.parametrize("turn", ["tool_calls", "function_call"])
+def test_arguments_of_a_call_are_an_object(turn, tmp_path):
+    """No arguments, as some programs write them, are an empty one."""
+
+    def called(function):
+        if turn == "function_call":
+            return [ASK, {"role": turn, "content": json.dumps(function)}]
+        return [ASK, CALL | {"tool_calls": [{"type": "function", "function": function}]}]
+
+    none, *others = ({"name": "f"} | each for each in ({}, *({"arguments": none} for none in ("", None, "null", "{}"))))
+    wrong = [{"name": "f", "arguments": value} for value in ("[]", 5, '"{}"', False, [])]
+    encoded = encoder(tmp_path, template("qwen"))({"messages": [*map(called, [none, *others, *wrong])]})
+    tokens = encoded["input_ids"][0]
+    assert encoded["input_ids"] == [tokens] * 5 + [[]] * 5
+    told = [
+        f"message 1 has the arguments {each}; write an object, or its JSON" for each in ("[]", 5, '"{}"', "false", "[]")
+    ]
+    assert encoded["problem"] == [""] * 5 + told
+
+
 def test_results_whose_order_does_not_say_whose_they_are(tmp_path):
     """The template writes neither ids nor names of results."""
     calls = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "fg"]
     of_f, of_g = ({"role": "tool", "content": "cold", "tool_call_id": name, "name": name} for name in "fg")
-    results = [[of_f, of_g], [of_g, of_f], [of_f, of_f], [of_f, of_g, of_g]]
+    named_f, named_g = ({"role": "tool", "content": "cold", "name": name} for name in "fg")
+    results = [[of_f, of_g], [of_g, of_f], [of_f, of_f], [of_f, of_g, of_g], [named_f, named_g], [named_g, named_f]]
     rows = [[ASK, CALL | {"tool_calls": calls}, *each, SAY] for each in results]
-    in_order, swapped, *problems = problems_of(tmp_path, template("qwen"), *rows)
-    assert in_order == ""
-    # The name is that of the call with this id.
-    assert "does not write tool_call_id;" in swapped
-    assert all("does not write name, tool_call_id;" in problem for problem in problems)
+    for may_omit in ([], ["name", "tool_call_id"]):
+        problems = problems_of(tmp_path, template("qwen"), *rows, may_omit=may_omit)
+        told = [
+            f"message {number} has the tool_call_id '{identity}' of a call whose result belongs elsewhere, and the "
+            "chat template does not write it; put one result for each call, in the order of the calls"
+            for number, identity in ((2, "g"), (3, "f"), (4, "g"))
+        ]
+        assert problems == ["", *told, "", told[0].replace("tool_call_id", "name")]
+    numbered = [call | {"id": number} for number, call in enumerate(calls, 1)]
+    swapped = [{"role": "tool", "content": "cold", "tool_call_id": number} for number in (2, 1)]
+    (problem,) = problems_of(tmp_path, template("qwen"), [ASK, CALL | {"tool_calls": numbered}, *swapped, SAY])
+    assert problem == told[0].replace("'g'", "2")
+    # Those that no call has may be left out.
+    unknown = [ASK, CALL | {"tool_calls": calls}, of_f | {"tool_call_id": "x", "name": "y"}, SAY]
+    assert "does not write name, tool_call_id;" in problems_of(tmp_path, template("qwen"), unknown)[0]
+    assert problems_of(tmp_path, template("qwen"), unknown, may_omit=["name", "tool_call_id"]) == [""]
     with_ids = template("qwen").replace("message.content", "message.content ~ message.tool_call_id")
     assert problems_of(tmp_path, with_ids, rows[1]) == [""]
 
