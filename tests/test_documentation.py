@@ -132,6 +132,9 @@ def write_own_data() -> None:
         folder = Path("images", split, str(label))
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 32), (label * 20, number, number)).save(folder / f"{number}.png")
+    # As macOS writes beside files of other disks.
+    for file in (Path("texts/._topic.txt"), Path("images/train/0/._0.png")):
+        file.write_bytes(b"\0\xb0")
 
 
 def write_own_recipe(text: str) -> None:
