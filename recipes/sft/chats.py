@@ -44,7 +44,7 @@ class ChatEncoder:
         uses = (
             Use("messages.column", "any"),
             Use("messages.tools", "any", is_optional=not layout.tools),
-            Use("messages.system", is_optional=not layout.system),
+            Use("messages.system", "string", is_optional=not layout.system),
         )
         self.uses = dict(zip(self.columns, uses, strict=True))
         # Raises an error if there is none.

@@ -103,7 +103,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(augmentation, tmp_p
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("--data.image_column=picture", "data.image_column: no column 'picture'; the data has image, label"),
+        ("--data.image_column=picture", "data.image_column: no column 'picture'; the data has 'image', 'label'"),
         ("--data.label_column=y", "data.label_column: no column 'y'"),
         ("--data.label_column=image", "data.label_column: the column 'image' has struct"),
     ],

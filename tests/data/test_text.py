@@ -150,7 +150,7 @@ def test_vocabulary_must_hold_the_tokenizer(opened, tokenizer):
     ("data", "told"),
     [
         ({"tokenizer": "./nowhere"}, "data.tokenizer: there is no folder './nowhere'"),
-        ({"text_column": "body"}, "data.text_column: no column 'body'; the data has text"),
+        ({"text_column": "body"}, "data.text_column: no column 'body'; the data has 'text'"),
     ],
 )
 def test_data_that_cannot_be_used(data, told, opened):

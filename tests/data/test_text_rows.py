@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 import zipfile
 from decimal import Decimal
 
@@ -106,16 +107,39 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
             b"q,a\n" + b"x,2\n" * 4000 + b"\xe9,2\n",
             "line 4002: 'q' has the byte 0xe9, which is not text; save the",
         ),
-        ("csv", "q,a\n1,2\n".encode("utf-16"), "line 1: its names are not in UTF-8; save it as UTF-8"),
-        ("csv", b"q^a\n1^2\n", "data.prompt: no column 'q'; the data has q^a, in "),
+        ("csv", "q,a\n1,2\n".encode("utf-16"), "cannot be read: its names are not in UTF-8; save it as UTF-8"),
+        ("csv", b"q^a\n1^2\n", "data.prompt: no column 'q'; the data has 'q^a', in the header of "),
+        ("csv", b"q ;a\n1;2\n", "data.prompt: no column 'q'; the data has 'q ', 'a', in the header of "),
+        (
+            "csv",
+            b"Table 1, as of May\nq,a\n1,2\n",
+            "no column 'q'; the data has 'Table 1', ' as of May', in the header ",
+        ),
+        ("csv", b"\x1f\x8b\x08", "it is compressed; end its name with .gz"),
         ("json", b'{"q": 1, "q": 2}\n', "line 1: 'q' occurs twice"),
         ("json", b'{"q": 1}\n["q"]\n', 'line 2 is ["q"], not an object'),
-        ("json", b'{"q": 1}\n{"q": {"b": [1, 2]}}\n', """line 2: 'q' holds {"b": [1, 2]}, neither text nor a number"""),
+        (
+            "json",
+            b'{"q": 1}\n{"q": {"b": [1, 2]}}\n',
+            """line 2: 'q' holds {"b": [1, 2]}, which is not text; write text""",
+        ),
         ("json", b'{"q": {"b": [0.1234567890123456789]}}\n', "line 1: 'q' holds the number 0.1234567890123456789, "),
-        ("json", b'{"q": 1}\n{"q": "\xe9"}\n', "line 2: 'utf-8' codec can't decode byte 0xe9"),
+        (
+            "json",
+            b'{"q": 1}\n{"q": "\xe9"}\n',
+            "line 2: 'utf-8' codec can't decode byte 0xe9 in position 7: invalid continuation byte; save it as UTF-8",
+        ),
+        (
+            "json",
+            '{"q": 1}\n'.encode("utf-16"),
+            "line 1: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte; save it as UTF-8",
+        ),
+        ("json", b"\x1f\x8b\x08", "it is compressed; end its name with .gz"),
+        ("json", b"(\xb5/\xfd", "it is compressed; end its name with .zst"),
         ("json", b'{"q": "\\ud800"}\n', "line 1: 'q' has half of a character, 0xd800, which is not text"),
-        ("json", b'{\n"q": 1\n}\n', "line 1: Expecting property name"),
-        ("text", b"1\n", "data.prompt: no column 'q'; the data has text, in "),
+        ("json", b'{\n"q": 1\n}\n', "line 2 column 1 (char 2); write one object per line, or one list"),
+        ("json", b'{"q": 1}{"q": 2}\n', "line 1: Extra data: line 1 column 9 (char 8); write one object per line"),
+        ("text", b"1\n", "data.prompt: no column 'q'; the data has 'text', in "),
     ],
 )
 def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_path):
@@ -123,7 +147,32 @@ def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_
     with pytest.raises(DataError) as caught:
         rows_of(tmp_path / "rows", reader, num_workers=2)
     assert message in str(caught.value)
+    assert not message.startswith("data.") or str(caught.value).startswith(message)
     assert str(tmp_path / "rows") in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["1", "0.5", "true", "[1]"])
+def test_what_is_not_text_in_a_column_of_texts(value, tmp_path):
+    (tmp_path / "rows").write_text(f'{{"q": "a", "system": "b"}}\n{{"q": "a", "system": {value}}}\n')
+    uses = Q | {"system": Use("messages.system", "string", is_optional=True)}
+    assert_refused(
+        f"line 2: 'system' holds {re.escape(value)}, which is not text; write text", tmp_path / "rows", "json", uses
+    )
+
+
+def test_each_csv_has_its_own_separator(tmp_path, capsys):
+    (tmp_path / "0.csv").touch()
+    (tmp_path / "1.csv").write_text("q;a\n1;2\n")
+    (tmp_path / "2.csv").write_text("a,q\n3,4\n")
+    uses = {"q": Use("prompt"), "a": Use("answer")}
+    read = rows_of(tmp_path / "*.csv", "csv", uses, allowed="everything")
+    assert read == [{"q": "1", "a": "2"}, {"q": "4", "a": "3"}]
+    assert "cells of the data are separated by ',' or ';'\n" in capsys.readouterr().out
+    (tmp_path / "3.csv").write_text("q\ta\n")
+    assert len(rows_of(tmp_path / "*.csv", "csv", uses)) == 2
+    (tmp_path / "4.csv").write_text("a,u\u0308\n5,6\n")
+    told = r"no column '\\xfc'; the data has 'a', 'u\\u0308', in the header of .*4\.csv"
+    assert_refused(told, tmp_path / "4.csv", "csv", {"ü": Use("prompt")})
 
 
 def test_line_breaks_in_a_tsv(tmp_path):
@@ -187,7 +236,7 @@ def test_every_file_has_the_columns_that_are_used(tmp_path):
     (tmp_path / "1.jsonl").write_text('{"q": 1}\n{"q": 1, "late": 2}\n')
     assert rows_of(tmp_path / "*.jsonl", "json") == [{"q": "1"}, {"q": "1"}]
     (tmp_path / "2.jsonl").write_text('{"question": 1}\n')
-    assert_refused(r"data\.prompt: no column 'q'; the data has question, in .*2\.jsonl", tmp_path / "*.jsonl", "json")
+    assert_refused(r"data\.prompt: no column 'q'; the data has 'question', in .*2\.jsonl", tmp_path / "*.jsonl", "json")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +286,7 @@ def write_parts(folder, *columns):
         (["x"], pyarrow.array([0], "date32"), "is of type date32"),
         ([Decimal("0.5")], [Decimal("0.25")], "is of type decimal with 2 decimal places"),
         ([{"n": [1.5]}], [{"n": [7]}], r"'a\.n' is of type integer in .*, and double in "),
-        (["x"], None, r"no column 'a'; the data has b, in .*1\.parquet; name one of these"),
+        (["x"], None, r"no column 'a'; the data has 'b', in .*1\.parquet; name one of these"),
     ],
 )
 def test_a_column_has_one_type_in_all_parquet_files(first, second, told, tmp_path):
@@ -326,6 +375,15 @@ def test_a_compressed_file_that_is_damaged_is_named(ending, compress, tmp_path):
         file = tmp_path / f"{number}.jsonl.{ending}"
         file.write_bytes(content)
         assert_refused(rf"^{file} cannot be read: .*; correct it", file, "json")
+
+
+def test_a_window_of_zstd_that_is_too_large(tmp_path):
+    """As `zstd --long=31` writes it."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=31, enable_ldm=True)
+    writer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    file = tmp_path / "rows.jsonl.zst"
+    file.write_bytes(writer.compress(b'{"q": 1}\n') + writer.flush())
+    assert_refused(rf"^{file} cannot be read: .*memory.*; compress it without --long$", file, "json")
 
 
 def test_a_zip_that_is_none_is_named(tmp_path):

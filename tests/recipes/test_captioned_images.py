@@ -247,7 +247,7 @@ def test_a_column_of_captions_is_text(tmp_path):
     assert_refused(section(file, "parquet"), "sample 0 has no 'caption' in UTF-8")
     assert_refused(
         section(file, "parquet", caption_column="text"),
-        r"data\.caption_column: no column 'text'; the data has image, caption",
+        r"data\.caption_column: no column 'text'; the data has 'image', 'caption'",
     )
 
 

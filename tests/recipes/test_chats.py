@@ -308,5 +308,10 @@ def test_fields_of_another_format_are_refused(data, message, tmp_path):
 
 @pytest.mark.parametrize(("field", "name"), [("column", "chat"), ("tools", "functions")])
 def test_columns_are_named(field, name, tmp_path):
-    with pytest.raises(DataError, match=rf"data\.messages\.{field}: no column '{name}'; the data has messages"):
+    with pytest.raises(DataError, match=rf"data\.messages\.{field}: no column '{name}'; the data has 'messages'"):
         chat_sources(chat_config(tmp_path, [{"messages": TWO_TURNS}], messages={field: name}))
+
+
+def test_a_system_is_text(tmp_path):
+    with pytest.raises(DataError, match="line 1: 'system' holds false, which is not text; write text"):
+        chat_sources(chat_config(tmp_path, [{"messages": TWO_TURNS, "system": False}]))

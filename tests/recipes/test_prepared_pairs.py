@@ -117,7 +117,7 @@ def test_what_only_folders_are_named_is_no_column(tmp_path):
         parquet.write_table(pyarrow.table({"text": [f"{number}"]}), folder / f"part-{number}.parquet")
     data = of_file(tmp_path / "spark", "parquet", 2)
     assert texts_of(section(data, "{text}", "{text}")) == ["00", "11"]
-    with pytest.raises(DataError, match=r"data\.prompt: no column 'lang'; the data has text"):
+    with pytest.raises(DataError, match=r"data\.prompt: no column 'lang'; the data has 'text'"):
         open_with(section(data, "{lang}", "{text}"))
 
 

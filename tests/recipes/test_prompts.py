@@ -259,8 +259,8 @@ def test_the_longest_pair_that_fits(opened):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"prompt": "{query}"}, "data.prompt: no column 'query'; the data has question, reply, both"),
-        ({"answer": "{both}"}, r"line 1: 'both' holds \[\"gamma\"\], neither text nor a number"),
+        ({"prompt": "{query}"}, "data.prompt: no column 'query'; the data has 'question', 'reply', 'both'"),
+        ({"answer": "{both}"}, r"line 1: 'both' holds \[\"gamma\"\], which is not text"),
     ],
 )
 def test_data_that_is_not_as_the_recipe_says(data, message, opened):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
+from unicodedata import normalize
 
 from largebatch.errors import DataError
 
@@ -10,7 +11,7 @@ class Use(NamedTuple):
     """What a column is used for."""
 
     field: str  # of `data`, for messages
-    kind: Literal["text", "any"] = "text"  # lists and objects are not text
+    kind: Literal["text", "string", "any"] = "text"  # lists and objects are not text; of JSON, numbers are not strings
     is_optional: bool = False  # whether there may be no such column
 
 
@@ -20,5 +21,9 @@ Uses = dict[str, Use]
 
 def no_column(name: str, field: str, names: Iterable[str], file: object = None) -> DataError:
     """The error that no column of these names is `name`, in a file."""
+    names = list(names)
+    # Letters with accents of their own, as in names of macOS, look like those that have them.
+    is_alike = normalize("NFC", name) in [normalize("NFC", each) for each in names]
+    shown, *others = map(ascii if is_alike else repr, [name, *names])
     where = f", in {file}; name one of these" if file else ""
-    return DataError(f"data.{field}: no column {name!r}; the data has {', '.join(names)}{where}")
+    return DataError(f"data.{field}: no column {shown}; the data has {', '.join(others)}{where}")

@@ -22,6 +22,10 @@ def damage_told(file: object) -> Iterator[None]:
         yield
     # Damaged archives raise errors of many kinds. What the file system says has a number.
     except (ValueError, RecursionError, EOFError, OSError, zlib.error, LZMAError, BadZipFile, ZstdError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, DataError) or (isinstance(error, OSError) and error.errno is not None):
             raise
-        raise DataError(f"{file} cannot be read: {error}; correct it") from error
+        told = str(error)
+        # Some have a remedy.
+        if ";" not in told:
+            told += "; compress it without --long" if "too much memory" in told else "; correct it"
+        raise DataError(f"{file} cannot be read: {told}") from error

@@ -28,9 +28,10 @@ from largebatch.words import printable
 
 READERS = ("csv", "json", "text")
 """Names of the builders of `datasets` whose files are read here."""
-FORMAT = "3"
+FORMAT = "4"
 SEPARATORS = ",;\t|"  # of the cells of a CSV
-LINE = "\n"
+COMPRESSED = {b"\x1f\x8b": ".gz", b"(\xb5/\xfd": ".zst", b"\xfd7zXZ": ".xz"}
+"""How compressed files begin, as no text in UTF-8 does, and what their names must end with."""
 
 Row = dict[str, Any]
 
@@ -39,7 +40,7 @@ Row = dict[str, Any]
 class TextRowsConfig(datasets.BuilderConfig):  # type: ignore[misc]  # `datasets` has no types
     """What decides the rows of files, besides their content."""
 
-    separator: str = ""  # of the cells of a CSV, or of texts, a line each; JSON has none
+    reader: str = "json"  # one of `READERS`
     uses: Uses = field(default_factory=dict)
 
 
@@ -61,10 +62,15 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         ]
 
     def first_columns(self) -> list[str]:
-        """The columns of the first file's header, or of its first thousand rows."""
-        file = next(iter(self.config.data_files.values()))[0]
-        rows = islice(rows_of(file, self.config), 1_000)
+        """The columns of the first thousand rows."""
+        files = next(iter(self.config.data_files.values()))
+        rows = islice(chain.from_iterable(rows_of(file, self.config) for file in files), 1_000)
         return [*dict.fromkeys(chain.from_iterable(row for _, row in rows))]
+
+    def separators(self) -> list[str]:
+        """What separates the cells of the files that have some."""
+        files = {*chain.from_iterable(self.config.data_files.values())} if self.config.reader == "csv" else ()
+        return sorted({_separator_of(file, self.config.uses) for file in files} - {""})
 
     def _generate_examples(self, files: Sequence[str]) -> Iterator[tuple[str, dict[str, str | None]]]:
         uses: Uses = self.config.uses
@@ -82,7 +88,7 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
 def _text(where: str, name: str, use: Use, value: Any) -> str | None:
     if value is None:
         return None
-    if isinstance(value, _Number):
+    if isinstance(value, _Number) and use.kind != "string":
         return value.literal
     try:
         text = value if isinstance(value, str) else _as_json(value)
@@ -95,8 +101,9 @@ def _text(where: str, name: str, use: Use, value: Any) -> str | None:
         raise DataError(f"{where}: {name!r} holds {error}") from None
     if "\0" in text:
         raise DataError(f"{where}: {name!r} has a zero byte, which is not text; remove it, or save the file as UTF-8")
-    if isinstance(value, list | dict) and use.kind == "text":
-        raise DataError(f"{where}: {name!r} holds {text[:60]}, neither text nor a number; write text")
+    is_text = isinstance(value, str) or (use.kind == "text" and not isinstance(value, list | dict))
+    if use.kind != "any" and not is_text:
+        raise DataError(f"{where}: {name!r} holds {text[:60]}, which is not text; write text")
     return text
 
 
@@ -105,26 +112,36 @@ def with_exact_text(builder: datasets.DatasetBuilder, uses: Uses) -> datasets.Da
     files = [file for of_split in (builder.config.data_files or {}).values() for file in of_split]
     if builder.name not in READERS or any("://" in file for file in files):
         return builder
-    separator = LINE if builder.name == "text" else ""
-    if builder.name == "csv":
-        separator = _separator_of(files[0], uses)
     return TextRows(
         dataset_name=builder.dataset_name,
         hash=FORMAT,
         data_files=builder.config.data_files,
-        separator=separator,
+        reader=builder.name,
         uses=uses,
     )
 
 
 def _separator_of(file: str, uses: Uses) -> str:
-    """The separator with which the header of a CSV has the columns that it must have; a comma if there is none."""
-    needed = {name for name, use in uses.items() if not use.is_optional}
-    with fsspec.open(file, "rt", compression="infer", encoding="utf-8-sig", errors="replace", newline="") as text:
+    """The separator with which the header of a CSV has the columns that it must have; nothing if it has no header.
+
+    Raises:
+        DataError: There is none.
+    """
+    needed = {name: use for name, use in uses.items() if not use.is_optional}
+    longest: list[str] = []
+    with fsspec.open(
+        file, "rt", compression="infer", encoding="utf-8-sig", errors="surrogateescape", newline=""
+    ) as text:
         for separator, lines in zip(SEPARATORS, tee(text, len(SEPARATORS)), strict=True):
-            if needed <= {*_header(csv.reader(lines, delimiter=separator))}:
+            header = _header(csv.reader(lines, delimiter=separator))
+            if not header:
+                return ""
+            if needed.keys() <= {*header}:
                 return separator
-    return ","
+            longest = max(longest, header, key=len)
+    _check_names(longest, ())
+    missing = next(name for name in needed if name not in longest)
+    raise no_column(missing, needed[missing].field, longest, f"the header of {file}, its first row")
 
 
 def _header(reader: Iterator[list[str]]) -> list[str]:
@@ -139,21 +156,21 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
         DataError: The file is not in the reader's format, or has something twice.
     """
     with damage_told(file):
-        is_archive = _is_archive(Path(file))
-    if is_archive:
-        raise DataError(f"{file} holds other files; unpack it")
-    with fsspec.open(file, "rb", compression="infer") as opened:
-        file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
-        rows: Iterator[tuple[int, Row]]
-        if config.separator == LINE:
-            lines = io.TextIOWrapper(file_of_lines, encoding="utf-8-sig", errors="surrogateescape")
-            rows = enumerate(({"text": line.removesuffix("\n")} for line in lines), 1)
-        elif config.separator:
-            rows = _csv_rows(file_of_lines, config)
-        else:
-            rows = _json_rows(file_of_lines)
-        with damage_told(file):
-            yield from rows
+        if _is_archive(Path(file)):
+            raise DataError(f"{file} holds other files; unpack it")
+        with fsspec.open(file, "rb", compression="infer") as opened:
+            file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
+            start = file_of_lines.peek(8)
+            for first, ending in COMPRESSED.items():
+                if start.startswith(first):
+                    raise ValueError(f"it is compressed; end its name with {ending}")
+            if config.reader == "text":
+                lines = io.TextIOWrapper(file_of_lines, encoding="utf-8-sig", errors="surrogateescape")
+                yield from enumerate(({"text": line.removesuffix("\n")} for line in lines), 1)
+            elif config.reader == "json":
+                yield from _json_rows(file_of_lines)
+            elif separator := _separator_of(file, config.uses):
+                yield from _csv_rows(file_of_lines, separator, config.uses)
 
 
 def _is_archive(path: Path) -> bool:
@@ -167,16 +184,15 @@ def _is_archive(path: Path) -> bool:
     return len(members) != 1
 
 
-def _csv_rows(file: IO[bytes], config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
+def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(sys.maxsize)
     # A spreadsheet's CSV may begin with a byte order mark. Bytes of other encodings are told with their row.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    separator = config.separator
     reader = csv.reader(text, delimiter=separator, strict=True)
     try:
         names = _header(reader)
         # Spreadsheets leave columns without a name.
-        _check_names(names, config.uses)
+        _check_names(names, uses)
         for cells in reader:
             # As csv.DictReader does, leave out empty lines.
             if cells and len(cells) != len(names):
@@ -219,7 +235,11 @@ def _parsed(text: bytes, line: int) -> Any:
     try:
         return parse_json(text.decode(), _Number)
     except ValueError as error:
-        raise ValueError(f"line {line}: {error}") from None
+        remedies = {
+            json.JSONDecodeError: "; write one object per line, or one list",
+            UnicodeDecodeError: "; save it as UTF-8",
+        }
+        raise ValueError(f"line {line}: {error}{remedies.get(type(error), '')}") from None
 
 
 @dataclass

@@ -45,7 +45,7 @@ def name_columns(builder: "datasets.DatasetBuilder", columns: Sequence[str], use
         return
     if isinstance(builder, TextRows):
         columns = builder.first_columns()
-        if builder.config.separator:
-            print(f"cells of the data are separated by {builder.config.separator!r}")
+        if separators := builder.separators():
+            print(f"cells of the data are separated by {' or '.join(map(repr, separators))}")
     if unread := [name for name in columns if name not in uses]:
         print(f"{counted(len(unread), 'column')} of the data that nothing reads: {', '.join(unread)}")
