@@ -1,5 +1,6 @@
 """The config of this folder's recipes: prompts with their answers, and any causal language model."""
 
+import re
 from collections.abc import Iterator
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -109,8 +110,10 @@ class HubPairs(Mixable, Tokenized, PairData):
     @field_validator("prompt", "answer")
     @classmethod
     def _names_columns(cls, template: str) -> str:
+        if re.search(r"\{[^{}]*[.:!\[][^{}]*\}", template.replace("{{", "").replace("}}", "")):
+            raise ValueError(f"{template!r} has a column name with ., :, ! or [ in it; rename the column")
         try:
-            fields = [field for field in Formatter().parse(template) if field[1] is not None]
+            names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
         except ValueError as error:
             raise ValueError(
                 f"{template!r} is not a template: {error}; a brace itself is written {{{{ or }}}}"
@@ -122,11 +125,7 @@ class HubPairs(Mixable, Tokenized, PairData):
                 f"{template!r} has a backslash and an n where a newline may be meant; in JSON write \\n, in a shell "
                 "$'…\\n…', or the whole section as JSON"
             )
-        is_plain = all(
-            name and not name.isdigit() and not set(name) & set(".[") and not spec and not conversion
-            for _, name, spec, conversion in fields
-        )
-        if not fields or not is_plain:
+        if not names or any(not name or name.isdigit() for name in names):
             raise ValueError(
                 f'{template!r} is not a template; write column names in braces, and nothing else in them: "{{answer}}"'
             )

@@ -196,6 +196,14 @@ def test_classes_in_a_table_of_paths(kind, rows, tmp_path):
         ("csv", "image,label\nIMAGE,1\n,1", "sample 1 of 'train' has no image in the column 'image'"),
         ("json", '{"image": "IMAGE", "label": null}', "sample 0 of 'train' has the label null"),
         ("json", '{"image": "IMAGE", "label": [1]}', r"sample 0 of 'train' has the label \"\[1\]\""),
+        *(
+            (
+                "csv",
+                f"image,label\n{other},1",
+                r"sample 0 cannot be .*, or write paths of files, relative to /.*; URLs and base64",
+            )
+            for other in ("https://x.org/1.jpg", "9AcO" * 100)
+        ),
     ],
 )
 def test_what_is_no_class_in_a_table_of_paths(kind, rows, told, tmp_path):
@@ -268,8 +276,14 @@ def test_folders_in_folders_are_no_classes(tmp_path):
     train, _ = image_sources(files_config(tmp_path / "train/*/*/*", tmp_path / "val/*/*/*", path="imagefolder"))
     assert len(train) == 4
     write_pictures(tmp_path, "cat/two.png")
-    with pytest.raises(DataError, match=r"'train' have no class: they are in one folder or at .*; write folders of"):
+    told = r"'train' have no class: they are in one folder or at .*; write folders of"
+    with pytest.raises(DataError, match=told):
         open_folder(tmp_path)
+    # `datasets` has a class for each folder of these, and no image of one.
+    write_pictures(tmp_path / "flat", "1.png")
+    with pytest.raises(DataError, match=told):
+        open_folder(tmp_path / "flat")
+    assert_refused(told, files_config(tmp_path / "flat/train/**", tmp_path / "flat/val/**", path="imagefolder"))
 
 
 def test_labels_of_a_table_may_lie_in_any_folders(tmp_path, capsys):

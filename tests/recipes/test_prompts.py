@@ -290,7 +290,10 @@ def test_data_that_does_not_fit_the_model(word, message, opened):
     ("data", "message"),
     [
         ({"prompt": "no column"}, "data.prompt: 'no column' is not a template; write column names in braces"),
-        ({"answer": "{reply:>5}"}, "data.answer: '{reply:>5}' is not a template"),
+        *(
+            ({"answer": f"{{{name}}}"}, f"'{{{name}}}' has a column name with ., :, ! or [ in it; rename the column")
+            for name in ("Q.1", "Answer: de", "Really!", "reply:>5", "Q[1]")
+        ),
         ({"prompt": "{0}"}, "data.prompt: '{0}' is not a template"),
         ({"prompt": "{question"}, "data.prompt: '{question' is not a template: "),
         ({"prompt": r"{question}\nAnswer:"}, "has a backslash and an n where a newline may be meant"),

@@ -122,10 +122,7 @@ def open_splits(
             if name in dataset.column_names or use.is_optional:
                 continue
             if (builder.name, name) == ("imagefolder", "label"):
-                raise DataError(
-                    f"data.path: images of '{dataset.split}' have no class: they are in one folder or at different "
-                    f"depths, or have metadata without a column 'label'; {IMAGE_FOLDERS}"
-                )
+                raise no_class(str(dataset.split))
             raise no_column(name, use.field, dataset.column_names)
         # `datasets` has guessed the types of JSON on the hub.
         kind = train.features.get(name)
@@ -136,6 +133,14 @@ def open_splits(
         name_files(config, builder, _local_files(builder))
         name_columns(builder, train.column_names, uses)
     return train, evaluation
+
+
+def no_class(split: str) -> DataError:
+    """The error that `datasets` finds no classes in the folders of a split's images."""
+    return DataError(
+        f"data.path: images of {split!r} have no class: they are in one folder or at different depths, or have "
+        f"metadata without a column 'label'; {IMAGE_FOLDERS}"
+    )
 
 
 def _raise_explained(error: Exception, path: str, splits: tuple[str, str]) -> NoReturn:

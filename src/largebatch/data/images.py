@@ -18,7 +18,7 @@ from largebatch.config.data import DigitsData, EncodedImages, HubImages, names_i
 from largebatch.config.sections import Evaluation
 from largebatch.data.columns import Use
 from largebatch.data.crops import EVALUATION_CROP, Crop, center_crop, inception_crop, padded_crop
-from largebatch.data.hub import IMAGE_FOLDERS, open_splits
+from largebatch.data.hub import IMAGE_FOLDERS, no_class, open_splits
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch
@@ -171,6 +171,11 @@ def _labeled(rows: Rows, config: HubImages, split: str) -> LabeledRows:
             f"data.label_column: the column {column!r} has {given.type}; write one class for each image, as a whole "
             f"number from 0 to {config.num_classes - 1}"
         )
+    names = getattr(rows.features[column], "names", [])
+    is_of_folders = rows.builder_name == "imagefolder" and names
+    # As of a folder without others in it.
+    if is_of_folders and given.null_count:
+        raise no_class(split)
     # Null becomes NaN.
     numbers = (_numbers(given) if is_text else given.cast(float64(), safe=False)).to_numpy()
     labels = _classes(numbers, config, split, lambda index: json.dumps(given[index].as_py()))
@@ -182,8 +187,7 @@ def _labeled(rows: Rows, config: HubImages, split: str) -> LabeledRows:
             f"data.image_column: sample {missing.argmax()} of {split!r} has no image in the column {images!r}; remove "
             "the sample, or write its image's bytes or path"
         )
-    names = getattr(rows.features[column], "names", [])
-    if rows.builder_name == "imagefolder" and names:
+    if is_of_folders:
         _check_layout(compute.replace_substring_regex(paths, "/[^/]*$", "").unique().to_pylist(), config, split)
     return LabeledRows(rows, labels, names)
 
@@ -327,7 +331,7 @@ def decode(
         # Pillow names the place of the bytes in memory.
         is_other = isinstance(error, UnidentifiedImageError)
         reason = f"it is not one of {', '.join(FORMATS)}" if is_other else reason_of(error)
-        raise DataError(
-            f"the image of sample {index} cannot be decoded: {reason}{where}; replace or remove it, and "
-            "if the column is text, write paths of files"
-        ) from error
+        remedy = "replace or remove it"
+        if not isinstance(data, bytes):
+            remedy += f", or write paths of files, relative to {Path.cwd()}; URLs and base64 are not read"
+        raise DataError(f"the image of sample {index} cannot be decoded: {reason}{where}; {remedy}") from error
