@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
-from largebatch.errors import UserError, reason_of
+from largebatch.errors import UserError
 
-from .model import small_twin
+from .model import cannot_run, small_twin
 
 LENGTHS = (7, 5, 1, 9)
 # Largest differences, relative to the largest logit. Changing other tokens may change only the rounding, in mixtures of
@@ -101,10 +101,6 @@ def _testable(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
             yield small_twin(model) or model
     except UserError:
         raise
-    # For sizes that do not match, torch raises exceptions of many kinds.
     except Exception as error:
-        raise UserError(
-            f"model: {type(model).__name__} can be built but not run: {reason_of(error)}; correct model.config, or the "
-            "configuration in the folder of model.path"
-        ) from error
+        raise cannot_run(model, error) from error
     model.train(was_training)

@@ -163,8 +163,8 @@ class Lora(Section):
 class AutoCausalLM(Model):
     """Any causal language model of `transformers`: pretrained weights, or random ones.
 
-    The model's own dropout is turned off, whatever its configuration says, so that a sample's loss depends only on the
-    sample.
+    The model's own dropout and the noise of its routers are turned off, whatever its configuration says, so that a
+    sample's loss depends only on the sample.
     """
 
     architecture: Literal["auto"]

@@ -20,6 +20,9 @@ from .config import AutoCausalLM, Config, Lora
 
 # Settings of a loss of mixtures of experts, which training does not add.
 ROUTER_SETTINGS = ("output_router_logits", "router_aux_loss_coef")
+# Parts of the names of settings that make a model random in training: "attention_dropout", "resid_pdrop", "layerdrop",
+# "router_jitter_noise". Every architecture has its own names.
+RANDOM_SETTINGS = ("drop", "jitter")
 MAX_LAYERS = 1000
 MAX_LABELS = 10**6
 
@@ -27,8 +30,11 @@ MAX_LABELS = 10**6
 def build_model(config: Config) -> PreTrainedModel:
     """The model, with the recipe's adapters if there are any; it returns losses if it is given targets."""
     model = load_causal_lm(config.model)
-    # Compute the cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
-    return_token_losses(model, small_twin(model))
+    try:
+        # Compute the cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
+        return_token_losses(model, small_twin(model))
+    except Exception as error:
+        raise cannot_run(model, error) from error
     return model
 
 
@@ -38,7 +44,7 @@ def example_batch(config: Config) -> dict[str, torch.Tensor]:
 
 
 def configuration(model: AutoCausalLM) -> PretrainedConfig:
-    """The model's own configuration, with all its dropout turned off.
+    """The model's own configuration, with all its dropout and other noise turned off.
 
     Raises:
         UserError: There is no configuration of a whole model at `model.path`, or `model.config` is not one or has a
@@ -71,7 +77,7 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
         is_own = name == "model_type" or (hasattr(type(config)(), name) and not hasattr(PretrainedConfig(), name))
         is_twice = config.attribute_map.get(name) in given
         is_of_a_window = "sliding_window" in name or name == "max_window_layers"
-        is_off = value and ("drop" in name or (is_of_a_window and has_no_window))
+        is_off = value and (_is_random(name) or (is_of_a_window and has_no_window))
         if not is_own or is_twice or name in ROUTER_SETTINGS or is_off:
             idle.append(name)
     if idle:
@@ -91,13 +97,16 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
             "trained in fp32; write a folder with the model's whole weights"
         )
     for name, value in settings.items():
-        # "attention_dropout", "resid_pdrop", "layerdrop": every architecture has its own names.
-        if "drop" in name and isinstance(value, float):
+        if _is_random(name) and isinstance(value, float):
             setattr(text, name, 0.0)
     text.use_cache = False
     # It would name another file of weights than those that are looked for.
     vars(config).pop("transformers_weights", None)
     return config
+
+
+def _is_random(setting: str) -> bool:
+    return any(part in setting for part in RANDOM_SETTINGS)
 
 
 def _check_sizes(settings: Mapping[str, Any]) -> None:
@@ -207,6 +216,14 @@ def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
         raise UserError(
             f"model.lora: {error}; install that peft or, in target_modules, write names of linear layers, or all-linear"
         ) from error
+
+
+def cannot_run(model: PreTrainedModel, error: Exception) -> UserError:
+    """What is told if a model's first forward pass fails: for sizes that do not match, torch has many exceptions."""
+    return UserError(
+        f"model: {type(model).__name__} can be built but not run: {reason_of(error)}; correct model.config, or the "
+        "configuration in the folder of model.path"
+    )
 
 
 def _unusable(model: AutoCausalLM, error: Exception) -> UserError:

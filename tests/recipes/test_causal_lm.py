@@ -22,6 +22,9 @@ load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
 TOKENS = torch.arange(10)[None]
 LORA = Lora(rank=2, alpha=4.0)
+SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL |= {"num_key_value_heads": 2, "intermediate_size": 8}
+MIXTRAL = SMALL | {"model_type": "mixtral", "num_local_experts": 4}
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
 
 
@@ -49,9 +52,17 @@ def test_stored_weights_are_trained_in_fp32(folder):
         assert torch.equal(parameter, stored.get_parameter(name).float()), name
 
 
-def test_dropout_of_the_model_is_turned_off(folder):
-    """GPT-2's configuration has 0.1 three times; a model in training mode must give the same twice."""
-    for model in (loaded(folder), load_causal_lm(section(config=GPT2))):
+def edit_config(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_model_is_not_random_in_training(folder, tmp_path):
+    """GPT-2's configuration has a dropout of 0.1 three times, and Mixtral's router may have noise."""
+    noisy = tmp_path / "noisy"
+    load_causal_lm(section(config=MIXTRAL)).save_pretrained(noisy)
+    edit_config(noisy, router_jitter_noise=0.5)
+    for model in (loaded(folder), load_causal_lm(section(config=GPT2)), loaded(noisy)):
         model.train()
         assert torch.equal(model(TOKENS).logits, model(TOKENS).logits)
 
@@ -86,6 +97,7 @@ def test_only_shapes_on_the_meta_device(folder):
             {"config": {"model_type": "llama", "attention_dropout": 0.1, "dtype": "bfloat16"}},
             "model.config: attention_dropout, dtype would have no effect",
         ),
+        ({"config": MIXTRAL | {"router_jitter_noise": 0.1}}, "model.config: router_jitter_noise would have no effect"),
         ({"config": GPT2 | {"hidden_size": 8}}, "model.config: hidden_size would have no effect"),
         # No layer has a window: it is off, or from a later layer on.
         ({"config": {"model_type": "qwen2", "sliding_window": 8}}, "model.config: sliding_window would have no effect"),
@@ -166,11 +178,6 @@ def test_weights_that_are_missing_are_not_drawn(tmp_path):
         match=r"not .* the weights of the LlamaForCausalLM in its config\.json:\n  - it has no lm_head\.weight\n",
     ):
         loaded(tmp_path)
-
-
-def edit_config(folder, **fields):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 @pytest.mark.parametrize(

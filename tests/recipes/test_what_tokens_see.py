@@ -1,5 +1,7 @@
 """A packed run is the unpacked one: each pair has the losses and gradients that it has alone, to rounding."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -110,3 +112,6 @@ def test_models_that_see_the_answers_are_refused(vocab_size):
 def test_models_that_can_be_built_but_not_run_are_refused():
     with pytest.raises(UserError, match=r"LlamaForCausalLM can be built but not run: .*; correct model.config"):
         check_causal(build({"model_type": "llama", **SMALL, "num_key_value_heads": 3}))
+    words = (f"--model.config={json.dumps(ARCHITECTURES['mixtral'] | {'num_experts_per_tok': 5})}",)
+    with pytest.raises(UserError, match=r"MixtralForCausalLM can be built but not run: .*out of range .*; correct"):
+        tasks.build_model(ADDITION)(load_config(ADDITION, words))

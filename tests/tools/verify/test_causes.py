@@ -67,7 +67,7 @@ def test_a_likely_cause_is_what_all_that_differ_have_in_common():
     assert cause(other_number).startswith(f"{another}the first loss differs")
     assert cause(other_number, beyond=LATER).startswith(f"{another}weights or losses differ after the first step")
     gradients = ALL_OF_IT - {"loss", "first_loss"}
-    assert "hide from the loss, or a hook" in cause(half_the_size, beyond=gradients)
+    assert "the model draws random numbers" in cause(half_the_size, beyond=gradients)
     assert "a hook changes that of each" in cause(lambda each: each != Combination("ddp", 1, 8), beyond=gradients)
     assert "the first samples do not show" in cause(half_the_size, beyond=LATER)
     for none in (lambda _: True, lambda _: False, lambda each: each.strategy == "ddp"):

@@ -102,8 +102,8 @@ _CAUSES: Mapping[str, Mapping[str, str]] = {
     "first_grad_norm": {
         "other micro-batch": (
             "the first loss agrees, but for other micro-batch sizes not its gradient: samples that share a micro-batch "
-            "change each other (statistics over it), which the starting weights hide from the loss, or a "
-            "hook changes the gradient of each micro-batch"
+            "change each other (statistics over it), which the starting weights hide from the loss, the model "
+            "draws random numbers (dropout, noise), or a hook changes the gradient of each micro-batch"
         ),
         "several processes": (
             "the first loss agrees on several processes, but not its gradient: what `dist.all_gather` and "
