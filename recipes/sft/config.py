@@ -155,16 +155,18 @@ class Lora(Section):
     alpha: PositiveFloat
     """The update is multiplied by alpha / rank."""
     dropout: BelowOne = 0.0
-    """Dropout on the adapters' inputs."""
+    """Dropout on the adapters' inputs; `peft` has none for experts and routers."""
     target_modules: Literal["all-linear"] | NonEmptyList[str] = "all-linear"
-    """Names of the layers that get an adapter, such as ["q_proj", "v_proj"]; "all-linear": all but the output."""
+    """Names of the layers that get an adapter, such as ["q_proj", "v_proj"]; "all-linear": all but the output, with
+    experts and their routers."""
 
 
 class AutoCausalLM(Model):
     """Any causal language model of `transformers`: pretrained weights, or random ones.
 
     The model's own dropout and the noise of its routers are turned off, whatever its configuration says, so that a
-    sample's loss depends only on the sample.
+    sample's loss depends only on the sample. Text alone is trained on: other parts, such as those for images, are kept
+    as they are.
     """
 
     architecture: Literal["auto"]

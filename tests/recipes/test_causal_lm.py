@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import tasks
 from largebatch.config import load_config
 from largebatch.errors import UserError
+from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.run.checkpoint.model_files import model_files
 from paths import ADDITION
 from problems import problem_of
@@ -25,6 +27,15 @@ LORA = Lora(rank=2, alpha=4.0)
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL |= {"num_key_value_heads": 2, "intermediate_size": 8}
 MIXTRAL = SMALL | {"model_type": "mixtral", "num_local_experts": 4}
+QWEN2_MOE = {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+GPT_OSS = {"num_local_experts": 4}
+LLAMA4 = {"num_local_experts": 4, "head_dim": 8, "intermediate_size_mlp": 8}
+DEEPSEEK = {"n_routed_experts": 16, "moe_intermediate_size": 8, "first_k_dense_replace": 1}
+VISION = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "image_size": 8, "patch_size": 4}
+GEMMA3 = {"text_config": SMALL, "vision_config": {"num_hidden_layers": 1, **VISION}, "mm_tokens_per_image": 4}
+OUTPUT = {"self_attn.o_proj.weight"}
+ATTENTION = {f"self_attn.{each}_proj.weight" for each in "qkvo"}
+MLP = ["gate_proj", "up_proj", "down_proj"]
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
 
 
@@ -34,6 +45,11 @@ def section(**fields) -> AutoCausalLM:
 
 def loaded(folder: Path, lora: Lora | None = None):
     return load_causal_lm(section(path=str(folder), lora=lora))
+
+
+def edit_config(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 @pytest.fixture
@@ -50,11 +66,6 @@ def test_stored_weights_are_trained_in_fp32(folder):
     for name, parameter in loaded(folder).named_parameters():
         assert parameter.dtype == torch.float32
         assert torch.equal(parameter, stored.get_parameter(name).float()), name
-
-
-def edit_config(folder, **fields):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def test_a_model_is_not_random_in_training(folder, tmp_path):
@@ -74,6 +85,53 @@ def test_adapters_alone_are_trained_and_change_nothing_at_first(folder):
     expected = {f"transformer.h.0.{layer}.lora_{part}.default.weight" for layer in layers for part in "AB"}
     assert trained == expected
     assert torch.equal(adapted(TOKENS).logits, loaded(folder)(TOKENS).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "targets", "left"),
+    [
+        ("qwen2_moe", QWEN2_MOE, "all-linear", set()),
+        # "up_proj" is also in the experts' "gate_up_proj".
+        ("qwen2_moe", QWEN2_MOE, MLP, {"mlp.gate.weight", "mlp.shared_expert_gate.weight", *ATTENTION}),
+        ("gpt_oss", GPT_OSS, "all-linear", {"mlp.experts.down_proj_bias", "mlp.experts.gate_up_proj_bias"}),
+        # A router that is a linear layer, and returns two tensors.
+        ("llama4_text", LLAMA4, "all-linear", set()),
+        ("llama4_text", LLAMA4, ["router", *MLP], ATTENTION),
+        # Here, peft takes these names for those of experts.
+        ("deepseek_v3", DEEPSEEK, "all-linear", set()),
+        ("deepseek_v3", DEEPSEEK, ["gate", *MLP, "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"], OUTPUT),
+        # Images, which are never seen, pass layers of the same names.
+        ("gemma3", GEMMA3, ["q_proj", "k_proj", "v_proj", *MLP], OUTPUT),
+    ],
+)
+def test_layers_that_get_an_adapter(kind, more, targets, left):
+    """All that are named, also stacked experts and routers; what peft adds to a weight itself is added in fp32."""
+    sizes = {} if kind == "gemma3" else SMALL
+    lora = Lora(rank=2, alpha=4.0, target_modules=targets)
+    model = load_causal_lm(section(config=sizes | more | {"model_type": kind}, lora=lora, frozen_dtype="bf16"))
+    adapted = {
+        without_adapter(f"{name}.{getattr(module, 'parameter_name', 'weight')}"): module
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A")
+    }
+    matrices = {
+        without_adapter(name)
+        for name, parameter in model.named_parameters()
+        if parameter.dim() > 1 and ".layers." in name and "vision" not in name and not is_adapter(name)
+    }
+    assert {re.sub(r".*layers\.\d+\.", "", name) for name in matrices - {*adapted}} == left
+    assert all(each.get_param().dtype == torch.float32 for each in adapted.values() if hasattr(each, "get_param"))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(TOKENS).logits.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert is_adapter(name) == parameter.requires_grad == (parameter.grad is not None)
+
+
+def test_what_text_does_not_reach_is_not_trained():
+    model = load_causal_lm(section(config=GEMMA3 | {"model_type": "gemma3"}))
+    model(TOKENS).logits.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert (".language_model." in name) == parameter.requires_grad == (parameter.grad is not None)
 
 
 def test_only_shapes_on_the_meta_device(folder):
@@ -111,7 +169,11 @@ def test_only_shapes_on_the_meta_device(folder):
         ),
         (
             {"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["c_attn", "c_prj"])},
-            "model.lora.target_modules: no layer is named c_prj; write names of the model's linear layers, or",
+            "model.lora.target_modules: no layer is named c_prj; write names of the model's linear layers (c_attn, c_",
+        ),
+        (
+            {"config": MIXTRAL, "lora": Lora(rank=2, alpha=4.0, dropout=0.1)},
+            "model.lora.dropout: peft has no dropout for model.layers.0.mlp.gate.weight, ",
         ),
         ({"config": {"model_type": "resnet"}}, "model.config: transformers cannot build it: "),
     ],

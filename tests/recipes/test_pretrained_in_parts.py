@@ -20,7 +20,7 @@ from jobs import run_job, train
 from largebatch.config import load_config
 from largebatch.errors import ConfigError, UserError
 from largebatch.model.building import SeededWeights, build_without_weights
-from largebatch.model.parts import is_adapter
+from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.model.pretrained import PretrainedWeights
 from largebatch.plan.strategies import STRATEGIES
 from largebatch.storage.files import read_json_lines
@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "gemma2": {"model_type": "gemma2", "head_dim": 8, **PADDED},
     "gpt2": KINDS["gpt2"],
     "mixtral": KINDS["mixtral"],
+    "llama4": {"model_type": "llama4_text", "num_local_experts": 4, "head_dim": 8, **PADDED},
     "bloom": UNABLE["bloom"],
 }
 LORA = '--model.lora={"rank": 2, "alpha": 4.0}'
@@ -81,7 +82,7 @@ def assert_reads(weights, folder: Path) -> None:
             assert np.abs(tensor).max() < 1 / np.sqrt(tensor.shape[-1])
             drawn.append(tensor.tobytes())
         else:
-            assert tensor.tobytes() == base[name.replace(".base_layer.", ".")].numpy().tobytes(), name
+            assert tensor.tobytes() == base[without_adapter(name)].numpy().tobytes(), name
     assert len(set(drawn)) == len(drawn)
 
 
@@ -100,7 +101,7 @@ def test_processes_read_what_from_pretrained_reads(name, strategy, tmp_path):
     assert any("lora_A" in name for name in found)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt2", "bloom"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt2", "bloom", "llama4"])
 def test_weights_buffers_and_what_tokens_see(name, tmp_path):
     """A small twin is asked what tokens see, with the same answer as the model itself."""
     attention = tasks.module("sft", "attention")

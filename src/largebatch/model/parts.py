@@ -47,7 +47,7 @@ def is_adapter(name: str) -> bool:
 
 def without_adapter(name: str) -> str:
     """The name that a parameter has in the model without adapters."""
-    return name.replace(".base_layer.", ".")
+    return ".".join(part for part in name.split(".") if part != "base_layer")
 
 
 def has_inputs_first(module: nn.Module) -> bool:
@@ -58,8 +58,13 @@ def has_inputs_first(module: nn.Module) -> bool:
 
 def cast_weights(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     """The layers whose weight autocast casts and no other module shares, each with this weight."""
-    users = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
-    for module in model.modules():
+    modules: list[Any] = [*model.modules()]
+    users = Counter(parameter for module in modules for parameter in module.parameters(recurse=False))
+    # With `target_parameters`, peft itself adds the product of an adapter's weights to the weight.
+    for module in modules:
+        if type(module).__name__ == "ParamWrapper":
+            users.update([module.get_param(), *module.lora_A.parameters(), *module.lora_B.parameters()])
+    for module in modules:
         # Autocast casts it to its own precision before every use.
         is_cast = isinstance(module, nn.Linear | _ConvNd) or has_inputs_first(module)
         # None for a layer that computes its weight, for example by weight normalization: the parameters are not cast.
