@@ -101,7 +101,9 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
             "trained in fp32; write a folder with the model's whole weights"
         )
     for name, value in settings.items():
-        if _is_random(name) and isinstance(value, float):
+        # For PhiMoE's router, it is also the threshold by which experts are chosen without noise.
+        is_threshold = (name, text.model_type) == ("router_jitter_noise", "phimoe")
+        if _is_random(name) and isinstance(value, float) and not is_threshold:
             setattr(text, name, 0.0)
     text.use_cache = False
     # It would name another file of weights than those that are looked for.
