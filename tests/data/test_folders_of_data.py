@@ -1,5 +1,8 @@
 """Local folders as `data.path`: what is read is what their files hold, whatever is beside them or was read before."""
 
+import re
+
+import datasets
 import pyarrow
 import pytest
 from PIL import Image
@@ -74,6 +77,25 @@ def test_a_file_that_is_in_both_splits_by_its_name(tmp_path):
     write_lines(tmp_path, "train", "dev", "train_dev")
     with pytest.raises(DataError, match=r"train and validation both have .*train_dev\.jsonl; write data_files"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("copy", ["train.jsonl.bak", "train.jsonl.gz"])
+def test_backups_and_compressed_copies_are_refused(copy, tmp_path):
+    write_lines(tmp_path, "train", "dev")
+    (tmp_path / copy).write_bytes((tmp_path / "train.jsonl").read_bytes())
+    told = rf"^data\.path: .*{re.escape(copy)} is among files that end in '\.jsonl'; write a glob"
+    with pytest.raises(DataError, match=told):
+        read(tmp_path)
+
+
+def test_what_map_and_filter_leave_in_a_saved_folder_is_not_read(tmp_path):
+    rows = datasets.Dataset.from_dict({"a": ["one", "two"]})
+    datasets.DatasetDict(train=rows, validation=rows).save_to_disk(tmp_path)
+    saved = datasets.load_from_disk(tmp_path)
+    saved.map(lambda row: {"a": row["a"].upper()})
+    saved["train"].filter(lambda row: row["a"] == "two")
+    assert len([*tmp_path.rglob("cache-*.arrow")]) == 3
+    assert read(tmp_path) == read(tmp_path / "train", eval_split="train") == ["one", "two"]
 
 
 @pytest.mark.parametrize(

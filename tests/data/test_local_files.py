@@ -164,11 +164,12 @@ def test_a_folder_of_images_has_classes_and_any_endings(capsys):
 
 
 def test_files_of_a_folder_that_datasets_passes_over_are_named(tmp_path, capsys):
-    written("train.jsonl", "validation.jsonl", "more.jsonl", "train2.csv")
+    written("train.jsonl", "train-v1.jsonl", "validation.jsonl", "more.jsonl", "train2.csv")
     written("held_out.jsonl")
     train, _ = open_splits(hub_text(tmp_path), ASKED_FOR, {"text": Use("text_column")})
-    assert len(train) == 1
+    assert len(train) == 2
     said = capsys.readouterr().out
+    assert f"train: 2 files in {tmp_path}: train-v1.jsonl, train.jsonl\n" in said
     assert "1 file that nothing reads: .csv\n" in said
     # `more` and `held_out`.
     assert "2 files that nothing reads: .jsonl\n" in said

@@ -314,14 +314,20 @@ def test_types_of_parquet_that_are_written_alike(parts, tmp_path):
     assert [str(row["q"]) for row in read] == [str(part[0]) for part in parts]
 
 
-def test_a_split_that_is_not_used_may_lack_columns(tmp_path):
+@pytest.mark.parametrize(
+    ("ending", "write"),
+    [("parquet", parquet.write_table), ("csv", lambda rows, file: rows.to_pandas().to_csv(file, index=False))],
+)
+def test_a_split_that_is_not_used_may_lack_columns(ending, write, tmp_path):
     """As the answers of a test set."""
     rows = pyarrow.table({"q": ["x"], "text": ["x"]})
     for name in ("train", "validation"):
-        parquet.write_table(rows, tmp_path / f"{name}.parquet")
-    parquet.write_table(rows.drop("text"), tmp_path / "test.parquet")
+        write(rows, tmp_path / f"{name}.{ending}")
+    write(rows.drop("text"), tmp_path / f"test.{ending}")
     train, _ = open_splits(hub_text(tmp_path, eval_split="validation[:1]"), Preparation(), TEXT)
     assert train["text"][:] == ["x"]
+    with pytest.raises(DataError, match=r"^data\.path: there is no split 'eval'; write train, validation, test, or"):
+        open_splits(hub_text(tmp_path, eval_split="eval"), Preparation(), TEXT)
 
 
 def test_a_file_of_another_size_is_read_anew_even_if_its_time_is_the_same(tmp_path):

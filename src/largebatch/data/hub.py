@@ -1,11 +1,12 @@
 """Opens a data set through Hugging Face `datasets`: from the hub, a local folder, or local files."""
 
 import errno
+import json
 import re
 import socket
 from collections.abc import Iterable
 from glob import has_magic
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from zipfile import ZipFile
@@ -18,7 +19,7 @@ from largebatch.config.data import HubOrLocal, names_in
 from largebatch.data.columns import Uses, no_column
 from largebatch.data.damage import damage_told
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.local_files import LocalFile, found_files, local_file
+from largebatch.data.local_files import LocalFile, check_endings, found_files, local_file
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.data.unread import name_columns, name_files
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
@@ -81,6 +82,7 @@ def open_splits(
             # A byte order mark is not text.
             builder.config.encoding = "utf-8-sig"
         _check_commit(builder, arguments.get("revision"))
+        local_files = _local_files(builder)
         if builder.name == "parquet":
             # By default it is the number of rows of a file's first row group, which may be empty.
             builder.config.batch_size = ROWS_AT_ONCE
@@ -91,7 +93,7 @@ def open_splits(
                     f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}"
                 )
             texts = [use.field for use in uses.values() if use.kind == "text" and use.field != "image_column"]
-            tables = [file for file in _local_files(builder) if file.name == "metadata.csv"]
+            tables = [file for file in local_files if file.name == "metadata.csv"]
             if builder.name == "imagefolder" and texts and tables:
                 raise DataError(
                     f"data.{texts[0]}: `datasets` would take texts such as NA in {tables[0]} for nothing; write "
@@ -100,7 +102,7 @@ def open_splits(
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
             if builder.name == "parquet":
-                check_types(_local_files(builder, splits), uses or {})
+                check_types(local_files, uses or {})
         with forked_by_datasets():
             try:
                 builder.download_and_prepare(num_proc=preparation.num_workers)
@@ -130,7 +132,7 @@ def open_splits(
         if is_guessed and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
             raise DataError(f"data.{use.field}: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
     if preparation.allowed == "everything":
-        name_files(config, builder, _local_files(builder))
+        name_files(config, builder, local_files)
         name_columns(builder, train.column_names, uses)
     return train, evaluation
 
@@ -164,36 +166,51 @@ def _raise_explained(error: Exception, path: str, splits: tuple[str, str]) -> No
     ) from error
 
 
-def _local_files(builder: "datasets.DatasetBuilder", splits: Iterable[str] | None = None) -> list[Path]:
-    """The files of a builder that are on this machine, of all splits or of those that have parts such as train[:9]."""
-    files = {str(name): files for name, files in (builder.config.data_files or {}).items()}
-    names = files.keys() if splits is None else files.keys() & set().union(*map(names_in, splits))
-    return [Path(file) for name in sorted(names) for file in files[name] if "://" not in file]
+def _local_files(builder: "datasets.DatasetBuilder") -> list[Path]:
+    """The files of a builder that are on this machine."""
+    splits = (builder.config.data_files or {}).values()
+    return [Path(file) for files in splits for file in files if "://" not in file]
 
 
 def _of_files_alone(builder: "datasets.DatasetBuilder", splits: tuple[str, str]) -> "datasets.DatasetBuilder":
-    """The builder of a local folder's files without its README, by which `datasets` would cast columns to other types.
+    """The builder of a local folder's files of the splits that the config names, without its README.
 
-    Of a folder with one, it also takes rows from its cache after files have changed, or those of another folder.
+    By a README, `datasets` would cast columns to other types. Of a folder with one, it also takes rows from its cache
+    after files have changed, or those of another folder.
 
     Raises:
-        DataError: Splits of two names, one for training and one for evaluation, have a file in common.
+        DataError: There is no such split; it has files of several endings; or splits of two names, one for training and
+            one for evaluation, have a file in common.
     """
     import datasets
 
-    for train, evaluation in product(*(sorted(names_in(split)) for split in splits)):
+    found = {str(name): [*map(Path, files)] for name, files in builder.config.data_files.items()}
+    names = [sorted(names_in(split)) for split in splits]
+    listed = {}
+    for name in dict.fromkeys(chain(*names)):
+        if name not in found:
+            raise DataError(f"data.path: there is no split {name!r}; write {', '.join(found)}, or data_files")
+        files = _saved(found[name]) if builder.name == "arrow" else found[name]
+        check_endings(files, builder.name, "data.path")
+        listed[name] = _listed([local_file(file, "data.path") for file in files])
+    for train, evaluation in product(*names):
         if train != evaluation:
-            shared = {*_local_files(builder, [train])} & {*_local_files(builder, [evaluation])}
-            for file in sorted(shared):
+            for file in sorted({*listed[train]} & {*listed[evaluation]}):
                 raise DataError(f"data.path: the splits {train} and {evaluation} both have {file}; write data_files")
-    listed = {
-        name: _listed([local_file(Path(file), "data.path") for file in files])
-        for name, files in builder.config.data_files.items()
-    }
     general = vars(datasets.BuilderConfig())
     # As `drop_labels` of a folder of images.
     options = {name: value for name, value in vars(builder.config).items() if name not in general}
     return datasets.load_dataset_builder(builder.name, data_files=listed, **options)
+
+
+def _saved(files: list[Path]) -> list[Path]:
+    """The files without those that `map` and `filter` have left in folders of `save_to_disk`."""
+    rows = {
+        folder: {part["filename"] for part in json.loads((folder / "state.json").read_bytes())["_data_files"]}
+        for folder in {file.parent for file in files}
+        if (folder / "state.json").is_file()
+    }
+    return [file for file in files if file.name in rows.get(file.parent, {file.name})]
 
 
 def _check_commit(builder: "datasets.DatasetBuilder", revision: str | None) -> None:

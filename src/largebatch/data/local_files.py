@@ -136,9 +136,14 @@ def _files_in(folder: str, format_name: str, field: str) -> list[Path]:
     files.sort(key=str)
     if not files:
         raise DataError(f"{field}: {folder!r} is a folder without files; write the path of another")
-    usual, _ = Counter(file.suffix.lower() for file in files).most_common(1)[0]
+    check_endings(files, format_name, field)
+    return files
+
+
+def check_endings(files: list[Path], format_name: str, field: str) -> None:
+    """Raise DataError if a file has another ending than most, as a backup or a compressed copy has."""
+    ((usual, _),) = Counter(file.suffix.lower() for file in files).most_common(1)
     others = [file for file in files if file.suffix.lower() != usual]
     # Images have many endings; other files are counted when data are prepared.
     if others and format_name != "imagefolder":
-        raise DataError(f"{field}: {others[0]} is among files that end in {usual!r}; {WRITE_A_GLOB}")
-    return files
+        raise DataError(f"{field}: {others[0]} is among files that end in {usual!r}; {WRITE_A_GLOB} as data_files")

@@ -1,5 +1,6 @@
-"""What of a data set nothing reads, and somebody may expect to be read: `prepare` prints it."""
+"""Which files of a data set are read, and what nothing reads that somebody may expect to be: `prepare` prints it."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,17 @@ from largebatch.words import counted
 if TYPE_CHECKING:
     import datasets
 
+MAX_SHOWN = 10  # names of files
+
 
 def name_files(config: HubOrLocal, builder: "datasets.DatasetBuilder", listed: list[Path]) -> None:
-    """Print which files of a folder, or of those that are listed, are not read."""
+    """Print the files of each split that has several, and which of a folder, or of those listed, are not read."""
+    if listed and builder.name != "imagefolder":
+        for split, files in builder.config.data_files.items():
+            if len(files) > 1:
+                folder = os.path.commonpath(files)
+                names = [os.path.relpath(file, folder) for file in files[:MAX_SHOWN]] + ["…"] * (len(files) > MAX_SHOWN)
+                print(f"{split}: {len(files):,} files in {folder}: {', '.join(names)}")
     present = listed
     read = {*listed}
     if not config.data_files:
