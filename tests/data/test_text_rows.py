@@ -314,6 +314,31 @@ def test_types_of_parquet_that_are_written_alike(parts, tmp_path):
     assert [str(row["q"]) for row in read] == [str(part[0]) for part in parts]
 
 
+UUID = pyarrow.array([b"0" * 16], pyarrow.uuid())
+MAP = pyarrow.array([[("a", 1)]], pyarrow.map_("string", "int64"))
+
+
+def test_columns_of_parquet_that_are_not_used_may_have_any_types_and_files(tmp_path):
+    """As pandas' index, which is only in shuffled files; optional columns that are used may be missing, too."""
+    write_parts(tmp_path, {"m": MAP, "q": ["x"]}, {"q": ["y"], "i.d": [7], "__index_level_0__": [3]})
+    uses = Q | {"i.d": Use("prompt", is_optional=True), "system": Use("prompt", is_optional=True)}
+    read = rows_of(tmp_path / "*.parquet", "parquet", uses, num_workers=2)
+    assert read == [{"q": "x", "i.d": None}, {"q": "y", "i.d": 7}]
+
+
+@pytest.mark.parametrize(
+    ("uses", "second", "told"),
+    [
+        (Q, {"q": UUID}, r"the column 'q' of .*1\.parquet is of type extension<arrow\.uuid>, which .*; drop it, or"),
+        (None, {"q": ["x"], "u": UUID}, r"the column 'u' of .*1\.parquet is of type extension<arrow\.uuid>"),
+        (None, {"q": ["x"], "more": [1]}, r"1\.parquet has a column 'more', and the first file has not; drop it"),
+    ],
+)
+def test_columns_of_parquet_that_datasets_does_not_read_are_named(uses, second, told, tmp_path):
+    write_parts(tmp_path, {"q": ["x"]}, second)
+    assert_refused(told, tmp_path / "*.parquet", "parquet", uses)
+
+
 @pytest.mark.parametrize(
     ("ending", "write"),
     [("parquet", parquet.write_table), ("csv", lambda rows, file: rows.to_pandas().to_csv(file, index=False))],

@@ -37,7 +37,6 @@ IMAGE_FOLDERS = (
     "depth, such as images/train/*/*/*"
 )
 NETWORK_ERRORS = (ConnectionError, TimeoutError, socket.gaierror)
-ROWS_AT_ONCE = 1000  # of a Parquet file, in memory
 
 
 def open_splits(
@@ -48,8 +47,8 @@ def open_splits(
     Args:
         config: The section.
         preparation: Who prepares them.
-        uses: The columns that are used; of local CSV and JSON files only these are read, as text as it stands in the
-            files. With None, `datasets` reads all, and decides their types.
+        uses: The columns that are used. Of local CSV, JSON and Parquet files only these are read; those of CSV and JSON
+            as text as it stands in the files. With None, `datasets` reads all, and decides their types.
 
     Raises:
         DataError: They cannot be found or read, may not be prepared, or have no such columns.
@@ -57,7 +56,7 @@ def open_splits(
     import datasets
     from datasets.exceptions import DatasetGenerationError
 
-    from largebatch.data.parquet_types import check_types
+    from largebatch.data.parquet_types import ROWS_AT_ONCE, check_types, with_used_columns
     from largebatch.data.text_rows import with_exact_text
 
     # It warns of files that are fewer than processes.
@@ -83,10 +82,13 @@ def open_splits(
             builder.config.encoding = "utf-8-sig"
         _check_commit(builder, arguments.get("revision"))
         local_files = _local_files(builder)
-        if builder.name == "parquet":
+        is_parquet = builder.name == "parquet"
+        if is_parquet:
             # By default it is the number of rows of a file's first row group, which may be empty.
             builder.config.batch_size = ROWS_AT_ONCE
-        if uses is not None:
+        if is_parquet and local_files and uses is not None:
+            builder = with_used_columns(builder, local_files, uses)
+        elif uses is not None:
             builder = with_exact_text(builder, uses)
             if builder.name == "csv":
                 raise DataError(
@@ -101,8 +103,8 @@ def open_splits(
                 )
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
-            if builder.name == "parquet":
-                check_types(local_files, uses or {})
+            if is_parquet:
+                check_types(local_files, uses)
         with forked_by_datasets():
             try:
                 builder.download_and_prepare(num_proc=preparation.num_workers)

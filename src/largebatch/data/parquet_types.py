@@ -1,38 +1,82 @@
-"""The types of columns in Parquet files, which must be the same in all of them: `datasets` would cast them."""
+"""The columns of Parquet files that are used, and their types, which must be the same in all files."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import ClassLabel, Features
+from datasets.builder import Key
+from datasets.packaged_modules.parquet.parquet import Parquet
 
 from largebatch.data.columns import Uses, no_column
 from largebatch.errors import DataError
 
+ROWS_AT_ONCE = 1000  # of a file, in memory
 
-def check_types(files: Iterable[Path], uses: Uses) -> None:
+
+class UsedColumns(Parquet):  # type: ignore[misc]  # `datasets` has no types
+    """The columns of the config's features; others may be of any type, or only in some files."""
+
+    def first_columns(self) -> list[str]:
+        """All columns of the first file."""
+        names: list[str] = pq.read_schema(next(iter(self.config.data_files.values()))[0]).names
+        return names
+
+    def _generate_tables(self, files: Sequence[str], **_: object) -> Iterator[tuple[Key, pa.Table]]:
+        for number, file in enumerate(files):
+            with pq.ParquetFile(file) as opened:
+                names = [name for name in opened.schema_arrow.names if name in self.config.features]
+                for part, batch in enumerate(opened.iter_batches(ROWS_AT_ONCE, columns=names)):
+                    # Columns that are not in this file become null.
+                    yield Key(number, part), self._cast_table(pa.Table.from_batches([batch]))
+
+
+def with_used_columns(builder: datasets.DatasetBuilder, files: Iterable[Path], uses: Uses) -> UsedColumns:
+    """A builder of the same local files that reads only the used columns, with the types of the first file with them.
+
+    Raises:
+        DataError: A used column is of a type that `datasets` does not read.
+    """
+    features: dict[str, object] = {}
+    for file in files:
+        if missing := uses.keys() - features.keys():
+            features |= _features(file, pq.read_schema(file), missing)
+    return UsedColumns(
+        dataset_name=builder.dataset_name,
+        hash=builder.hash,
+        data_files=builder.config.data_files,
+        features=Features(features),
+    )
+
+
+def check_types(files: Iterable[Path], uses: Uses | None) -> None:
     """Raise DataError if a used column is missing in a file, or has values of another type than in another one.
 
     `datasets` casts each file to the types of the first one: the text `007` would be read as 7, and 7 as `7.0`. It also
-    takes the first one's names of classes, so columns of other names for the same numbers are refused.
+    takes the first one's names of classes, so columns of other names for the same numbers are refused. Without uses,
+    any column may be used, and `datasets` refuses those that the first file lacks.
     """
+    columns: list[str] = []
     first: dict[str, tuple[str, Path]] = {}
     classes: dict[str, tuple[list[str], Path]] = {}
     for file in files:
         schema = pq.read_schema(file)
-        for name, feature in Features.from_arrow_schema(schema).items():
+        for name, feature in _features(file, schema, schema.names if uses is None else uses).items():
             if not isinstance(feature, ClassLabel):
                 continue
             names = feature.names
             numbered, other = classes.setdefault(name, (names, file))
-            # Without uses, any column may be that of the labels.
-            if names != numbered and (not uses or name in uses):
+            if names != numbered:
                 raise DataError(
                     f"data.path: the classes of {name!r} are {', '.join(names)} in {file}, and {', '.join(numbered)} "
                     f"in {other}; number them alike in all files"
                 )
-        for name, use in uses.items():
+        columns = columns or schema.names
+        if uses is None and (more := [name for name in schema.names if name not in columns]):
+            raise DataError(f"data.path: {file} has a column {more[0]!r}, and the first file has not; drop it")
+        for name, use in (uses or {}).items():
             if name in schema.names:
                 for part, kind in _values(name, schema.field(name).type):
                     expected, other = first.setdefault(part, (kind, file))
@@ -44,6 +88,21 @@ def check_types(files: Iterable[Path], uses: Uses) -> None:
                         )
             elif not use.is_optional:
                 raise no_column(name, use.field, schema.names, file)
+
+
+def _features(file: Path, schema: pa.Schema, names: Container[str]) -> Features:
+    """The types that `datasets` has for the columns of these names."""
+    features: dict[str, object] = {}
+    for column in schema:
+        if column.name in names:
+            try:
+                features |= Features.from_arrow_schema(pa.schema([column], schema.metadata))
+            except ValueError as error:
+                raise DataError(
+                    f"data.path: the column {column.name!r} of {file} is of type {column.type}, which `datasets` does "
+                    "not read; drop it, or write it as text"
+                ) from error
+    return Features(features)
 
 
 def _values(name: str, kind: pa.DataType) -> Iterator[tuple[str, str]]:

@@ -48,13 +48,14 @@ def name_files(config: HubOrLocal, builder: "datasets.DatasetBuilder", listed: l
 
 def name_columns(builder: "datasets.DatasetBuilder", columns: Sequence[str], uses: Uses | None) -> None:
     """Print the columns that are not used, and what separates those of a CSV file; without uses, any may be."""
+    from largebatch.data.parquet_types import UsedColumns
     from largebatch.data.text_rows import TextRows
 
     if uses is None:
         return
-    if isinstance(builder, TextRows):
+    if isinstance(builder, TextRows | UsedColumns):
         columns = builder.first_columns()
-        if separators := builder.separators():
-            print(f"cells of the data are separated by {' or '.join(map(repr, separators))}")
+    if isinstance(builder, TextRows) and (separators := builder.separators()):
+        print(f"cells of the data are separated by {' or '.join(map(repr, separators))}")
     if unread := [name for name in columns if name not in uses]:
         print(f"{counted(len(unread), 'column')} of the data that nothing reads: {', '.join(unread)}")
