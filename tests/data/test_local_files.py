@@ -80,6 +80,9 @@ def test_what_cannot_be_read_is_refused_by_name():
     Path("data/1.jsonl").symlink_to("gone.jsonl")
     assert_refused(r"train: data/1\.jsonl cannot be read: No such file or directory; correct", "data")
     Path("data/1.jsonl").unlink()
+    Path("data/1.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    assert_refused(r"data/1\.jsonl only points to a file in Git LFS; run `git lfs pull`", "data")
+    Path("data/1.jsonl").unlink()
     os.mkfifo("data/1.jsonl")
     assert_refused(r"data/1\.jsonl is not a file; write the paths of files", "data")
 

@@ -58,6 +58,10 @@ def written(**other):
 DAMAGES = {
     "no index": (lambda index, _: index.unlink(), r"data\.train: there is no .*corpus\.idx .*without \.bin or \.idx"),
     "no tokens": (lambda _, tokens: tokens.unlink(), r"data\.train: there is no .*corpus\.bin"),
+    "pointer of Git LFS": (
+        lambda _, tokens: tokens.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"),
+        r"data\.train: .*corpus\.bin only points to a file in Git LFS; run `git lfs pull`",
+    ),
     "older": (patched(0, "<8s", b"TNTIDX\0\0"), r"corpus\.idx is not an index of Megatron's format"),
     "short header": (lambda index, _: os.truncate(index, 20), "is not an index of Megatron's format"),
     "floats": (patched(17, "<B", 7), "has version 1 and type code 7, not 1 and one of"),

@@ -212,14 +212,16 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     assert rows_of(file, "text", TEXT) == [{"text": "a"}]
 
 
-def test_lines_of_plain_text_are_rows(tmp_path):
+def test_lines_of_plain_text_are_rows(tmp_path, capsys):
     """As Python reads them, whose universal newlines are no other characters; and an empty file has no rows."""
     texts = (*CELLS[:14], "", " a ", '"b', "line\u2028separator", "\x0c\x1c\x85")
     (tmp_path / "1.txt").write_bytes("\r\n".join(texts).encode())
     (tmp_path / "2.txt").write_bytes(b"")
     (tmp_path / "3.txt").write_bytes(b"c\rd\n")
-    read = rows_of(tmp_path / "*.txt", "text", TEXT)
+    read = rows_of(tmp_path / "*.txt", "text", TEXT, allowed="everything")
     assert [row["text"] for row in read] == [*texts, "c", "d"]
+    files = f"3 files in {tmp_path}: 1.txt, 2.txt, 3.txt\n"
+    assert capsys.readouterr().out == f"train: {files}validation: {files}"
 
 
 def test_a_plain_text_that_is_not_utf8_is_named_with_its_line(tmp_path):

@@ -20,6 +20,8 @@ from largebatch.errors import DataError
 
 FIELDS = {"train": "data.data_files.train", "validation": "data.data_files.eval"}
 WRITE_A_GLOB = "write a glob of the files that are meant"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
+MAX_POINTER_BYTES = 1024  # of what Git LFS keeps in place of a file
 MARK = re.compile(r"_SUCCESS|_(common_)?metadata|_(started|committed)_\d+")
 """What Spark and others put beside data."""
 
@@ -68,6 +70,8 @@ def local_file(path: Path, field: str) -> LocalFile:
         raise DataError(f"{field}: {path} would be read as two paths; rename it without ::")
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{field}: {path} is not a file; write the paths of files")
+    if status.st_size < MAX_POINTER_BYTES and path.read_bytes().startswith(LFS_POINTER):
+        raise DataError(f"{field}: {path} only points to a file in Git LFS; run `git lfs pull` in its repository")
     return LocalFile(path, status.st_size, status.st_mtime_ns)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from largebatch.data.local_files import check_once
+from largebatch.data.local_files import check_once, local_file
 from largebatch.data.token_stream import Part, TokenStream, mapped
 from largebatch.errors import DataError
 
@@ -68,6 +68,7 @@ def _read(prefix: Path, field: str) -> tuple[Part, NDArray[np.int64]]:
     for file in (index, tokens):
         if not file.is_file():
             raise DataError(f"{field}: there is no {file} (from {Path.cwd()}); write the path without .bin or .idx")
+        local_file(file, field)
     with index.open("rb") as opened:
         header = opened.read(HEADER.size)
     if not header.startswith(MAGIC) or len(header) < HEADER.size:
