@@ -62,10 +62,12 @@ def test_a_folder_whose_name_is_a_glob_of_another_is_refused(tmp_path):
         read(tmp_path / "data[1]")
 
 
-def test_folders_of_one_name(tmp_path):
-    write(tmp_path / "one/data", "first")
-    write(tmp_path / "two/data", "second")
-    assert [read(tmp_path / name / "data") for name in ("one", "two")] == [["first"], ["second"]]
+def test_folders_of_one_name_and_of_that_of_a_format(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "beside")
+    for place in ("one/data", "two/data", "parquet"):
+        write(tmp_path / place, place)
+        assert read(place) == [place]
 
 
 def write_lines(folder, *names):

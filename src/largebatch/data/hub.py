@@ -71,7 +71,9 @@ def open_splits(
                 f"data.path: `datasets` would take the name of {place.folder.resolve()} for a glob; rename it without "
                 "brackets, * and ?"
             )
-        arguments = {"path": place.name, "name": config.config_name, "revision": place.revision}
+        # By a name alone, such as "csv", `datasets` would read the files beside the folder.
+        path = str(place.folder.absolute()) if place.folder else place.name
+        arguments = {"path": path, "name": config.config_name, "revision": place.revision}
     splits = (config.train_split, config.eval_split)
     try:
         builder = datasets.load_dataset_builder(**arguments)
