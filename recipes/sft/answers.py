@@ -63,12 +63,13 @@ def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) ->
 def stop_tokens(config: Config, train_set: SampleSource) -> list[int]:
     """The special tokens with which the first answers end."""
     tokenizer = load_tokenizer(config.data.tokenizer)
-    found = set()
+    found: set[int] = set()
     for _, answer in prompts_and_answers(train_set.fetch(np.arange(min(NUM_STOPPED, len(train_set))), 0)):
         # Templates write newlines after the token.
-        visible = [token for token in answer if tokenizer.decode([token]).strip()]
-        found.update(visible[-1:])
-    return sorted(found.intersection(tokenizer.special_tokens))
+        last = next((token for token in reversed(answer) if tokenizer.decode([token]).strip()), None)
+        if last is not None and last in tokenizer.special_tokens:
+            found.add(last)
+    return sorted(found)
 
 
 def prompts_and_answers(batch: Batch) -> list[tuple[list[int], list[int]]]:

@@ -82,11 +82,11 @@ class ChatEncoder:
         for number, message in enumerate(conversation):
             is_predicted = number in numbers
             for key, value in message.items():
-                if key in (*WEIGHTS, *MASKS) and isinstance(value, str):
+                is_mask = key in MASKS and message["role"] == "assistant"
+                if (key in WEIGHTS or is_mask) and isinstance(value, str):
                     raise UnusableConversation(
                         f"message {number} has {key} {_short(value)}; write a number, true or false"
                     )
-                is_mask = key in MASKS and message["role"] == "assistant"
                 if (key in WEIGHTS and value != is_predicted) or (is_mask and bool(value) == is_predicted):
                     raise UnusableConversation(
                         f"message {number} has {key} {_short(value)}, but is {'' if is_predicted else 'not '}"

@@ -75,6 +75,13 @@ def _check_fits_the_model(config: Config, tokenizer: Tokenizer, longest: int) ->
             f"data.tokenizer: it has {tokenizer.vocab_size} tokens, more than the model's vocabulary of "
             f"{model.vocab_size}; write the model's own tokenizer"
         )
+    if isinstance(tokenizer, PretrainedTokenizer) and config.model.path not in (None, config.data.tokenizer):
+        other = tokenizer.misread_beside(configuration(config.model))
+        if other is not None:
+            raise DataError(
+                "data.tokenizer: beside the model's config.json, where the run saves it, transformers reads it as "
+                f"{other}, which splits text differently; write the model's own tokenizer"
+            )
     given = f"data.block_size: samples have up to {longest} tokens to predict from"
     rope = getattr(model, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("longrope", "dynamic"):

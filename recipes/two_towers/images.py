@@ -7,6 +7,7 @@ those that can be used after the numbers of different images and captions.
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
@@ -167,6 +168,10 @@ class CaptionedImageSource:
             what = f"{token!r} in {column!r}, which the tokenizer reads as a special token"
             raise DataError(f"sample {index}, in {where}, has {what}; write it otherwise, or remove it")
         take = partial(self._crop, index=index, epoch=epoch)
+        if not encoded["bytes"]:
+            # Once, for the pixels and the number. Of what cannot be read, `decode` tells why.
+            with suppress(OSError, TypeError, ValueError):
+                encoded = {**encoded, "bytes": Path(encoded["path"]).read_bytes()}
         pixels = decode(encoded, index, take, self.config.max_pixels).pixels
         return Pair(pixels, caption, number(encoded["bytes"] or Path(encoded["path"]).read_bytes()))
 

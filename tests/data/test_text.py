@@ -9,13 +9,14 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, Olmo2Config, Qwen2Config
 
 import tasks
 from chat_templates import chat_tokenizer, word_tokenizer
 from largebatch.config import load_config
 from largebatch.data.text import TokenBlocks
 from largebatch.data.token_stream import Part, TokenStream
+from largebatch.data.tokenizer import load_tokenizer
 from largebatch.errors import DataError, UserError
 from paths import PYDOC
 from small_data import load_with, of_file, rows_in
@@ -124,6 +125,8 @@ def test_a_class_that_splits_text_differently_from_its_file(tokenizer_class, con
     data = {"tokenizer": str(folder), "block_size": 4}
     if not is_refused:
         opened(DOCUMENTS, "--model.vocab_size=400", **data)
+        read = load_tokenizer(str(folder))
+        assert [read.misread_beside(kind()) for kind in (Qwen2Config, Olmo2Config)] == ["Qwen2Tokenizer", None]
         return
     with pytest.raises(DataError, match=r"transformers reads '.*' as \w+, which splits text differently"):
         opened(**data)

@@ -109,6 +109,8 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         ),
         ("csv", "q,a\n1,2\n".encode("utf-16"), "cannot be read: its names are not in UTF-8; save it as UTF-8"),
         ("csv", b"q^a\n1^2\n", "data.prompt: no column 'q'; the data has 'q^a', in the header of "),
+        # The quote takes in what follows, up to any length.
+        ("csv", b'"a\n' + b"2\n" * 100_000, "the data has 'a" + r"\n2" * 26 + ", in the header of "),
         ("csv", b"q ;a\n1;2\n", "data.prompt: no column 'q'; the data has 'q ', 'a', in the header of "),
         (
             "csv",
@@ -322,7 +324,8 @@ MAP = pyarrow.array([[("a", 1)]], pyarrow.map_("string", "int64"))
 
 def test_columns_of_parquet_that_are_not_used_may_have_any_types_and_files(tmp_path):
     """As pandas' index, which is only in shuffled files; optional columns that are used may be missing, too."""
-    write_parts(tmp_path, {"m": MAP, "q": ["x"]}, {"q": ["y"], "i.d": [7], "__index_level_0__": [3]})
+    more = {"i.d": [7], "i": [{"d": 8}], "__index_level_0__": [3]}
+    write_parts(tmp_path, {"m": MAP, "q": ["x"]}, {"q": ["y"]} | more)
     uses = Q | {"i.d": Use("prompt", is_optional=True), "system": Use("prompt", is_optional=True)}
     read = rows_of(tmp_path / "*.parquet", "parquet", uses, num_workers=2)
     assert read == [{"q": "x", "i.d": None}, {"q": "y", "i.d": 7}]

@@ -93,7 +93,7 @@ def test_tokens_and_targets_are_those_of_trl(name, tmp_path):
 
 def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
     weighted = [
-        ASK | {"content": PARTS, "weight": 0, "train": False, "masked": True, "ignore": False},
+        ASK | {"content": PARTS, "weight": 0, "train": False, "masked": "", "ignore": False},
         SAY | {"weight": 1.0, "train": True, "masked": False},
     ]
     (plain, read) = encoder(tmp_path, UNMARKED)({"messages": [[ASK, SAY], weighted]})["input_ids"]

@@ -6,6 +6,8 @@ from unicodedata import normalize
 
 from largebatch.errors import DataError
 
+MAX_SHOWN = 80  # letters of a name
+
 
 class Use(NamedTuple):
     """What a column is used for."""
@@ -24,6 +26,7 @@ def no_column(name: str, field: str, names: Iterable[str], file: object = None) 
     names = list(names)
     # Letters with accents of their own, as in names of macOS, look like those that have them.
     is_alike = normalize("NFC", name) in [normalize("NFC", each) for each in names]
-    shown, *others = map(ascii if is_alike else repr, [name, *names])
+    # An open quote takes in the rest of a file.
+    shown, *others = (each[:MAX_SHOWN] for each in map(ascii if is_alike else repr, [name, *names]))
     where = f", in {file}; name one of these" if file else ""
     return DataError(f"data.{field}: no column {shown}; the data has {', '.join(others)}{where}")

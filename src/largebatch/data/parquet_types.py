@@ -11,7 +11,7 @@ from datasets.builder import Key
 from datasets.packaged_modules.parquet.parquet import Parquet
 
 from largebatch.data.columns import Uses, no_column
-from largebatch.errors import DataError
+from largebatch.errors import DataError, reason_of
 
 ROWS_AT_ONCE = 1000  # of a file, in memory
 
@@ -29,8 +29,10 @@ class UsedColumns(Parquet):  # type: ignore[misc]  # `datasets` has no types
             with pq.ParquetFile(file) as opened:
                 names = [name for name in opened.schema_arrow.names if name in self.config.features]
                 for part, batch in enumerate(opened.iter_batches(ROWS_AT_ONCE, columns=names)):
+                    # A struct with a part of the same name, as `a` with `b` beside a column `a.b`, is read, too.
+                    table = pa.Table.from_batches([batch]).select(names)
                     # Columns that are not in this file become null.
-                    yield Key(number, part), self._cast_table(pa.Table.from_batches([batch]))
+                    yield Key(number, part), self._cast_table(table)
 
 
 def with_used_columns(builder: datasets.DatasetBuilder, files: Iterable[Path], uses: Uses) -> UsedColumns:
@@ -100,7 +102,7 @@ def _features(file: Path, schema: pa.Schema, names: Container[str]) -> Features:
             except ValueError as error:
                 raise DataError(
                     f"data.path: the column {column.name!r} of {file} is of type {column.type}, which `datasets` does "
-                    "not read; drop it, or write it as text"
+                    f"not read ({reason_of(error)}); drop it, or write it as text"
                 ) from error
     return Features(features)
 

@@ -127,6 +127,7 @@ def _separator_of(file: str, uses: Uses) -> str:
     Raises:
         DataError: There is none.
     """
+    csv.field_size_limit(sys.maxsize)
     needed = {name: use for name, use in uses.items() if not use.is_optional}
     longest: list[str] = []
     with fsspec.open(
@@ -185,7 +186,6 @@ def _is_archive(path: Path) -> bool:
 
 
 def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int, Row]]:
-    csv.field_size_limit(sys.maxsize)
     # A spreadsheet's CSV may begin with a byte order mark. Bytes of other encodings are told with their row.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(text, delimiter=separator, strict=True)

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import tokenizers
 import xxhash
@@ -13,6 +14,9 @@ from huggingface_hub.constants import HF_HOME
 
 from largebatch.errors import DataError, reason_of
 from largebatch.system.repositories import Place, find
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 PROBE = "Don't I'LL re-read 2023 650841823\n\n\n    return  x_1\t\r\n 12 Ünï\uff21 e\u0301 中文 don't"
 """A text that tokenizers of different kinds split differently."""
@@ -53,7 +57,7 @@ class PretrainedTokenizer:
     def __init__(self, path: str):
         from transformers import AutoTokenizer
 
-        place = find(path, "data.tokenizer")
+        self._place = place = find(path, "data.tokenizer")
         try:
             # Without a value, it asks on stdin whether to run a folder's code.
             self.tokenizer = AutoTokenizer.from_pretrained(place.name, revision=place.revision, trust_remote_code=False)
@@ -150,6 +154,22 @@ class PretrainedTokenizer:
         # Of no kind of its own: there is no token for a part of the text.
         except Exception:
             return False
+
+    def misread_beside(self, config: "PretrainedConfig") -> str | None:
+        """The class as which it is read in a folder with this model's configuration, if that splits text differently.
+
+        `transformers` may choose the class by the model's type, whatever tokenizer_config.json says.
+        """
+        from transformers import AutoTokenizer
+
+        path, revision = self._place
+        try:
+            beside = AutoTokenizer.from_pretrained(path, revision=revision, config=config, trust_remote_code=False)
+            ours, theirs = (each(PROBE)["input_ids"] for each in (self.tokenizer, beside))
+        # Whoever loads it there gets that error.
+        except Exception:
+            return None
+        return None if ours == theirs else type(beside).__name__
 
     def _leaves_out_unknown(self) -> bool:
         model = self.tokenizer.backend_tokenizer.model

@@ -162,8 +162,9 @@ def _names_matching(
         modules = [f"{name[:end]}.*" for name in trainable for end, letter in enumerate(name) if letter == "."]
         which = " that an earlier group does not have" if taken else ""
         meant = did_you_mean(pattern, [*trainable, *modules])
+        example = min(trainable, key=lambda name: (not name.endswith(".weight"), name))
         raise ConfigError(
             f'{field}: "{pattern}" matches no trainable parameter of the model{which}{meant}; write a pattern of '
-            f"names, such as {min(trainable)}"
+            f"names, such as {example}"
         )
     return matched

@@ -44,6 +44,8 @@ def end_generation_at(tokens: Sequence[int], files: dict[str, bytes]) -> list[in
         raise UserError(f"model.path: {GENERATION_CONFIG} cannot be read: {error}; correct or remove it") from error
     known = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if added := [token for token in tokens if token not in known]:
+        # Otherwise, `transformers` 4 may take the ends of config.json instead.
+        generation.pop("_from_model_config", None)
         generation["eos_token_id"] = [*known, *added]
         files[GENERATION_CONFIG] = json.dumps(generation, indent=2).encode()
     return added
