@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from largebatch.errors import reason_of
 from largebatch.tools.local_jobs.jobs import JobFailed, preload_only, run_job
 from largebatch.tools.preflight import all_reduce, node_checks
+from largebatch.tools.preflight.all_reduce import measure
+from largebatch.tools.preflight.node_checks import check_node
 from largebatch.tools.preflight.reports import PRESENCE, Node, Report, Severity, agree
 from largebatch.words import counted
 
@@ -27,7 +29,7 @@ def preflight(node: Node) -> int:
             code = agree(node, "checks", _check(node), deadline)
     if code == 0 and node.num_nodes * node.processes > 1:
         deadline = time.monotonic() + all_reduce.SECONDS + SECONDS_TO_TELL
-        code = agree(node, "all_reduce", all_reduce.measure(node), deadline)
+        code = agree(node, "all_reduce", measure(node), deadline)
     return code
 
 
@@ -48,7 +50,7 @@ def _listen(node: Node, presence: Report) -> AbstractContextManager[object]:
 def _check(node: Node) -> Report:
     """Check this node in a process of its own, which a driver may crash, or cause to hang."""
     try:
-        reports: list[Report] = run_job(node_checks.check_node, node, timeout=SECONDS_TO_CHECK)
+        reports: list[Report] = run_job(check_node, node, timeout=SECONDS_TO_CHECK)
     except JobFailed as failure:
         return Report(node.name, {f"its own checks failed: {failure.in_one_line()}": Severity.BAD_NODE})
     return reports[0]
