@@ -174,7 +174,7 @@ LORA = '--model.lora={"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
 )
 def test_what_is_cut_up_inside(strategy, recipe, words, region, tmp_path):
     """FSDP2 gathers each stage of a ResNet by itself, and ZeRO-3 each layer of a model."""
-    remedy = f'compute.compile: {strategy} .* of {region} .*; write .*"off", or launch with ddp, zero1 or zero2'
+    remedy = f'compute.compile: {strategy} .* of {region} .*; write "auto", or launch with ddp'
     with pytest.raises(JobFailed, match=remedy):
         train_in_job(recipe, tmp_path / "run", *TWO_STEPS, *words, strategy=strategy)
 

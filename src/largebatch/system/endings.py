@@ -31,8 +31,8 @@ class StopReason(StrEnum):
 
     TIME_LIMIT = "the end of the job's time limit"
     SIGUSR1 = "SIGUSR1"
-    SIGINT = "SIGINT"
     SIGTERM = "SIGTERM"
+    SIGINT = "SIGINT"  # after which the launcher sends SIGTERM
     BATCH_SCRIPT = "the batch script"
     STOP_FILE = "the stop file"  # a person's request, after which the job is not started again
 
