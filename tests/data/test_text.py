@@ -115,7 +115,7 @@ def test_a_tokenizer_that_is_damaged(opened, tokenizer, tmp_path):
     ],
 )
 def test_a_class_that_splits_text_differently_from_its_file(tokenizer_class, config, is_refused, opened, tmp_path):
-    """`transformers` builds some classes anew from a vocabulary, and takes that of some models instead of the named."""
+    """`transformers` rebuilds some classes from the vocabulary alone, and for some models ignores the named class."""
     folder = tmp_path / "tokenizer"
     chat_tokenizer(None, merged=("Ġ2", "20")).save_pretrained(folder)
     given = folder / "tokenizer_config.json"

@@ -410,7 +410,7 @@ def test_a_compressed_file_that_is_damaged_is_named(ending, compress, tmp_path):
     for number, content in enumerate((whole[: len(whole) // 2], b"no archive", whole[:40] + b"?" * 40)):
         file = tmp_path / f"{number}.jsonl.{ending}"
         file.write_bytes(content)
-        assert_refused(rf"^{file} cannot be read: .*; correct it", file, "json")
+        assert_refused(rf"^{file} cannot be read: .*; compress it again", file, "json")
 
 
 def test_a_window_of_zstd_that_is_too_large(tmp_path):
@@ -419,10 +419,10 @@ def test_a_window_of_zstd_that_is_too_large(tmp_path):
     writer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     file = tmp_path / "rows.jsonl.zst"
     file.write_bytes(writer.compress(b'{"q": 1}\n') + writer.flush())
-    assert_refused(rf"^{file} cannot be read: .*memory.*; compress it without --long$", file, "json")
+    assert_refused(rf"^{file} cannot be read: .*memory.*; compress it again, by zstd without --long$", file, "json")
 
 
 def test_a_zip_that_is_none_is_named(tmp_path):
     file = tmp_path / "rows.jsonl.zip"
     file.write_bytes(b"no archive")
-    assert_refused(rf"{file} cannot be read: File is not a zip file; correct it", file, "json")
+    assert_refused(rf"{file} cannot be read: File is not a zip file; compress it again", file, "json")

@@ -20,12 +20,13 @@ def damage_told(file: object) -> Iterator[None]:
     """Raise DataError with the file's name for what its content, which may be compressed, raises when it is read."""
     try:
         yield
-    # Damaged archives raise errors of many kinds. What the file system says has a number.
-    except (ValueError, RecursionError, EOFError, OSError, zlib.error, LZMAError, BadZipFile, ZstdError) as error:
-        if isinstance(error, DataError) or (isinstance(error, OSError) and error.errno is not None):
+    except DataError:
+        raise
+    except ValueError as error:
+        # The content; what raises it says what to write.
+        raise DataError(f"{file} cannot be read: {error}") from error
+    except (EOFError, OSError, zlib.error, LZMAError, BadZipFile, ZstdError) as error:
+        # What the file system says has a number.
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        told = str(error)
-        # Some have a remedy.
-        if ";" not in told:
-            told += "; compress it without --long" if "too much memory" in told else "; correct it"
-        raise DataError(f"{file} cannot be read: {told}") from error
+        raise DataError(f"{file} cannot be read: {error}; compress it again, by zstd without --long") from error

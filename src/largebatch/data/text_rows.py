@@ -198,7 +198,7 @@ def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int
             if cells and len(cells) != len(names):
                 raise ValueError(
                     f"it has {len(cells)} cells, but the header has {len(names)}, "
-                    f"if they are separated by {separator!r}"
+                    f"if they are separated by {separator!r}; correct it"
                 )
             if cells:
                 # In a TSV, a quote that is only text takes all rows up to the next one into its cell.
@@ -210,7 +210,9 @@ def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int
                         "a cell in quotes has tabs and line breaks, as rows have; write a CSV or JSON lines"
                     )
                 yield reader.line_num, dict(zip(names, cells, strict=True))
-    except (ValueError, csv.Error) as error:
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}; correct it") from error
+    except ValueError as error:
         raise ValueError(f"line {reader.line_num}: {error}") from error
 
 
@@ -234,10 +236,11 @@ def _json_rows(file: IO[bytes]) -> Iterator[tuple[int, Row]]:
 def _parsed(text: bytes, line: int) -> Any:
     try:
         return parse_json(text.decode(), _Number)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         remedies = {
             json.JSONDecodeError: "; write one object per line, or one list",
             UnicodeDecodeError: "; save it as UTF-8",
+            RecursionError: "; nest less",
         }
         raise ValueError(f"line {line}: {error}{remedies.get(type(error), '')}") from None
 
@@ -281,4 +284,4 @@ def _check_names(names: Sequence[str], used: Iterable[str]) -> None:
     if any("\udc80" <= letter <= "\udcff" for name in names for letter in name):
         raise ValueError("its names are not in UTF-8; save it as UTF-8")
     if len(set(names)) < len(names) and (twice := [name for name in used if names.count(name) > 1]):
-        raise ValueError(f"{twice[0]!r} occurs twice, so one of its values would be lost")
+        raise ValueError(f"{twice[0]!r} occurs twice, so one of its values would be lost; rename one")
