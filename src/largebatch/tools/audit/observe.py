@@ -148,21 +148,20 @@ class _Watch:
 
         rates_by_step = [chain.from_iterable(step.rates.values()) for step in self.steps]
         rates = zip(*rates_by_step, strict=False)
+        dtypes = {each.dtype.to_real() for each in used}
         return Observed(
-            [vector(step.gradients) for step in self.steps],
-            [vector(step.unclipped) for step in self.steps],
-            [{**settings, RATES: each} for settings, each in zip(self.settings, rates, strict=False)],
-            max(self.clips.values(), default=0),
-            vector({each: self.initial[each] for each in used}),
-            vector(_whole(self.initial, self.value_of)) - vector(self.initial),
-            max(
-                (each.dtype.to_real() for each in used), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64
-            ),
-            dict(zip(names.values(), map(slice, [0, *ends], ends), strict=True)),
-            [name for each, name in names.items() if each.requires_grad and each not in used],
-            any(isinstance(each, _BatchNorm) and each.training for each in model.modules()),
-            fingerprint(*model.buffers()),
-            self.dropout,
+            gradients=[vector(step.gradients) for step in self.steps],
+            unclipped=[vector(step.unclipped) for step in self.steps],
+            groups=[{**settings, RATES: each} for settings, each in zip(self.settings, rates, strict=False)],
+            num_clips=max(self.clips.values(), default=0),
+            start=vector({each: self.initial[each] for each in used}),
+            update=vector(_whole(self.initial, self.value_of)) - vector(self.initial),
+            dtype=max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64),
+            parts=dict(zip(names.values(), map(slice, [0, *ends], ends), strict=True)),
+            unused=[name for each, name in names.items() if each.requires_grad and each not in used],
+            has_batch_norm=any(isinstance(each, _BatchNorm) and each.training for each in model.modules()),
+            buffers=fingerprint(*model.buffers()),
+            dropout=self.dropout,
         )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
