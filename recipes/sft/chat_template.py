@@ -27,7 +27,7 @@ AS_TEXT = "has {!r} in its text, which the tokenizer reads as a special token; w
 REMEDY = (
     "write {% generation %} … {% endgeneration %} around what the assistant says in the tokenizer's chat_template.jinja"
 )
-MERGED = "has line breaks or several spaces, which the tokenizer reads as one space; write one, or use another"
+MERGED = "has line breaks, tabs or several spaces, which the tokenizer reads as one space; write one, or use another"
 WITHOUT_TODAY = "{% set strftime_now = the_date_of_today %}\n"
 """Takes from a template the function for today's date: many write a date of their own then, the same every day."""
 WEIGHTS = (
@@ -239,13 +239,14 @@ class ChatTemplate:
                     f"the chat template leaves out message {number}, of the role {message['role']}; use one that "
                     "writes it, or say in data.messages.roles which of its roles that is"
                 )
-        # The model must learn to stop: marks that leave out what ends the last turn are wrong.
-        last = len(conversation) - 1
-        (_, end) = spans[-1]
-        if text[:end].rstrip().endswith(_unique(last, "content")) and text[end:].strip():
+        # The model must learn to stop. Marks may divide a turn.
+        ends = {end for _, end in spans}.difference(start for start, _ in spans)
+        unended = tuple(_unique(number, "content") for number in numbers)
+        if any(text[:end].rstrip().endswith(unended) for end in ends):
             raise InexactTemplate(
-                f"the chat template has marks that leave out what ends message {last}, so the model would not learn to "
-                f"stop; {REMEDY}"
+                "the chat template has no end of the assistant's turns that is predicted, so the model would not learn "
+                "to stop; write one after what it says, such as eos_token, inside of any marks, in the tokenizer's "
+                "chat_template.jinja"
             )
 
 

@@ -33,7 +33,7 @@ from .config import AdditionData, Config, HubPairs
 from .model import configuration
 from .pairs import Encoded, PairSamples, as_columns
 
-FORMAT = "5"
+FORMAT = "6"
 """Another number where the same rows make other tokens, or are not accepted any more."""
 
 

@@ -25,9 +25,8 @@ TWO_TURNS = [ASK, SAY, ASK, SAY]
 MARKED = template("chatml")
 UNMARKED = template("chatml", marked=False)
 ROOM = ("--model.config.vocab_size=400", "--model.config.max_position_embeddings=1000")
-ENDED_AT_THE_END = (
-    UNMARKED.replace("+ '<|im_end|>\\n'", "+ '\\n'") + "{% if not add_generation_prompt %}</s>{% endif %}"
-)
+UNENDED = UNMARKED.replace("+ '<|im_end|>\\n'", "+ '\\n'")
+ENDED_AT_THE_END = UNENDED + "{% if not add_generation_prompt %}</s>{% endif %}"
 
 
 def chat_config(tmp_path, rows, name="chatml", marked=True, **data):
@@ -229,6 +228,8 @@ FOR_THE_FIRST = MARKED.replace("== 'assistant'", "== 'assistant' and loop.index0
 CONTENT_ONLY = MARKED.replace(
     "+ '<|im_end|>\\n' }}\n        {%- endgeneration %}", "}}{%- endgeneration %}{{- '<|im_end|>\\n' }}"
 )
+LAST_ENDED = MARKED.replace("+ '<|im_end|>", "+ '<|im_end|>' * loop.last + '")
+DIVIDED = CONTENT_ONLY.replace("{{- '<|im_end|>\\n' }}", "{% generation %}{{- '<|im_end|>\\n' }}{% endgeneration %}")
 END_ONLY = MARKED.replace(
     "{%- generation %}\n            {{- message['content'] +", "{{- message['content'] }}{%- generation %}{{-"
 )
@@ -240,7 +241,9 @@ WITHOUT_CALLS = template("llama3", marked=False)
     [
         (FOR_ALL, "all", "marks message 0, of the user, as predicted"),
         (FOR_THE_FIRST, "last", "has marks that do not cover message 3"),
-        (CONTENT_ONLY, "all", "has marks that leave out what ends message 3"),
+        (CONTENT_ONLY, "all", "has no end of the assistant's turns that is predicted"),
+        (LAST_ENDED, "all", "has no end of the assistant's turns"),
+        (UNENDED, "last", "has no end of the assistant's turns"),
         (END_ONLY, "all", "has marks that do not cover message 1"),
         (ENDED_AT_THE_END, "all", "writes message 1 differently when others follow it"),
     ],
@@ -254,6 +257,7 @@ def test_templates_that_are_not_exact_are_refused(chat_template, train_on, reaso
     ("chat_template", "messages", "train_on"),
     [
         (FOR_ALL, TWO_TURNS, "last"),
+        (DIVIDED, TWO_TURNS, "all"),
         (ENDED_AT_THE_END, TWO_TURNS, "last"),
         (ENDED_AT_THE_END, [ASK, SAY], "all"),
         (WITHOUT_REASONING, [ASK, THOUGHT, ASK, THOUGHT], "last"),
