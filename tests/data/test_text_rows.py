@@ -100,6 +100,7 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         ("csv", b"q,q\n1,2\n", "'q' occurs twice, so one of its values would be lost"),
         ("csv", b'q\ta\n"Wer?\t1\nx\t2\nund"\t3\n', "line 4: a cell in quotes has tabs and line breaks, as rows have"),
         ("json", b'{"q": "a\\u0000b"}\n', "line 1: 'q' has a zero byte, which is not text; remove it"),
+        ("csv", b'q,a\n1,2\n\xef\xbb\xbf"q","a"\n1,2\n', "line 3: it has the names of the columns again, as in joined"),
         ("csv", b"q,a\n1,2\n1,2,3\n", "line 3: it has 3 cells, but the header has 2"),
         ("csv", b'q,a\n1,"2\n', "line 2: unexpected end of data"),
         (

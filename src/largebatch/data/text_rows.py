@@ -28,7 +28,7 @@ from largebatch.words import printable
 
 READERS = ("csv", "json", "text")
 """Names of the builders of `datasets` whose files are read here."""
-FORMAT = "4"
+FORMAT = "5"
 SEPARATORS = ",;\t|"  # of the cells of a CSV
 COMPRESSED = {b"\x1f\x8b": ".gz", b"(\xb5/\xfd": ".zst", b"\xfd7zXZ": ".xz"}
 """How compressed files begin, as no text in UTF-8 does, and what their names must end with."""
@@ -200,6 +200,9 @@ def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int
                     f"it has {len(cells)} cells, but the header has {len(names)}, "
                     f"if they are separated by {separator!r}; correct it"
                 )
+            # An editor may have put a byte order mark before it.
+            if len(names) > 1 and [cell.strip('\ufeff"') for cell in cells] == names:
+                raise ValueError("it has the names of the columns again, as in joined files; remove it")
             if cells:
                 # In a TSV, a quote that is only text takes all rows up to the next one into its cell.
                 may_hold_rows = [
