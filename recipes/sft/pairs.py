@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from functools import partial
 from itertools import islice
-from operator import countOf
 from typing import Any, Literal
 
 import datasets
@@ -23,19 +22,19 @@ Encoded = tuple[list[int], list[int], str]
 """The tokens of a pair or conversation; the start and the end of each span of them that is predicted, one after the
 other; and why it cannot be used, if it has no tokens."""
 
-UNKNOWN: Encoded = ([], [], "the tokenizer does not know half of the predicted tokens or more")
+UNKNOWN: Encoded = ([], [], "the tokenizer does not know all of what is predicted")
 
 
 def as_columns(rows: Iterable[Encoded], unknown: int | None) -> dict[str, list[Any]]:
-    """The columns of `PairSamples`; a row of which half of the predicted tokens or more are unknown is not used."""
+    """The columns of `PairSamples`; a row of which a predicted token is unknown is not used."""
     tokens, predicted, problems = map(list, zip(*(_if_known(row, unknown) for row in rows), strict=True))
     return {"input_ids": tokens, "predicted": predicted, "num_tokens": [*map(len, tokens)], "problem": problems}
 
 
 def _if_known(row: Encoded, unknown: int | None) -> Encoded:
     tokens, spans, _ = row
-    predicted = [token for start, stop in zip(spans[::2], spans[1::2], strict=True) for token in tokens[start:stop]]
-    return UNKNOWN if predicted and 2 * countOf(predicted, unknown) >= len(predicted) else row
+    parts = [tokens[start:stop] for start, stop in zip(spans[::2], spans[1::2], strict=True)]
+    return UNKNOWN if any(unknown in part for part in parts) else row
 
 
 class PairSamples:

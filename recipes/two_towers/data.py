@@ -107,7 +107,7 @@ class TextPairSource:
     prefixes: Sequence[str] = ("", "")
     """What the texts of each column begin with."""
     remark: str | None = None
-    """How many passages differ, if some are the same, and how many texts have special tokens."""
+    """How many passages differ, if some are the same, and how many texts have special or mostly unknown tokens."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -127,9 +127,9 @@ def _try_texts(rows: Any, split: str, data: TextPairs, texts: Texts, preparation
     """
 
     def counts() -> Indices:
-        """The number of different passages, and of texts with special tokens; the row of the first of these."""
+        """The number of different passages, and of texts that are misread; the row of the first of these."""
         preparation.check(data, rows.data.nbytes)
-        special = []
+        misread = []
         for column in rows.column_names:
             for row, value in enumerate(rows.data.column(column)):
                 where = f"data: row {row} of {split!r}"
@@ -137,23 +137,24 @@ def _try_texts(rows: Any, split: str, data: TextPairs, texts: Texts, preparation
                     text = value.as_py()
                 except UnicodeDecodeError as error:
                     raise DataError(f"{where} has text in {column!r} that is not UTF-8: {error}") from error
-                if not isinstance(text, str) or not text:
+                if not isinstance(text, str) or not text.strip():
                     raise DataError(f"{where} has no text in {column!r}; remove it, or write the text")
-                if texts.special_token_in(text):
-                    special.append(row)
+                if texts.special_token_in(text) or not texts.knows(text):
+                    misread.append(row)
         ids = [
             texts.ids([data.passage_prefix + passage for passage in some[data.passage_column]])
             for some in rows.select_columns(data.passage_column).iter(ROWS_AT_ONCE)
         ]
-        return np.array([len(np.unique(np.concatenate(ids))), len(special), min(special, default=0)])
+        return np.array([len(np.unique(np.concatenate(ids))), len(misread), min(misread, default=0)])
 
     what = [rows._fingerprint, rows.column_names, data.passage_prefix, texts.fingerprint]
-    num_different, num_special, first = kept(f"texts_{Hasher.hash(what)}", counts).tolist()
+    num_different, num_misread, first = kept(f"texts_{Hasher.hash(what)}", counts).tolist()
     remarks = []
     if num_different < len(rows):
         remarks.append(f"{counted(num_different, 'different passage')} of {len(rows):,}: a larger batch repeats them")
-    if num_special:
-        remarks.append(f"{counted(num_special, 'text')} with special tokens, read as such (the first is row {first})")
+    if num_misread:
+        told = f"with special or mostly unknown tokens (the first is row {first})"
+        remarks.append(f"{counted(num_misread, 'text')} {told}")
     return "; ".join(remarks) or None
 
 

@@ -167,6 +167,9 @@ class CaptionedImageSource:
         if token := self.texts.special_token_in(caption):
             what = f"{token!r} in {column!r}, which the tokenizer reads as a special token"
             raise DataError(f"sample {index}, in {where}, has {what}; write it otherwise, or remove it")
+        if not self.texts.knows(caption):
+            told = f"the tokenizer does not know most of {column!r}"
+            raise DataError(f"sample {index}, in {where}: {told}; write it otherwise, or remove it")
         take = partial(self._crop, index=index, epoch=epoch)
         if not encoded["bytes"]:
             # Once, for the pixels and the number. Of what cannot be read, `decode` tells why.

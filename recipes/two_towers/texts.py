@@ -1,6 +1,7 @@
 """Texts as tokens of the recipe's tokenizer."""
 
 from collections.abc import Sequence
+from operator import countOf
 from os.path import commonprefix
 
 import numpy as np
@@ -14,6 +15,9 @@ from largebatch.errors import DataError
 
 from .config import Config, ImageText
 
+FORMAT = "2"
+"""Another number where other texts are accepted."""
+
 
 class Texts:
     """Turns texts into tokens of the recipe's tokenizer."""
@@ -25,10 +29,15 @@ class Texts:
         self._max_tokens = config.data.max_tokens
         check_vocabulary(config.model.vocab_size, self._tokenizer.vocab_size, repr(name))
         # What the tokens depend on, besides the texts.
-        self.fingerprint = f"{self._tokenizer.fingerprint} {self._max_tokens}"
+        self.fingerprint = f"{FORMAT} {self._tokenizer.fingerprint} {self._max_tokens}"
         end = self._tokenizer.end_of_text
         if isinstance(config.model, ImageText) and config.model.end_of_text != end:
             raise DataError(f"model.end_of_text: {config.model.end_of_text}, but texts of {name!r} end with {end}")
+
+    def knows(self, text: str) -> bool:
+        """Whether the tokenizer knows more than half of a text."""
+        ((*tokens, _),) = self._tokenizer.encode([text])
+        return 2 * countOf(tokens, self._tokenizer.unknown_token) < len(tokens)
 
     def tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text without its end: what is cut off is text, never the end."""

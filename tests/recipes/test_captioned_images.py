@@ -12,6 +12,7 @@ from PIL import Image
 from pyarrow import parquet
 
 import tasks
+from chat_templates import word_tokenizer
 from largebatch.data import preparation
 from largebatch.data.mixture import open_mixed
 from largebatch.data.preparation import NotPrepared, Preparation
@@ -190,6 +191,12 @@ def test_pairs_that_cannot_be_used_are_refused_or_left_out(members, told, broken
         assert colors == pytest.approx([2 * number for number in (0, 1, 2, 4, 5, 6, 7)], abs=2)
     # What was skipped is not what may be.
     assert_refused(section(tar, max_pixels=40_000_000), told + '.*; or leave such pairs out: data.on_invalid "skip"')
+
+
+def test_a_caption_that_the_tokenizer_does_not_know(shards, tmp_path):
+    word_tokenizer(["[UNK]", "</s>"], eos_token="</s>").save_pretrained(tmp_path)
+    told = "sample 0, in .*: the tokenizer does not know most of 'txt'; write it otherwise, or remove it"
+    assert_refused(section(shards, tokenizer=str(tmp_path)), told)
 
 
 def test_images_and_captions_that_are_equal_are_counted(shards, tmp_path):

@@ -148,7 +148,13 @@ def test_special_tokens_in_a_text_are_no_text(opened, tokenizer):
 
 @pytest.mark.parametrize(
     ("text", "is_kept"),
-    [("alpha\n  beta", False), ("beta  alpha", False), (" beta gamma\n", True), ("beta\xa0gamma\n", True)],
+    [
+        ("alpha\n  beta", False),
+        ("beta  alpha", False),
+        ("beta\talpha", False),
+        (" beta gamma\n", True),
+        ("beta\xa0gamma\n", True),
+    ],
 )
 def test_lines_and_spaces_that_a_tokenizer_does_not_tell_apart(text, is_kept, opened, tokenizer):
     pairs = {"rows": [{"question": text, "reply": "beta"}], "tokenizer": tokenizer(CHAT)}
@@ -160,15 +166,15 @@ def test_lines_and_spaces_that_a_tokenizer_does_not_tell_apart(text, is_kept, op
             assert len(opened(**data)[0]) == 1
         else:
             with pytest.raises(
-                DataError, match=r"row 0: (question|message 1) has line breaks or several spaces, which"
+                DataError, match=r"row 0: (question|message 1) has line breaks, tabs or several spaces, which"
             ):
                 opened(**data)
 
 
 def test_text_that_the_tokenizer_does_not_know(opened, tokenizer):
-    """An answer of one word, and its end."""
-    rows = [{"question": "odd odd odd", "reply": "gamma odd"}, {"question": "alpha", "reply": "odd"}]
-    with pytest.raises(DataError, match=r"of 2 .*, 1 cannot .*row 1: the tokenizer does not know half of"):
+    """A model that answers would not know it of a prompt either."""
+    rows = [{"question": "odd odd odd", "reply": "gamma"}, {"question": "alpha", "reply": "gamma odd gamma"}]
+    with pytest.raises(DataError, match=r"of 2 .*, 1 cannot .*row 1: the tokenizer does not know all of"):
         opened(rows, tokenizer=tokenizer(), prompt="{question} ")
 
 

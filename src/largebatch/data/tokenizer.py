@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PROBE = "Don't I'LL re-read 2023 650841823\n\n\n    return  x_1\t\r\n 12 Ünï\uff21 e\u0301 中文 don't"
 """A text that tokenizers of different kinds split differently."""
+RARE = "\N{CUNEIFORM SIGN A}"  # which few tokenizers know
 
 
 class ByteTokenizer:
@@ -43,7 +44,7 @@ class ByteTokenizer:
         return "\0" if "\0" in text else None
 
     def merges_spaces_in(self, text: str) -> bool:  # noqa: ARG002 - bytes are kept
-        """Whether line breaks or several spaces within a text are read as one space."""
+        """Whether line breaks, tabs or several spaces within a text are read as one space."""
         return False
 
     def decode(self, tokens: list[int]) -> str:
@@ -102,9 +103,10 @@ class PretrainedTokenizer:
         # Without a name, such as "bos_token", they are special, too.
         unnamed = {number for number, token in added if token.special}
         self.special_tokens: Sequence[int] = sorted(unnamed.union(self.tokenizer.all_special_ids))
-        # GPT-2's is its end-of-text token, and it knows all bytes.
+        # Those that know all bytes may name another token.
         unknown = self.tokenizer.unk_token_id
-        self.unknown_token: int | None = None if unknown == self.end_of_text else unknown
+        is_used = unknown is not None and unknown in self.encode([RARE])[0][:-1]
+        self.unknown_token: int | None = unknown if is_used else None
         self.mask_token: int | None = self.tokenizer.mask_token_id
 
     def encode(self, documents: list[str | None]) -> list[list[int]]:
@@ -120,14 +122,14 @@ class PretrainedTokenizer:
         return found and found[0]
 
     def merges_spaces_in(self, text: str) -> bool:
-        """Whether line breaks or several spaces within a text are read as one space."""
+        """Whether line breaks, tabs or several spaces within a text are read as one space."""
         text = text.strip()
         return any(space in text for space in self._merged_spaces)
 
     @cached_property
     def _merged_spaces(self) -> list[str]:
         (one,) = self.encode(["a a"])
-        return [space for space in ("  ", "\n") if self.encode([f"a{space}a"]) == [one]]
+        return [space for space in ("  ", "\n", "\t") if self.encode([f"a{space}a"]) == [one]]
 
     @cached_property
     def _special_token(self) -> "re.Pattern[str]":
@@ -176,8 +178,7 @@ class PretrainedTokenizer:
         # Other models raise an error without it.
         if not isinstance(model, tokenizers.models.BPE) or model.unk_token is not None:
             return False
-        # A cuneiform sign, which few tokenizers know.
-        with_sign, without = self.encode(["a \N{CUNEIFORM SIGN A}", "a "])
+        with_sign, without = self.encode([f"a {RARE}", "a "])
         return with_sign == without
 
     def decode(self, tokens: list[int]) -> str:
