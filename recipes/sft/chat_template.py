@@ -100,6 +100,7 @@ class ChatTemplate:
             remedy = "use the tokenizer of a chat model, or add chat_template.jinja to a copy of its folder"
             raise DataError(f"data.tokenizer: it has no chat template: {reason_of(error)}; {remedy}") from error
         self.special_tokens = tokenizer.tokenizer.special_tokens_map
+        self.special_token_in = tokenizer.special_token_in
         self.tools = tools
         self.has_marks = HAS_MARKS.search(self.template) is not None
 
@@ -241,11 +242,10 @@ class ChatTemplate:
                 )
         # The model must learn to stop. Marks may divide a turn.
         ends = {end for _, end in spans}.difference(start for start, _ in spans)
-        unended = tuple(_unique(number, "content") for number in numbers)
-        if any(text[:end].rstrip().endswith(unended) for end in ends):
+        if not all(self.special_token_in(CONTENT.split(text[:end])[-1]) for end in ends):
             raise InexactTemplate(
-                "the chat template has no end of the assistant's turns that is predicted, so the model would not learn "
-                "to stop; write one after what it says, such as eos_token, inside of any marks, in the tokenizer's "
+                "the chat template has no special token that is predicted after what the assistant says, so the model "
+                "would not stop; write one there, such as eos_token, inside of any marks, in the tokenizer's "
                 "chat_template.jinja"
             )
 
@@ -258,6 +258,9 @@ def _written(text: str) -> str:
 def _unique(number: int, key: str) -> str:
     """The text that stands in for the content of a message, or for the names of its functions."""
     return f"{key}{number}text"
+
+
+CONTENT = re.compile(r"content\d+text")
 
 
 def _stand_in(number: int, message: dict[str, Any]) -> dict[str, Any]:

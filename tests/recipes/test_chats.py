@@ -241,9 +241,10 @@ WITHOUT_CALLS = template("llama3", marked=False)
     [
         (FOR_ALL, "all", "marks message 0, of the user, as predicted"),
         (FOR_THE_FIRST, "last", "has marks that do not cover message 3"),
-        (CONTENT_ONLY, "all", "has no end of the assistant's turns that is predicted"),
-        (LAST_ENDED, "all", "has no end of the assistant's turns"),
-        (UNENDED, "last", "has no end of the assistant's turns"),
+        (CONTENT_ONLY, "all", "has no special token that is predicted after what the assistant says"),
+        (LAST_ENDED, "all", "has no special token"),
+        (UNMARKED.replace("<|im_end|>", "<|end|>"), "all", "has no special token"),
+        (UNENDED, "last", "has no special token"),
         (END_ONLY, "all", "has marks that do not cover message 1"),
         (ENDED_AT_THE_END, "all", "writes message 1 differently when others follow it"),
     ],
