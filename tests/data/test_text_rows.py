@@ -300,6 +300,16 @@ def test_a_column_has_one_type_in_all_parquet_files(first, second, told, tmp_pat
     assert_refused(told, tmp_path / "*.parquet", "parquet", {"a": Use("prompt")})
 
 
+def test_a_column_has_one_type_in_all_arrow_files(tmp_path):
+    """In one that is sent as a stream, and in one as Feather has it."""
+    for number, new, values in ((0, pyarrow.ipc.new_stream, [7]), (1, pyarrow.ipc.new_file, ["007"])):
+        table = pyarrow.table({"q": values})
+        with new(str(tmp_path / f"{number}.arrow"), table.schema) as file:
+            file.write_table(table)
+    with pytest.raises(DataError, match=r"'q' is of type string in .*1\.arrow, and integer in .*0\.arrow; write it"):
+        open_splits(hub_text(tmp_path, eval_split="train"), Preparation(), Q)
+
+
 @pytest.mark.parametrize(
     "parts",
     [

@@ -105,7 +105,7 @@ def open_splits(
                 )
         if not Path(builder.cache_dir).is_dir():
             preparation.check(config, _size(builder))
-            if is_parquet:
+            if is_parquet or builder.name == "arrow":
                 check_types(local_files, uses)
         with forked_by_datasets():
             try:

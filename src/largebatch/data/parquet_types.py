@@ -1,4 +1,4 @@
-"""The columns of Parquet files that are used, and their types, which must be the same in all files."""
+"""The columns of Parquet and Arrow files that are used, and their types, which must be the same in all files."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -64,7 +64,7 @@ def check_types(files: Iterable[Path], uses: Uses | None) -> None:
     first: dict[str, tuple[str, Path]] = {}
     classes: dict[str, tuple[list[str], Path]] = {}
     for file in files:
-        schema = pq.read_schema(file)
+        schema = _schema(file)
         for name, feature in _features(file, schema, schema.names if uses is None else uses).items():
             if not isinstance(feature, ClassLabel):
                 continue
@@ -90,6 +90,17 @@ def check_types(files: Iterable[Path], uses: Uses | None) -> None:
                         )
             elif not use.is_optional:
                 raise no_column(name, use.field, schema.names, file)
+
+
+def _schema(file: Path) -> pa.Schema:
+    if file.suffix != ".arrow":
+        return pq.read_schema(file)
+    with pa.memory_map(str(file)) as opened:
+        try:
+            return pa.ipc.open_stream(opened).schema
+        # Feather's.
+        except pa.ArrowInvalid:
+            return pa.ipc.open_file(opened).schema
 
 
 def _features(file: Path, schema: pa.Schema, names: Container[str]) -> Features:
