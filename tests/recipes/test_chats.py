@@ -268,6 +268,13 @@ def test_templates_that_are_exact_in_what_is_predicted(chat_template, messages, 
     assert problems_of(tmp_path, chat_template, messages, train_on=train_on) == [""]
 
 
+def test_an_end_that_a_tokenizer_of_bytes_names_for_unknown_text(tmp_path):
+    tokenizer = chat_tokenizer(MARKED)
+    tokenizer.unk_token = "<|im_end|>"
+    tokenizer.save_pretrained(tmp_path)
+    assert PretrainedTokenizer(str(tmp_path)).unknown_token is None
+
+
 @pytest.mark.parametrize(
     ("asked", "said", "read"),
     [
