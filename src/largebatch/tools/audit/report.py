@@ -32,7 +32,7 @@ from largebatch.tools.local_jobs.jobs import preload_tasks
 from largebatch.words import bulleted, counted, some, wrapped
 
 NUM_FIRST_STEPS = 4
-LINE = "{:>9}{:>14}{:>13}  {}"
+LINE = "{:>11}{:>16}{:>13}  {}"
 
 
 def audit(options: argparse.Namespace) -> bool:
@@ -51,7 +51,7 @@ def audit(options: argparse.Namespace) -> bool:
     show(
         f"{loop.file.name}: {counted(loop.batch_size, 'sample')} a step in {loop.precision} on the CPU, each layout "
         "against one backward pass of one process\n\n"
-        + LINE.format("processes", "accumulation", "micro-batch", "gradient, beside that of one process")
+        + LINE.format("processes W", "accumulation A", "micro-batch", "gradient, beside that of one process")
     )
     rows = []
     outcomes: dict[Layout, Outcome] = {}

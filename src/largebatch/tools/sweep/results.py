@@ -73,22 +73,26 @@ class Results:
     def table(self, target: float | None = None) -> str:
         """A row for each group; with a target, a value of the metric, also the training until it was reached."""
         rows = {}
+        findings = []
         for group in self.groups:
-            cells = {self.sweep.metric: shown(group.cell, self.sweep.sign), "finding": self._finding(group)}
+            cells = {self.sweep.metric: shown(group.cell, self.sweep.sign)}
             if target is not None:
                 for axis in ("samples", "tokens", "minutes"):
                     cells[f"{axis} to {target:g}"] = shown(self.training_until(target, group, axis))
             values = (f"{name.rpartition('.')[2]}={json.dumps(value)}" for name, value in group.settings.items())
-            rows[" ".join(values)] = cells
+            name = " ".join(values)
+            rows[name] = cells
+            if finding := self._finding(group):
+                findings.append(f"  {name}: {finding}")
         title = f"{self.sweep.metric} of the last evaluation, mean ± standard deviation over seeds (number of seeds)"
         over = sum(len(group.losses) for group in self.groups)
         count = len(self.sweep.points)
-        return "\n".join([f"{title}; {over} of {count} points have ended", *aligned(rows)])
+        return "\n".join([f"{title}; {over} of {count} points have ended", *aligned(rows), *findings])
 
     def _finding(self, group: Group) -> str:
         """Whether its rate is the best of those with the same other settings, and whether the scaling rule holds.
 
-        It does if one rate is the best at this batch size and at the first: no other is clearly better at either.
+        It does if one rate is clearly the best at this batch size and at the first, and does not if none may be.
         """
         rivals = self._rivals(group.settings)
         if RATE not in group.settings or not self.is_best(group):
@@ -102,17 +106,17 @@ class Results:
             finding += f" (the {ends[group.settings[RATE]]} of the listed rates: extend the list)"
         first_size = self.groups[0].settings.get(BATCH)
         first = self._rivals({**group.settings, BATCH: first_size})
-        predicted = self._stable(first)[:1]
-        is_tested = group.settings.get(BATCH) != first_size and len(rivals) > 1
-        if not is_tested or not predicted or not all(each.is_over for each in first):
-            return finding
         here = self._possibly_best(rivals)
         there = self._possibly_best(first)
+        is_tested = group.settings.get(BATCH) != first_size and len(rivals) > 1
+        if not is_tested or not there or not all(each.is_over for each in first):
+            return finding
         if not here & there:
             return f"{finding}; the rule does not hold"
-        if group.settings[RATE] == predicted[0].settings[RATE]:
-            return f"{finding}, as the rule predicts" + "; the difference is not significant" * (len(here | there) > 1)
-        return f"{finding}; the rule: cannot be told"
+        # Beyond an end of the list, each may have another best.
+        if len(here | there) > 1 or group.settings[RATE] in ends:
+            return f"{finding}; the rule: cannot be told"
+        return f"{finding}, as the rule predicts"
 
     def is_best(self, group: Group) -> bool:
         """Whether no other rate has a lower mean, at the same other settings."""
