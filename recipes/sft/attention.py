@@ -7,15 +7,12 @@ make their own masks, and convolutions and recurrences cross from pair to pair. 
 it has weights, a small twin, which can miss only what is in the weights or in layers that no setting names.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from transformers import PreTrainedModel
 
 from largebatch.errors import UserError
 
-from .model import cannot_run, small_twin
+from .trial import trial
 
 LENGTHS = (7, 5, 1, 9)
 # Largest differences, relative to the largest logit. Changing other tokens may change only the rounding, in mixtures of
@@ -30,7 +27,7 @@ def check_causal(model: PreTrainedModel) -> None:
     Raises:
         UserError: They change, so that the model would read the answers that it must predict; or it cannot be run.
     """
-    with _testable(model) as tested:
+    with trial(model) as tested:
         tokens, others = (_tokens(tested, first, sum(LENGTHS)) for first in (3, 4))
         before = _logits(tested, tokens)
         after = _logits(tested, torch.cat([tokens[:-1], others[-1:]]))
@@ -51,7 +48,7 @@ def check_packing(model: PreTrainedModel) -> None:
         f"data.packing: {type(model).__name__} does not keep the pairs of a pack apart: they change each other's "
         "logits; write false"
     )
-    with _testable(model) as tested:
+    with trial(model) as tested:
         pairs, others = ([_tokens(tested, first, length) for length in LENGTHS] for first in (3, 4))
         packed = _logits_of_pack(tested, *pairs)
         for number, pair in enumerate(pairs):
@@ -86,21 +83,3 @@ def _compare(found: torch.Tensor, expected: torch.Tensor, limit: float, refused:
     # Also true if the difference is not a number.
     if not difference <= limit:
         raise UserError(f"{refused} (the largest difference is {difference:.1e} of the largest logit)")
-
-
-@contextmanager
-def _testable(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The model, or its small twin if it has no weights, without gradients and dropout.
-
-    An exception of the block is reported as an error in the model's configuration.
-    """
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield small_twin(model) or model
-    except UserError:
-        raise
-    except Exception as error:
-        raise cannot_run(model, error) from error
-    model.train(was_training)

@@ -1,6 +1,5 @@
 """Any causal language model of `transformers`, pretrained or with random weights, and an example batch."""
 
-import copy
 import importlib.util
 import math
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from largebatch.system.repositories import find
 from largebatch.words import some
 
 from .config import AutoCausalLM, Config, Lora
+from .trial import trial
 
 # Parts of the names of settings that make a model random in training: "attention_dropout", "resid_pdrop", "layerdrop",
 # "router_jitter_noise". Every architecture has its own names.
@@ -34,11 +34,9 @@ MAX_LABELS = 10**6
 def build_model(config: Config) -> PreTrainedModel:
     """The model, with the recipe's adapters if there are any; it returns losses if it is given targets."""
     model = load_causal_lm(config.model)
-    try:
+    with trial(model) as tested:
         # Compute the cross-entropy in the output layer, chunk by chunk: logits would be the largest tensor of all.
-        return_token_losses(model, small_twin(model))
-    except Exception as error:
-        raise cannot_run(model, error) from error
+        return_token_losses(model, tested)
     return model
 
 
@@ -166,42 +164,6 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
     return loaded
 
 
-def small_twin(model: PreTrainedModel) -> PreTrainedModel | None:
-    """For a model without weights or with some in bf16, one of its class and configuration with few layers, words and
-    hidden units, and with random weights in fp32: it treats tokens and logits in the same way. None in a plan, and for
-    a model that has its weights, which can be asked itself.
-
-    It has as many layers as it takes to have each value of each setting that the configuration lists layer by layer.
-    """
-    if torch.get_default_device().type == "meta" or all(
-        each.dtype != torch.bfloat16 and not each.is_meta for each in model.parameters()
-    ):
-        return None
-    config = copy.deepcopy(model.config)
-    text = config.get_text_config()
-    lists = {
-        name: value
-        for name, value in text.to_dict().items()
-        if isinstance(value, list) and len(value) == text.num_hidden_layers
-    }
-    layers = max([2, *(1 + value.index(each) for value in lists.values() for each in value)])
-    text.num_hidden_layers = min(layers, text.num_hidden_layers)
-    text.vocab_size = min(text.vocab_size, 512)
-    text.pad_token_id = None
-    if isinstance(getattr(text, "intermediate_size", None), int):
-        text.intermediate_size = min(text.intermediate_size, 64)
-    for name, value in lists.items():
-        setattr(text, name, value[: text.num_hidden_layers])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        twin = type(model)(config)
-        # Here, too, they may be without memory.
-        for parameter in twin.parameters():
-            drawn = torch.randn(parameter.shape) * 0.02 + (parameter.dim() == 1)
-            torch.utils.swap_tensors(parameter, nn.Parameter(drawn))  # type: ignore[no-untyped-call]
-    return twin.eval()
-
-
 def _text_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
     """The parameters that text reaches: all, or those of the text model and the output layer in a model of more."""
     if model.config.get_text_config() is model.config:
@@ -287,14 +249,6 @@ def _is_matrix(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
         return False
     # Other parameters of several dimensions are biases and states.
     return min(parameter.shape) > 1 and (parameter.dim() == 3 or (parameter.dim() == 2 and name == "weight"))
-
-
-def cannot_run(model: PreTrainedModel, error: Exception) -> UserError:
-    """What is told if a model's first forward pass fails: for sizes that do not match, torch has many exceptions."""
-    return UserError(
-        f"model: {type(model).__name__} can be built but not run: {reason_of(error)}; correct model.config, or the "
-        "configuration in the folder of model.path"
-    )
 
 
 def _unusable(model: AutoCausalLM, error: Exception) -> UserError:

@@ -1,6 +1,8 @@
 """A packed run is the unpacked one: each pair has the losses and gradients that it has alone, to rounding."""
 
 import json
+from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -115,3 +117,13 @@ def test_models_that_can_be_built_but_not_run_are_refused():
     words = (f"--model.config={json.dumps(ARCHITECTURES['mixtral'] | {'num_experts_per_tok': 5})}",)
     with pytest.raises(UserError, match=r"MixtralForCausalLM can be built but not run: .*out of range .*; correct"):
         tasks.build_model(ADDITION)(load_config(ADDITION, words))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), OSError(5, "x")])
+def test_errors_that_are_not_the_models_are_not_taken_for_its(error, monkeypatch):
+    config = load_config(ADDITION)
+    model = load_causal_lm(config.model)
+    monkeypatch.setattr(type(model), "forward", Mock(side_effect=error))
+    for run in (partial(check_causal, model), partial(tasks.build_model(ADDITION), config)):
+        with pytest.raises(type(error)):
+            run()
