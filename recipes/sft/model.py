@@ -1,23 +1,21 @@
 """Any causal language model of `transformers`, pretrained or with random weights, and an example batch."""
 
-import importlib.util
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from largebatch.errors import UserError, reason_of
-from largebatch.model.parts import has_inputs_first, store_frozen_in_bf16
+from largebatch.model.parts import store_frozen_in_bf16
 from largebatch.model.pretrained import load_whole
 from largebatch.model.token_losses import example_tokens, return_token_losses
 from largebatch.system.repositories import find
-from largebatch.words import some
 
-from .config import AutoCausalLM, Config, Lora
+from .adapters import add_adapters
+from .config import AutoCausalLM, Config
 from .trial import trial
 
 # Parts of the names of settings that make a model random in training: "attention_dropout", "resid_pdrop", "layerdrop",
@@ -25,8 +23,6 @@ from .trial import trial
 RANDOM_SETTINGS = ("drop", "jitter")
 # Settings of a loss of mixtures of experts, which training does not add.
 ROUTER_SETTINGS = ("output_router_logits", "router_aux_loss_coef")
-# Names that peft takes for those of experts in many models that have any, whichever layer they name.
-EXPERT_LAYERS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 MAX_LAYERS = 1000
 MAX_LABELS = 10**6
 
@@ -152,103 +148,16 @@ def load_causal_lm(model: AutoCausalLM) -> PreTrainedModel:
                 vector = embedding.weight[embedding.padding_idx]
                 vector.copy_(torch.randn_like(vector) * embedding.weight.std())
         embedding.padding_idx = None
-    # There are no images or sounds to train the rest on.
-    trained = _text_parameters(loaded)
-    for parameter in loaded.parameters():
-        if parameter not in trained:
-            parameter.requires_grad_(False)
+    if loaded.config.get_text_config() is not loaded.config:
+        # There are no images or sounds to train the rest on.
+        loaded.requires_grad_(False)
+        for module in (loaded.get_decoder(), loaded.get_output_embeddings()):
+            module.requires_grad_(True)
     if model.lora is not None:
-        _add_adapters(loaded, model.lora)
+        add_adapters(loaded, model.lora)
     if model.stores_frozen_in_bf16:
         store_frozen_in_bf16(loaded)
     return loaded
-
-
-def _text_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
-    """The parameters that text reaches: all, or those of the text model and the output layer in a model of more."""
-    if model.config.get_text_config() is model.config:
-        return {*model.parameters()}
-    ends = [model.get_decoder(), model.get_output_embeddings()]
-    return {parameter for module in ends for parameter in module.parameters()}
-
-
-def _add_adapters(model: PreTrainedModel, lora: Lora) -> None:
-    """Freeze the weights and add adapters to the named layers, which change nothing until they are trained."""
-    if importlib.util.find_spec("peft") is None:
-        raise UserError('model.lora: peft is not installed; pip install "largebatch[lora]", or write null')
-    from peft import LoraConfig
-
-    layers, weights = _targets(model, lora)
-    if weights and lora.dropout:
-        raise UserError(
-            f"model.lora.dropout: peft has no dropout for {some(weights)}; write 0, or name other layers in "
-            "target_modules"
-        )
-    adapters = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=layers,
-        target_parameters=weights,
-        task_type="CAUSAL_LM",
-    )
-    try:
-        model.add_adapter(adapters)
-    except ValueError as error:
-        raise UserError(
-            f"model.lora: {error}; install that peft or, in target_modules, write names of linear layers, or all-linear"
-        ) from error
-    # It may take other names, too, for those of experts.
-    if missing := [name for name in layers if not hasattr(model.get_submodule(name), "base_layer")]:
-        raise UserError(
-            f"model.lora.target_modules: peft gives no adapter to {some(missing)} of {type(model).__name__}; "
-            "write names of other layers only"
-        )
-
-
-def _targets(model: PreTrainedModel, lora: Lora) -> tuple[list[str], list[str]]:
-    """The names of the layers that get an adapter, and of weights that do in other layers: of experts and routers."""
-    trained = _text_parameters(model)
-    output = model.get_output_embeddings()
-    layers: list[str] = []
-    linear: list[str] = []
-    weights: list[str] = []
-    for name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        if not own or not trained.issuperset(own.values()):
-            continue
-        is_linear = type(module) is nn.Linear or has_inputs_first(module) or module is output
-        matrices = [each for each, parameter in own.items() if not is_linear and _is_matrix(module, each, parameter)]
-        weights += [f"{name}.{each}" for each in matrices]
-        layers += [name] * (not matrices)
-        linear += [name] * (is_linear and module is not output)
-    if weights:
-        taken = {name for name in linear if name.rpartition(".")[2] in EXPERT_LAYERS}
-        weights += [f"{name}.weight" for name in linear if name in taken]
-        layers, linear = ([name for name in names if name not in taken] for names in (layers, linear))
-    if isinstance(lora.target_modules, str):
-        return linear, weights
-    chosen: set[str] = set()
-    for target in lora.target_modules:
-        # "up_proj" is a part of a stacked "gate_up_proj", and "gate" the layer of "gate.weight".
-        named = {name for name in weights if name.endswith((target, f".{target}.{name.rpartition('.')[2]}"))}
-        named |= {name for name in layers if f".{name}".endswith(f".{target}")}
-        if not named:
-            known = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in [*linear, *weights]})
-            raise UserError(
-                f"model.lora.target_modules: no layer is named {target}; write names of the model's linear layers "
-                f"({', '.join(known)}), or all-linear"
-            )
-        chosen |= named
-    return [name for name in layers if name in chosen], [name for name in weights if name in chosen]
-
-
-def _is_matrix(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter that is not a linear layer's multiplies vectors: of stacked experts, or of a router."""
-    if isinstance(module, nn.Embedding | _ConvNd) or "Norm" in type(module).__name__:
-        return False
-    # Other parameters of several dimensions are biases and states.
-    return min(parameter.shape) > 1 and (parameter.dim() == 3 or (parameter.dim() == 2 and name == "weight"))
 
 
 def _unusable(model: AutoCausalLM, error: Exception) -> UserError:

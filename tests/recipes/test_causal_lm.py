@@ -19,6 +19,7 @@ from problems import problem_of
 
 AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
 Lora = tasks.module("sft", "config").Lora
+check_adapters = tasks.module("sft", "adapters").check_adapters
 configuration = tasks.module("sft", "model").configuration
 load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
@@ -91,7 +92,8 @@ def test_adapters_alone_are_trained_and_change_nothing_at_first(folder):
     ("kind", "more", "targets", "left"),
     [
         ("qwen2_moe", QWEN2_MOE, "all-linear", set()),
-        # "up_proj" is also in the experts' "gate_up_proj".
+        # The layers of an expert are also in the stacked "gate_up_proj".
+        ("mixtral", GPT_OSS, ["gate_proj"], {"mlp.gate.weight", "mlp.experts.down_proj", *ATTENTION}),
         ("qwen2_moe", QWEN2_MOE, MLP, {"mlp.gate.weight", "mlp.shared_expert_gate.weight", *ATTENTION}),
         ("gpt_oss", GPT_OSS, "all-linear", {"mlp.experts.down_proj_bias", "mlp.experts.gate_up_proj_bias"}),
         # A router that is a linear layer, and returns two tensors.
@@ -121,10 +123,19 @@ def test_layers_that_get_an_adapter(kind, more, targets, left):
     }
     assert {re.sub(r".*layers\.\d+\.", "", name) for name in matrices - {*adapted}} == left
     assert all(each.get_param().dtype == torch.float32 for each in adapted.values() if hasattr(each, "get_param"))
+    check_adapters(model)
     with torch.autocast("cpu", torch.bfloat16):
         model(TOKENS).logits.sum().backward()
     for name, parameter in model.named_parameters():
         assert is_adapter(name) == parameter.requires_grad == (parameter.grad is not None)
+
+
+def test_layers_with_an_adapter_that_the_model_does_not_call_are_refused():
+    for targets in ("all-linear", ["dt_proj"]):
+        lora = Lora(rank=2, alpha=4.0, target_modules=targets)
+        model = load_causal_lm(section(config=SMALL | {"model_type": "jamba", "num_experts": 2}, lora=lora))
+        with pytest.raises(UserError, match="JambaForCausalLM uses the weight of dt_proj without calling the layer"):
+            check_adapters(model)
 
 
 def test_what_text_does_not_reach_is_not_trained():
@@ -171,9 +182,17 @@ def test_only_shapes_on_the_meta_device(folder):
             {"config": GPT2, "lora": Lora(rank=2, alpha=4.0, target_modules=["c_attn", "c_prj"])},
             "model.lora.target_modules: no layer is named c_prj; write names of the model's linear layers (c_attn, c_",
         ),
+        # Of names such as "gate_up_proj" and "gate.weight".
+        *(
+            (
+                {"config": MIXTRAL, "lora": Lora(rank=2, alpha=4.0, target_modules=["q_proj", part])},
+                f"model.lora.target_modules: no layer is named {part}; write names of",
+            )
+            for part in ("proj", "weight")
+        ),
         (
             {"config": MIXTRAL, "lora": Lora(rank=2, alpha=4.0, dropout=0.1)},
-            "model.lora.dropout: peft has no dropout for model.layers.0.mlp.gate.weight, ",
+            "model.lora.dropout: peft has no dropout for model.layers.0.mlp.experts.down_proj, ",
         ),
         ({"config": {"model_type": "resnet"}}, "model.config: transformers cannot build it: "),
     ],
