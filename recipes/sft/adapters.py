@@ -1,6 +1,8 @@
 """Low-rank adapters (LoRA) of `peft`: which layers of a model get one, and whether the model uses it."""
 
 import importlib.util
+import re
+from functools import partial
 
 import torch
 from torch import nn
@@ -114,17 +116,11 @@ def check_adapters(model: PreTrainedModel) -> None:
     with trial(model) as tested, register_module_forward_hook(lambda module, *_: called.add(module)):
         tested(input_ids=torch.zeros(1, 2, dtype=torch.int64))
     # A small twin has no adapters, and fewer layers.
-    uncalled = {
-        (type(module), name) for module in called for name, child in module.named_children() if child not in called
-    }
-    names = {
-        name
-        for module in model.modules()
-        for name, child in module.named_children()
-        if hasattr(child, "lora_A") and (type(module), name) in uncalled
-    }
-    if names:
+    without_numbers = partial(re.sub, r"\d+", "")
+    uncalled = {without_numbers(name) for name, layer in tested.named_modules() if layer not in called}
+    adapted = [name for name, layer in model.named_modules() if hasattr(layer, "lora_A")]
+    if unused := [name for name in adapted if without_numbers(name) in uncalled]:
         raise UserError(
-            f"model.lora.target_modules: {type(model).__name__} uses the weight of {some(sorted(names))} without "
-            "calling the layer, so an adapter would not be trained; write names of other layers"
+            f"model.lora.target_modules: {type(model).__name__} uses the weight of {some(unused)} without calling the "
+            "layer, so an adapter would not be trained; write names of other layers"
         )

@@ -8,7 +8,7 @@ from torch import nn
 
 from largebatch.data.source import Batch, SampleSource
 from largebatch.data.text import IGNORE_INDEX
-from largebatch.data.tokenizer import PretrainedTokenizer, load_tokenizer
+from largebatch.data.tokenizer import Tokenizer, load_tokenizer
 from largebatch.run import Run
 from largebatch.storage.files import replace_file
 
@@ -29,14 +29,11 @@ def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) ->
     """
     evaluation = run.config.evaluation
     tokenizer = load_tokenizer(run.config.data.tokenizer)
-    special = set(tokenizer.special_tokens)
-    if isinstance(tokenizer, PretrainedTokenizer):
-        special |= set(tokenizer.tokenizer.get_added_vocab().values())
     first = np.arange(min(evaluation.answers or 0, len(eval_set)))
     lines = ""
     with run.evaluating():
         for prompt, expected in prompts_and_answers(eval_set.fetch(first, None)):
-            end = next((token for token in reversed(expected) if token in special), None)
+            end = _end_of(expected, tokenizer)
             limit = min(evaluation.max_answer_tokens, run.config.data.block_size - len(prompt) + 1)
             answer: list[int] = []
             while run.any_process(goes_on := len(answer) < limit and end not in answer[-1:]):
@@ -63,13 +60,15 @@ def write_answers(run: Run[Config], model: nn.Module, eval_set: SampleSource) ->
 def stop_tokens(config: Config, train_set: SampleSource) -> list[int]:
     """The special tokens with which the first answers end."""
     tokenizer = load_tokenizer(config.data.tokenizer)
-    found: set[int] = set()
-    for _, answer in prompts_and_answers(train_set.fetch(np.arange(min(NUM_STOPPED, len(train_set))), 0)):
-        # Templates write newlines after the token.
-        last = next((token for token in reversed(answer) if tokenizer.decode([token]).strip()), None)
-        if last is not None and last in tokenizer.special_tokens:
-            found.add(last)
-    return sorted(found)
+    first = train_set.fetch(np.arange(min(NUM_STOPPED, len(train_set))), 0)
+    found = {_end_of(answer, tokenizer) for _, answer in prompts_and_answers(first)}
+    return sorted(token for token in found if token is not None)
+
+
+def _end_of(answer: list[int], tokenizer: Tokenizer) -> int | None:
+    """The special token that ends an answer, after which templates may write newlines."""
+    last = next((token for token in reversed(answer) if tokenizer.decode([token]).strip()), None)
+    return last if last in tokenizer.special_tokens else None
 
 
 def prompts_and_answers(batch: Batch) -> list[tuple[list[int], list[int]]]:

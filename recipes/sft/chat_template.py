@@ -16,6 +16,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer
 from largebatch.errors import DataError, reason_of
 
+from .encoding import InexactTemplate, Unusable
+
 Conversation = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
 Span = tuple[int, int]
@@ -23,11 +25,9 @@ Span = tuple[int, int]
 
 HAS_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 TAG = re.compile(r"(</?\w+>)")
-AS_TEXT = "has {!r} in its text, which the tokenizer reads as a special token; write it otherwise"
 REMEDY = (
     "write {% generation %} … {% endgeneration %} around what the assistant says in the tokenizer's chat_template.jinja"
 )
-MERGED = "has line breaks, tabs or several spaces, which the tokenizer reads as one space; write one, or use another"
 WITHOUT_TODAY = "{% set strftime_now = the_date_of_today %}\n"
 """Takes from a template the function for today's date: many write a date of their own then, the same every day."""
 WEIGHTS = (
@@ -54,14 +54,6 @@ CALL_NO_TEXT = ("id", "type")
 
 MAX_SECONDS = 10  # of the processor, in which a template writes one conversation
 MAX_CHARACTERS = 10**7
-
-
-class UnusableConversation(Exception):
-    """A conversation cannot be used; the message says why."""
-
-
-class InexactTemplate(Exception):
-    """It is not clear what a template's assistant writes; the message says why, and what to write instead."""
 
 
 @contextmanager
@@ -118,9 +110,9 @@ class ChatTemplate:
             raise
         # A template is a program, which raises exceptions of many kinds.
         except Exception as error:
-            raise UnusableConversation(f"the chat template fails: {reason_of(error)}") from error
+            raise Unusable(f"the chat template fails: {reason_of(error)}") from error
         if len(texts[0]) > MAX_CHARACTERS:
-            raise UnusableConversation(f"the chat template writes more than {MAX_CHARACTERS:,} characters")
+            raise Unusable(f"the chat template writes more than {MAX_CHARACTERS:,} characters")
         return texts[0], marks[0] if self.has_marks else []
 
     def turns(self, conversation: Conversation, numbers: list[int]) -> tuple[str, list[Span]]:
@@ -132,7 +124,7 @@ class ChatTemplate:
 
         Raises:
             InexactTemplate: It is not clear what the assistant writes.
-            UnusableConversation: The template cannot write the conversation.
+            Unusable: The template cannot write the conversation.
         """
         text, spans = self._find(conversation, numbers)
         self._check(conversation, numbers)
@@ -151,7 +143,7 @@ class ChatTemplate:
             elif message["role"] in ("system", "developer", "user"):
                 found = whole.find(content)
             if found < 0:
-                raise UnusableConversation(
+                raise Unusable(
                     f"the chat template does not write all of message {number}, {message['content'][:60]!r}; use one "
                     "that does, with lines and spaces as they are, or write what it leaves out, such as reasoning, "
                     "under a key that it reads"
@@ -168,7 +160,7 @@ class ChatTemplate:
         spans = []
         for number in numbers:
             if number == 0:
-                raise UnusableConversation("it begins with the assistant, and nothing before it can be answered")
+                raise Unusable("it begins with the assistant, and nothing before it can be answered")
             before, _ = self.write(conversation[:number], add_generation_prompt=True)
             through, _ = self.write(conversation[: number + 1])
             if not through.startswith(before) or through == before:
@@ -188,7 +180,7 @@ class ChatTemplate:
         """Yield what makes no difference to the text of a conversation: keys of messages, and "tools".
 
         Raises:
-            UnusableConversation: A result is not in its call's place, and the template does not write which that is.
+            Unusable: A result is not in its call's place, and the template does not write which that is.
         """
         if self.tools and self._writes(text, conversation, tools=None):
             yield "tools"
@@ -206,7 +198,7 @@ class ChatTemplate:
                 makes_no_difference = self._writes(text, conversation)
                 holder[key] = value
                 if makes_no_difference and message["role"] == "tool" and value in called.get(name, ()):
-                    raise UnusableConversation(
+                    raise Unusable(
                         f"message {number} has the {name} {value!r} of a call whose result belongs elsewhere, and the "
                         "chat template does not write it; put one result for each call, in the order of the calls"
                     )
@@ -217,7 +209,7 @@ class ChatTemplate:
         """Whether this is the text of a conversation."""
         try:
             return self.write(conversation, **options)[0] == text
-        except UnusableConversation:
+        except Unusable:
             return False
 
     def _check(self, conversation: Conversation, numbers: list[int]) -> None:
@@ -236,7 +228,7 @@ class ChatTemplate:
                 raise InexactTemplate(f"the chat template has marks that do not cover message {number}; {REMEDY}")
             written = found if is_predicted else text
             if any(message.get(key) and _unique(number, key) not in written for key in ("content", "tool_calls")):
-                raise UnusableConversation(
+                raise Unusable(
                     f"the chat template leaves out message {number}, of the role {message['role']}; use one that "
                     "writes it, or say in data.messages.roles which of its roles that is"
                 )

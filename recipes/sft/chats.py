@@ -1,34 +1,21 @@
 """Conversations as rows of tokens, of which the assistant's turns are predicted."""
 
-import json
-from collections.abc import Iterator, Mapping
-from itertools import chain, repeat
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any, get_args
 
 from largebatch.data.columns import Use
 from largebatch.data.text_rows import parse_json
-from largebatch.data.tokenizer import IndivisibleText, PretrainedTokenizer, Tokenizer, encode_parts
-from largebatch.errors import DataError
+from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, encode_parts
 
-from .chat_template import (
-    AS_TEXT,
-    MASKS,
-    MERGED,
-    WEIGHTS,
-    ChatTemplate,
-    Conversation,
-    InexactTemplate,
-    Tools,
-    UnusableConversation,
-    has_text,
-)
+from .chat_template import MASKS, WEIGHTS, ChatTemplate, Conversation, Tools, has_text
 from .config import HubPairs, Messages, Role
-from .pairs import Encoded, as_columns
+from .encoding import Encoder, Unusable, all_in, short
 
 FILLED = "have null, with which Parquet fills the keys that other rows have; write their JSON as text"
 
 
-class ChatEncoder:
+class ChatEncoder(Encoder):
     """Turns rows with conversations into tokens of the model's tokenizer.
 
     Raises:
@@ -36,92 +23,61 @@ class ChatEncoder:
     """
 
     def __init__(self, data: HubPairs, tokenizer: Tokenizer):
-        assert isinstance(tokenizer, PretrainedTokenizer)
         layout = self.layout = data.messages
-        self.tokenizer = tokenizer
+        uses = {
+            layout.column: Use("messages.column", "any"),
+            layout.tools or "tools": Use("messages.tools", "any", is_optional=not layout.tools),
+            layout.system or "system": Use("messages.system", "string", is_optional=not layout.system),
+        }
+        super().__init__(uses, tokenizer)
         self.block_size = data.block_size
-        self.columns = (layout.column, layout.tools or "tools", layout.system or "system")
-        uses = (
-            Use("messages.column", "any"),
-            Use("messages.tools", "any", is_optional=not layout.tools),
-            Use("messages.system", "string", is_optional=not layout.system),
-        )
-        self.uses = dict(zip(self.columns, uses, strict=True))
         # Raises an error if there is none.
         ChatTemplate(tokenizer)
 
-    def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """The columns of `PairSamples`.
-
-        Raises:
-            DataError: It is not clear what the template's assistant writes.
-        """
-        # Those of tools and of the system need not be there.
-        encoded = map(self._encoded, *(rows.get(name, repeat(None)) for name in self.columns))
-        return as_columns(encoded, self.tokenizer.unknown_token)
-
-    def _encoded(self, messages: Any, tools: Any, system: Any) -> Encoded:
-        try:
-            return *self._encode(conversation_of(messages, system, self.layout), tools_of(tools)), ""
-        # What can just be read may be nested too deeply to be written.
-        except (UnusableConversation, IndivisibleText, RecursionError) as reason:
-            return [], [], str(reason)
-        except InexactTemplate as reason:
-            raise DataError(f"data.format: {reason}; it was found in {_short(messages)}") from reason
-
-    def _encode(self, conversation: Conversation, tools: Tools) -> tuple[list[int], list[int]]:
-        """A conversation's tokens, and the start and end of each span of them that is predicted.
-
-        Of one that is too long, no spans are sought: their time grows with the square of its length.
-        """
+    def encode(self, messages: Any, tools: Any, system: Any) -> tuple[list[int], list[int]]:
+        """As any encoder; of a conversation that is too long, no spans are sought: their time grows with its square."""
+        assert isinstance(self.tokenizer, PretrainedTokenizer)
+        conversation = conversation_of(messages, system, self.layout)
+        functions = tools_of(tools)
         numbers = [number for number, message in enumerate(conversation) if message["role"] == "assistant"]
         if not numbers:
-            raise UnusableConversation('it has no message with the role "assistant", so nothing is predicted')
+            raise Unusable('it has no message with the role "assistant", so nothing is predicted')
         if self.layout.train_on == "last":
             numbers = numbers[-1:]
         for number, message in enumerate(conversation):
-            is_predicted = number in numbers
-            for key, value in message.items():
-                is_mask = key in MASKS and message["role"] == "assistant"
-                if (key in WEIGHTS or is_mask) and isinstance(value, str):
-                    raise UnusableConversation(
-                        f"message {number} has {key} {_short(value)}; write a number, true or false"
-                    )
-                if (key in WEIGHTS and value != is_predicted) or (is_mask and bool(value) == is_predicted):
-                    raise UnusableConversation(
-                        f"message {number} has {key} {_short(value)}, but is {'' if is_predicted else 'not '}"
-                        "predicted: messages.train_on chooses all turns of the assistant, or the last, not single "
-                        f"ones; remove {key}"
-                    )
-            self._refuse_special_tokens(f"message {number}", message)
-            if self.tokenizer.merges_spaces_in(message.get("content", "")):
-                raise UnusableConversation(f"message {number} {MERGED}")
-        self._refuse_special_tokens("tools", tools)
-        template = ChatTemplate(self.tokenizer, tools)
+            _check_weights(f"message {number}", message, number in numbers)
+            self.check_text(f"message {number}", message)
+        self.check_text("tools", functions)
+        template = ChatTemplate(self.tokenizer, functions)
         whole, _ = template.write(conversation)
-        tokens = self.tokenizer.encode([whole])[0][:-1]
+        (*tokens, _) = self.tokenizer.encode([whole])[0]
         if len(tokens) - 1 > self.block_size:
             return tokens, []
         text, spans = template.turns(conversation, numbers)
         if lost := set(template.left_out(conversation, text)).difference(self.layout.may_omit):
-            raise UnusableConversation(
+            raise Unusable(
                 f"the chat template does not write {', '.join(sorted(lost))}; use a template that does, "
                 'remove them (in calls, write "arguments"), or name them in data.messages.may_omit'
             )
         return encode_parts(self.tokenizer, text, [*chain(*spans)])
 
-    def _refuse_special_tokens(self, where: str, value: Any) -> None:
-        for text in _all_in(value):
-            if isinstance(text, str) and (token := self.tokenizer.special_token_in(text)):
-                raise UnusableConversation(f"{where} {AS_TEXT.format(token)}")
 
-
-def _all_in(value: Any) -> Iterator[Any]:
-    """Yield a value of JSON, and all values and names of keys in it."""
-    yield value
-    if isinstance(value, list | dict):
-        for item in chain.from_iterable(value.items()) if isinstance(value, dict) else value:
-            yield from _all_in(item)
+def _check_weights(where: str, message: Mapping[str, Any], is_predicted: bool) -> None:
+    """Raise Unusable if a message says that it is trained on, or not, and that is not what `train_on` says."""
+    for key, value in message.items():
+        if key in WEIGHTS:
+            is_wanted = value
+        elif key in MASKS and message["role"] == "assistant":
+            is_wanted = not value
+        else:
+            continue
+        if isinstance(value, str):
+            raise Unusable(f"{where} has {key} {short(value)}; write a number, true or false")
+        if is_wanted != is_predicted:
+            raise Unusable(
+                f"{where} has {key} {short(value)}, but is {'' if is_predicted else 'not '}predicted: "
+                f"messages.train_on chooses all turns of the assistant, or the last, not single ones; remove {key}"
+            )
 
 
 def conversation_of(value: Any, system: Any, layout: Messages) -> Conversation:
@@ -131,54 +87,52 @@ def conversation_of(value: Any, system: Any, layout: Messages) -> Conversation:
     """
     messages = _from_json(layout.column, value)
     if not isinstance(messages, list) or not messages:
-        raise UnusableConversation(f"{layout.column} is {_short(messages)}; write a list of messages")
+        raise Unusable(f"{layout.column} is {short(messages)}; write a list of messages")
     if messages is value and any(
-        _has_null(each.get("arguments")) for each in _all_in(messages) if isinstance(each, dict)
+        _has_null(each.get("arguments")) for each in all_in(messages) if isinstance(each, dict)
     ):
-        raise UnusableConversation(f"the arguments of its calls {FILLED}")
+        raise Unusable(f"the arguments of its calls {FILLED}")
     conversation = [_message(f"message {number}", message, layout) for number, message in enumerate(messages)]
     if not isinstance(system, str | None):
-        raise UnusableConversation(f"the system's column has {_short(system)}; write text")
+        raise Unusable(f"the system's column has {short(system)}; write text")
     if system and system.strip():
         if conversation[0]["role"] != "system":
             return [{"role": "system", "content": system}, *conversation]
         if conversation[0].get("content") != system:
-            raise UnusableConversation("the system has a message and another text in its column; keep one of them")
+            raise Unusable("the system has a message and another text in its column; keep one of them")
     return conversation
 
 
 def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UnusableConversation(
-            f"{where} is {_short(value)}; write an object with {layout.role} and {layout.content}"
-        )
+        raise Unusable(f"{where} is {short(value)}; write an object with {layout.role} and {layout.content}")
     # As ShareGPT has "from" and "value".
     if layout.role not in value:
         keys = f"{', '.join(value)}; name its keys in data.messages.role and data.messages.content"
-        raise UnusableConversation(f"{where} has no {layout.role}, only {keys}")
+        raise Unusable(f"{where} has no {layout.role}, only {keys}")
     named = value[layout.role]
     content = value.get(layout.content)
     role = layout.roles.get(named, named) if isinstance(named, str) else named
     if role not in get_args(Role):
         known = f"write one of {', '.join(get_args(Role))}, or what it means in data.messages.roles"
-        raise UnusableConversation(f"{where} has the {layout.role} {_short(named)}; {known}")
+        raise Unusable(f"{where} has the {layout.role} {short(named)}; {known}")
     # `datasets` fills keys that only other rows have with null, which templates would write as text.
     apart = (layout.role, layout.content)
     message = {key: item for key, item in value.items() if item is not None and key not in apart}
     if message.get("role", role) not in (role, named):
-        raise UnusableConversation(f"{where} has {layout.role} and another role in role; keep one of them")
+        raise Unusable(f"{where} has {layout.role} and another role in role; keep one of them")
     message["role"] = role
     if (message.get("content") or content) != content:
-        raise UnusableConversation(f"{where} has {layout.content} and another text in content; keep one of them")
+        raise Unusable(f"{where} has {layout.content} and another text in content; keep one of them")
     if role == "function_call":
         if message.get("tool_calls"):
-            raise UnusableConversation(f"{where} is a function_call and has tool_calls; keep one of them")
+            raise Unusable(f"{where} is a function_call and has tool_calls; keep one of them")
         calls = _calls(where, _from_json(f"the {layout.content} of {where}", content))
         functions = [{"type": "function"} | (call if "function" in call else {"function": call}) for call in calls]
         return message | {"role": "assistant", "tool_calls": functions}
     if "function_call" in message:
         called = 'is an earlier form of calls; write "tool_calls": [{"type": "function", "function": …}] instead'
-        raise UnusableConversation(f"{where} has function_call, which {called}")
+        raise Unusable(f"{where} has function_call, which {called}")
     if "tool_calls" in message:
         message["tool_calls"] = _calls(where, message["tool_calls"])
     is_needed = not (role == "assistant" and message.get("tool_calls"))
@@ -186,9 +140,7 @@ def _message(where: str, value: Any, layout: Messages) -> dict[str, Any]:
         return message
     text = _text_of(content)
     if not isinstance(text, str) or (is_needed and role in ("user", "assistant") and not text.strip()):
-        raise UnusableConversation(
-            f"{where} has the {layout.content} {_short(content)}; write text, or parts with only that"
-        )
+        raise Unusable(f"{where} has the {layout.content} {short(content)}; write text, or parts with only that")
     return message | {"content": text}
 
 
@@ -210,11 +162,11 @@ def _calls(where: str, value: Any) -> list[dict[str, Any]]:
     for call in value if isinstance(value, list) else [value]:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise UnusableConversation(f"{where} has the tool_calls {_short(value)}; write a list of functions")
+            raise Unusable(f"{where} has the tool_calls {short(value)}; write a list of functions")
         arguments = _from_json(f"the arguments of {where}", function.get("arguments"))
         # Some programs write "" or null for none.
         if not isinstance(arguments, dict | None) and arguments != "":
-            raise UnusableConversation(f"{where} has the arguments {_short(arguments)}; write an object, or its JSON")
+            raise Unusable(f"{where} has the arguments {short(arguments)}; write an object, or its JSON")
         function = function | {"arguments": arguments or {}}
         calls.append(call | {"function": function} if "function" in call else function)
     return calls
@@ -224,14 +176,14 @@ def tools_of(value: Any) -> Tools:
     """A row's tools, which may be JSON; None if there are none."""
     tools = _from_json("tools", value)
     if tools is value and _has_null(tools):
-        raise UnusableConversation(f"tools {FILLED}")
+        raise Unusable(f"tools {FILLED}")
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise UnusableConversation(f"tools are {_short(tools)}; write a list of JSON schemas of functions")
+        raise Unusable(f"tools are {short(tools)}; write a list of JSON schemas of functions")
     return tools or None
 
 
 def _has_null(value: Any) -> bool:
-    return any(None in each.values() for each in _all_in(value) if isinstance(each, dict))
+    return any(None in each.values() for each in all_in(value) if isinstance(each, dict))
 
 
 def _from_json(what: str, value: Any) -> Any:
@@ -239,13 +191,7 @@ def _from_json(what: str, value: Any) -> Any:
         return parse_json(value) if isinstance(value, str) and value else value
     except (ValueError, RecursionError) as error:
         if value.startswith(("['", "{'", "[{'")):
-            raise UnusableConversation(
-                f"{what}, {_short(value)}, is as Python shows it, not JSON; write it with json.dumps"
+            raise Unusable(
+                f"{what}, {short(value)}, is as Python shows it, not JSON; write it with json.dumps"
             ) from error
-        raise UnusableConversation(f"{what}, {_short(value)}, cannot be read as JSON: {error}") from error
-
-
-def _short(value: Any) -> str:
-    """A value for a message: at most 60 characters of its JSON."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+        raise Unusable(f"{what}, {short(value)}, cannot be read as JSON: {error}") from error

@@ -82,6 +82,11 @@ class Messages(Section):
         return roles
 
 
+def columns_of(template: str) -> list[str]:
+    """The names in braces, in their order."""
+    return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+
+
 class HubPairs(Mixable, Tokenized, PairData):
     """Prompts with their answers, or conversations, through Hugging Face `datasets`.
 
@@ -113,7 +118,7 @@ class HubPairs(Mixable, Tokenized, PairData):
         if re.search(r"\{[^{}]*[.:!\[][^{}]*\}", template.replace("{{", "").replace("}}", "")):
             raise ValueError(f"{template!r} has a column name with ., :, ! or [ in it; rename the column")
         try:
-            names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+            names = columns_of(template)
         except ValueError as error:
             raise ValueError(
                 f"{template!r} is not a template: {error}; a brace itself is written {{{{ or }}}}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import partial
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 import numpy as np
@@ -18,44 +18,21 @@ from largebatch.errors import DataError
 
 from .config import AdditionData, HubPairs
 
-Encoded = tuple[list[int], list[int], str]
-"""The tokens of a pair or conversation; the start and the end of each span of them that is predicted, one after the
-other; and why it cannot be used, if it has no tokens."""
-
-UNKNOWN: Encoded = ([], [], "the tokenizer does not know all of what is predicted")
-
-
-def as_columns(rows: Iterable[Encoded], unknown: int | None) -> dict[str, list[Any]]:
-    """The columns of `PairSamples`; a row of which a predicted token is unknown is not used."""
-    tokens, predicted, problems = map(list, zip(*(_if_known(row, unknown) for row in rows), strict=True))
-    return {"input_ids": tokens, "predicted": predicted, "num_tokens": [*map(len, tokens)], "problem": problems}
-
-
-def _if_known(row: Encoded, unknown: int | None) -> Encoded:
-    tokens, spans, _ = row
-    parts = [tokens[start:stop] for start, stop in zip(spans[::2], spans[1::2], strict=True)]
-    return UNKNOWN if any(unknown in part for part in parts) else row
-
 
 class PairSamples:
     """The usable pairs or conversations of a split, in their stored order: single ones or, for training with packing,
     packs of consecutive ones. Samples are padded to the longest of their batch.
 
     Args:
-        dataset: Rows with the columns of `as_columns`.
+        dataset: Rows with the columns of `Encoder`.
         data: The section.
-        split: What the samples are for.
+        split: What the samples are for, "training" or "evaluation".
 
     Raises:
         DataError: There are unusable pairs that may not be skipped, or no usable ones.
     """
 
-    def __init__(
-        self,
-        dataset: datasets.Dataset,
-        data: AdditionData | HubPairs,
-        split: Literal["training", "evaluation"],
-    ):
+    def __init__(self, dataset: datasets.Dataset, data: AdditionData | HubPairs, split: str):
         self.dataset = dataset.with_format("arrow")
         lengths = np.asarray(dataset["num_tokens"][:], dtype=np.int64) - 1
         is_empty = lengths < 0

@@ -1,5 +1,7 @@
 """Prompts with answers: which tokens are predicted, which pairs cannot be used, and what a pack holds."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -218,9 +220,13 @@ UNUSABLE = [
 ]
 
 
-def test_unusable_pairs_are_told_and_refused(opened):
+def test_unusable_pairs_are_told_and_refused(opened, monkeypatch):
+    data = tasks.module("sft", "data")
+    monkeypatch.setattr(data, "tokenize", Mock(wraps=data.tokenize))
     with pytest.raises(DataError) as caught:
         opened(UNUSABLE)
+    # Before the evaluation's are tokenized.
+    data.tokenize.assert_called_once()
     assert str(caught.value) == (
         "data.on_invalid: of 6 training rows, 2 cannot be used (the first is row 3: an empty prompt or answer) and 1 "
         "would predict from more than data.block_size 64 tokens (the first is row 5, the longest from 71); correct the "
