@@ -189,21 +189,27 @@ class ChatTemplate:
             "tool_call_id": [call.get("id") for call in calls],
             "name": [call.get("function", call)["name"] for call in calls],
         }
+
+        def makes_no_difference(holder: dict[str, Any], key: str) -> bool:
+            value = holder[key]
+            holder[key] = type(value)()
+            is_same = self._writes(text, conversation)
+            holder[key] = value
+            return is_same
+
         for number, (message, known) in enumerate(zip(conversation, _known_from_calls(conversation), strict=True)):
             for holder, key, name in _texts_of(message):
-                if message.get(name, "") == known.get(name):
-                    continue
                 value = holder[key]
-                holder[key] = type(value)()
-                makes_no_difference = self._writes(text, conversation)
-                holder[key] = value
-                if makes_no_difference and message["role"] == "tool" and value in called.get(name, ()):
+                if message.get(name, "") == known.get(name) or not makes_no_difference(holder, key):
+                    continue
+                if message["role"] != "tool" or value not in called.get(name, ()):
+                    yield name
+                # A name that only one call has says whose result it is, too.
+                elif called["name"].count(message.get("name")) != 1 or makes_no_difference(message, "name"):
                     raise Unusable(
                         f"message {number} has the {name} {value!r} of a call whose result belongs elsewhere, and the "
                         "chat template does not write it; put one result for each call, in the order of the calls"
                     )
-                if makes_no_difference:
-                    yield name
 
     def _writes(self, text: str, conversation: Conversation, **options: Any) -> bool:
         """Whether this is the text of a conversation."""

@@ -162,8 +162,11 @@ def test_lines_and_spaces_that_a_tokenizer_does_not_tell_apart(text, is_kept, op
     pairs = {"rows": [{"question": text, "reply": "beta"}], "tokenizer": tokenizer(CHAT)}
     messages = [{"role": "user", "content": "alpha"}, {"role": "assistant", "content": text}]
     chats = {"rows": [{"messages": messages}], "tokenizer": pairs["tokenizer"], "format": "messages"}
-    chats |= {"prompt": "", "answer": ""}
-    for data in (pairs, chats):
+    chats |= {"prompt": "", "answer": "", "messages": {"may_omit": ["thinking"]}}
+    thought = chats | {
+        "rows": [{"messages": [messages[0], {"role": "assistant", "content": "beta", "thinking": text}]}]
+    }
+    for data in (pairs, chats, thought):
         if is_kept:
             assert len(opened(**data)[0]) == 1
         else:

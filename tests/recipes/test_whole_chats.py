@@ -175,6 +175,10 @@ def test_results_whose_order_does_not_say_whose_they_are(tmp_path):
     assert problems_of(tmp_path, template("qwen"), unknown, may_omit=["name", "tool_call_id"]) == [""]
     with_ids = template("qwen").replace("message.content", "message.content ~ message.tool_call_id")
     assert problems_of(tmp_path, with_ids, rows[1]) == [""]
+    with_names = with_ids.replace("tool_call_id", "name")
+    of_same = [ASK, CALL | {"tool_calls": [call | {"function": calls[0]["function"]} for call in calls]}, of_g, of_f]
+    same_names = [message | {"name": "f"} if "name" in message else message for message in of_same]
+    assert problems_of(tmp_path, with_names, rows[1], [*same_names, SAY]) == ["", told[0]]
 
 
 def test_a_message_has_one_text(tmp_path):
