@@ -7,6 +7,7 @@ from typing import Any, get_args
 from largebatch.data.columns import Use
 from largebatch.data.text_rows import parse_json
 from largebatch.data.tokenizer import PretrainedTokenizer, Tokenizer, encode_parts
+from largebatch.errors import DataError
 
 from .chat_template import MASKS, WEIGHTS, ChatTemplate, Conversation, Tools, has_text
 from .config import HubPairs, Messages, Role
@@ -19,7 +20,7 @@ class ChatEncoder(Encoder):
     """Turns rows with conversations into tokens of the model's tokenizer.
 
     Raises:
-        DataError: The tokenizer has no chat template.
+        DataError: The tokenizer has no chat template, or a column is named twice.
     """
 
     def __init__(self, data: HubPairs, tokenizer: Tokenizer):
@@ -29,6 +30,8 @@ class ChatEncoder(Encoder):
             layout.tools or "tools": Use("messages.tools", "any", is_optional=not layout.tools),
             layout.system or "system": Use("messages.system", "string", is_optional=not layout.system),
         }
+        if len(uses) < 3:
+            raise DataError(f"data.messages: {', '.join(uses)} are not three columns; write each name once")
         super().__init__(uses, tokenizer)
         self.block_size = data.block_size
         # Raises an error if there is none.

@@ -324,6 +324,11 @@ def test_columns_are_named(field, name, tmp_path):
         chat_sources(chat_config(tmp_path, [{"messages": TWO_TURNS}], messages={field: name}))
 
 
+def test_a_column_has_one_meaning(tmp_path):
+    with pytest.raises(DataError, match=r"^data\.messages: messages, tools are not three columns"):
+        chat_sources(chat_config(tmp_path, [{"messages": TWO_TURNS}], messages={"system": "messages"}))
+
+
 def test_a_system_is_text(tmp_path):
     with pytest.raises(DataError, match="line 1: 'system' holds false, which is not text; write text"):
         chat_sources(chat_config(tmp_path, [{"messages": TWO_TURNS, "system": False}]))
