@@ -95,20 +95,20 @@ def _roles_of(trainable: Mapping[str, nn.Parameter], model: nn.Module, plan: Run
             if parameter not in places or isinstance(module, EMBEDDINGS):
                 places[parameter] = (module, name)
     exempt = _declared_without_decay(model)
-    named: dict[str, dict[str, Any]] = {name: {} for name in trainable}
+    by_pattern: dict[str, dict[str, Any]] = {name: {} for name in trainable}
     for field, patterns in plan.name_patterns.items():
         for pattern, value in patterns.items():
             for name in _names_matching(pattern, trainable, f"optimizer.{field}"):
-                named[name].setdefault(field, value)
+                by_pattern[name].setdefault(field, value)
     roles = {}
     for name, parameter in trainable.items():
         module, own_name = places[parameter]
         kind = _kind_of(module, own_name, output)
-        decays = name not in exempt and kind not in plan.optimizer.no_decay and "no_decay_names" not in named[name]
+        decays = name not in exempt and kind not in plan.optimizer.no_decay and "no_decay_names" not in by_pattern[name]
         # A transposed convolution's weight is no matrix of its outputs.
         convolves = isinstance(module, _ConvNd) and not isinstance(module, _ConvTransposeNd)
         roles[name] = ParameterRole(
-            kind, tuple(parameter.shape), decays, has_inputs_first(module), convolves, named[name]
+            kind, tuple(parameter.shape), decays, has_inputs_first(module), convolves, by_pattern[name]
         )
     return roles
 
@@ -159,9 +159,11 @@ def _names_matching(
     """
     matched = [name for name in trainable if fnmatchcase(name, pattern) and name not in taken]
     if not matched:
-        modules = [f"{name[:end]}.*" for name in trainable for end, letter in enumerate(name) if letter == "."]
+        patterns = [*trainable]
+        for name in trainable:
+            patterns += [f"{name[:end]}.*" for end, letter in enumerate(name) if letter == "."]
         which = " that an earlier group does not have" if taken else ""
-        meant = did_you_mean(pattern, [*trainable, *modules])
+        meant = did_you_mean(pattern, patterns)
         example = min(trainable, key=lambda name: (not name.endswith(".weight"), name))
         raise ConfigError(
             f'{field}: "{pattern}" matches no trainable parameter of the model{which}{meant}; write a pattern of '

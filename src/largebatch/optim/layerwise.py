@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 import torch
@@ -84,19 +85,12 @@ class PartsOfLayers:
         self.layers = layers
         self.tensor_of_part: list[torch.Tensor] = []
         self.names: list[str] = []
-        self._splits: list[list[int]] = []
+        self._sizes: list[list[int]] = []
         for tensor in tensors:
             found = [part for part in layers.parts[tensor] if part.length]
             self.tensor_of_part += [tensor] * len(found)
             self.names += [part.name for part in found]
-            # The sizes of the parts, and of the gaps around them.
-            sizes = []
-            end = 0
-            for each in found:
-                sizes += [each.offset - end, each.length]
-                end = each.offset + each.length
-            self._splits.append([*sizes, local_part(tensor).numel() - end])
-        numbers = {name: number for number, name in enumerate(layers.shapes)}
+            self._sizes.append(_gaps_and_parts(found, local_part(tensor).numel()))
 
         self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
         blocks: list[int] = []
@@ -104,7 +98,9 @@ class PartsOfLayers:
             # Has the strides of the part, unless that has gaps in memory.
             like = torch.empty_like(part, device="meta")
             self._places.append((like.shape, like.stride(), sum(blocks) * BLOCK))
-            blocks.append(-(-like.numel() // BLOCK))
+            blocks.append(ceil(like.numel() / BLOCK))
+
+        numbers = {name: number for number, name in enumerate(layers.shapes)}
         layer_of_part = torch.tensor([numbers[name] for name in self.names], dtype=torch.int64)
         layer_of_block = layer_of_part.repeat_interleave(torch.tensor(blocks, dtype=torch.int64))
         self._layer_of_part = layer_of_part.to(tensors[0].device)
@@ -113,11 +109,14 @@ class PartsOfLayers:
     def split(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Views of the parts in tensors of the same layout, such as gradients or states."""
         views: list[torch.Tensor] = []
-        for tensor, sizes in zip(tensors, self._splits, strict=True):
+        for tensor, sizes in zip(tensors, self._sizes, strict=True):
             local = local_part(tensor)
-            # A whole parameter need not be in row-major order in memory.
-            is_whole = sizes == [0, local.numel(), 0]
-            views += [local] if is_whole else torch.split_with_sizes(local.detach().view(-1), sizes)[1::2]
+            if sizes == [0, local.numel(), 0]:
+                # A whole parameter need not be in row-major order in memory.
+                views.append(local)
+            else:
+                gaps_and_parts = torch.split_with_sizes(local.detach().view(-1), sizes)
+                views += gaps_and_parts[1::2]
         return views
 
     def gradients(self) -> list[torch.Tensor]:
@@ -136,13 +135,12 @@ class PartsOfLayers:
         buffer = local_part(self.tensors[0]).new_empty(len(self._layer_of_block), BLOCK)
         return buffer, [buffer.as_strided(*place) for place in self._places]
 
-    def sums_of_squares(self, *lists: list[torch.Tensor]) -> torch.Tensor:
-        """For lists of one tensor per part, the sums of squares per layer: shape (lists, layers), in float64."""
-        size = (len(lists), len(self.layers.shapes))
-        squares = torch.zeros(size, dtype=torch.float64, device=self._layer_of_part.device)
+    def sums_of_squares(self, weights: list[torch.Tensor], updates: list[torch.Tensor]) -> torch.Tensor:
+        """The sums of squares per layer, for lists of one tensor per part: shape (2, layers), in float64."""
+        squares = torch.zeros(2, len(self.layers.shapes), dtype=torch.float64, device=self._layer_of_part.device)
         if self.tensor_of_part:
-            norms = torch.stack(torch._foreach_norm([tensor for tensors in lists for tensor in tensors]))
-            squares.index_add_(1, self._layer_of_part, norms.view(len(lists), -1).double().square())
+            norms = torch.stack(torch._foreach_norm([*weights, *updates]))
+            squares.index_add_(1, self._layer_of_part, norms.view(2, -1).double().square())
         return squares
 
     @cached_property
@@ -151,13 +149,25 @@ class PartsOfLayers:
         layers = self.layers
         together = set(self.tensors)
         numbers = {number for number, tensor in enumerate(layers.parts) if tensor in together}
-        stepped = {each.name for held in layers.processes.ranges for each in held.values() if each.tensor in numbers}
+        stepped: set[str] = set()
+        for held in layers.processes.ranges:
+            stepped.update(each.name for each in held.values() if each.tensor in numbers)
         shapes = {name: shape for name, shape in layers.shapes.items() if name in stepped}
         return WholeLayers(shapes, layers.processes, local_part(self.tensors[0]).new_empty(0))
 
     def scale(self, buffer: torch.Tensor, ratios: torch.Tensor) -> None:
         """Multiply the updates in a buffer by the ratios of their layers, of shape (layers,)."""
         buffer.mul_(ratios.to(buffer.dtype)[self._layer_of_block].unsqueeze(1))
+
+
+def _gaps_and_parts(parts: Sequence[LayerPart], numel: int) -> list[int]:
+    """The sizes of the parts of a tensor and of the gaps around them, in turn, beginning and ending with a gap."""
+    sizes = []
+    end = 0
+    for part in parts:
+        sizes += [part.offset - end, part.length]
+        end = part.offset + part.length
+    return [*sizes, numel - end]
 
 
 class LayerwiseOptimizer(Optimizer):
@@ -195,11 +205,11 @@ class LayerwiseOptimizer(Optimizer):
             # On all processes alike: ZeRO-3 steps some tensors of one group at a time, and empties the other groups.
             if not tensors:
                 continue
-            parts = self._stepped_together.get(tuple(tensors))
+            key = tuple(tensors)
+            parts = self._stepped_together.get(key)
             if parts is None:
-                parts = self._stepped_together[tuple(tensors)] = PartsOfLayers(
-                    tensors, self._layers or Layers.whole(tensors)
-                )
+                parts = PartsOfLayers(tensors, self._layers or Layers.whole(tensors))
+                self._stepped_together[key] = parts
             self._step_group(group, parts)
 
     @abstractmethod

@@ -65,7 +65,8 @@ def _orthogonal_steps(layers: dict[str, torch.Tensor], group: Group) -> Iterator
             stacked = stacked.mT
         for matrices in torch.split(stacked, output_sizes(group["matrices"], stacked.shape[1]), dim=1):
             steps = orthogonalized(matrices, COEFFICIENTS[group["coefficients"]], group["iterations"])
-            matrices.copy_(steps.mul_(SCALES[group["scale"]](*steps.shape[1:])))
+            _, outputs, inputs = steps.shape
+            matrices.copy_(steps.mul_(SCALES[group["scale"]](outputs, inputs)))
         yield from zip(names, stacked.mT if inputs_first else stacked, strict=True)
 
 

@@ -70,7 +70,9 @@ def _problems(plan: RunPlan, entry: OptimizerEntry) -> Iterator[str]:
     trained.state.clear()
     for group in trained.param_groups:
         group["lr"] = 2 * RATE
-    if not ((_moves(trained) - 2 * moves).norm(dim=1) < TOLERANCE * (2 * moves).norm(dim=1)).all():
+    expected = 2 * moves
+    errors = (_moves(trained) - expected).norm(dim=1)
+    if not (errors < TOLERANCE * expected.norm(dim=1)).all():
         yield "does not follow the learning rate of its groups: twice the rate does not make steps twice as long"
     decayed, exempt = _moves(_build(plan, entry), torch.zeros_like(GRADIENT))
     if exempt.any():

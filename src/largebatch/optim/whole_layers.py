@@ -51,26 +51,27 @@ class WholeLayers:
 
         def held(holder: int, owner: int) -> list[LayerRange]:
             """What a process holds of this owner's layers."""
-            ranges = processes.ranges[holder]
-            return [ranges[name] for name in shapes if owners[name] == owner and name in ranges and ranges[name].length]
+            found = [processes.ranges[holder].get(name) for name in shapes if owners[name] == owner]
+            return [each for each in found if each is not None and each.length]
 
         def needed(holder: int, owner: int) -> list[LayerRange]:
             """What of that is sent: an owner that has a whole layer gets nothing of it from other processes."""
-            own = processes.ranges[owner]
-            has = {name for name, shape in shapes.items() if name in own and own[name].length == prod(shape)}
-            return [each for each in held(holder, owner) if holder == owner or each.name not in has]
+            if holder == owner:
+                return held(holder, owner)
+            whole = {each.name for each in held(owner, owner) if each.length == prod(shapes[each.name])}
+            return [each for each in held(holder, owner) if each.name not in whole]
 
-        # By process: what this one sends to owners and gets from holders, and what it sends back and gets back.
-        self._sent = [needed(mine, owner) for owner in ranks]
-        self._got = [needed(holder, mine) for holder in ranks]
-        self._returned = [held(holder, mine) for holder in ranks]
-        self._got_back = [held(mine, owner) for owner in ranks]
+        # For each process, to gather layers and to scatter them.
+        self._to_owners = [needed(mine, owner) for owner in ranks]
+        self._from_holders = [needed(holder, mine) for holder in ranks]
+        self._to_holders = [held(holder, mine) for holder in ranks]
+        self._from_owners = [held(mine, owner) for owner in ranks]
 
     def gather(self, parts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The whole layers that this process owns; every process gives the parts that it holds."""
-        vectors = [[parts[each.name].reshape(-1) for each in ranges] for ranges in self._sent]
+        vectors = [[parts[each.name].reshape(-1) for each in ranges] for ranges in self._to_owners]
         pieces: dict[str, dict[int, torch.Tensor]] = {}
-        for each, piece in self._exchanged(vectors, self._got):
+        for each, piece in self._exchanged(vectors, self._from_holders):
             pieces.setdefault(each.name, {})[each.start] = piece
         return {
             name: torch.cat([found[start] for start in sorted(found)]).view(self._shapes[name])
@@ -81,9 +82,9 @@ class WholeLayers:
         """The parts of all layers that this process holds, as vectors; every process gives the layers that it owns."""
         vectors = [
             [layers[each.name].reshape(-1).narrow(0, each.start, each.length) for each in ranges]
-            for ranges in self._returned
+            for ranges in self._to_holders
         ]
-        return {each.name: part for each, part in self._exchanged(vectors, self._got_back)}
+        return {each.name: part for each, part in self._exchanged(vectors, self._from_owners)}
 
     def _exchanged(
         self, sent: Sequence[list[torch.Tensor]], expected: Sequence[list[LayerRange]]
