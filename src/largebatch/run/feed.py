@@ -3,12 +3,12 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from itertools import islice, tee
+from itertools import islice
 from typing import NamedTuple
 
 from largebatch.backend.base import Backend
 from largebatch.batch import GlobalBatch
-from largebatch.data.loading import WEIGHT_UNITS, Loaded, load
+from largebatch.data.loading import WEIGHT_UNITS, Loaded, Request, load
 from largebatch.data.order import MicroBatch, TrainingOrder
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
@@ -48,40 +48,50 @@ def training_feed(
     """
     plan = backend.plan
     steps = range(first_step, plan.stop_after_steps)
-    slots = ((step, number) for step in steps for number in range(plan.micro_steps_of(plan.batch_at(step))))
     order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed, plan.mixture)
-    # Loader processes take requests ahead of the batches, in the same order.
-    asked, requested = tee(order.micro_batches(slots, backend.rank))
-    requests = ((micro_batch.indices, micro_batch.epoch) for micro_batch in asked)
-    batches = timed(load(train_set, requests, num_workers, backend.device))
-    loaded = (_micro_step(plan, *pair) for pair in zip(requested, batches, strict=True))
-    if plan.loss_weight_per_sample is not None:
-        for step in steps:
-            batch = plan.batch_at(step)
-            count = plan.micro_steps_of(batch)
-            yield StepFeed(batch, islice(loaded, count), count, partial(int, batch.size * plan.loss_weight_per_sample))
-        return
+    slots = ((step, number) for step in steps for number in range(plan.micro_steps_of(plan.batch_at(step))))
+    # Loader processes take requests ahead of the batches.
+    requested: deque[MicroBatch] = deque()
 
-    upcoming: deque[StepFeed] = deque()
+    def requests() -> Iterator[Request]:
+        for micro_batch in order.micro_batches(slots, backend.rank):
+            requested.append(micro_batch)
+            yield micro_batch.indices, micro_batch.epoch
+
+    batches = timed(load(train_set, requests(), num_workers, backend.device))
+    passes = (_micro_step(plan, requested.popleft(), loaded) for loaded in batches)
+    if plan.loss_weight_per_sample is None:
+        yield from _weighed(backend, passes, steps)
+        return
+    for step in steps:
+        batch = plan.batch_at(step)
+        count = plan.micro_steps_of(batch)
+        yield StepFeed(batch, islice(passes, count), count, partial(int, batch.size * plan.loss_weight_per_sample))
+
+
+def _weighed(backend: Backend, passes: Iterator[MicroStep], steps: range) -> Iterator[StepFeed]:
+    """The work of each step, whose weight is summed over the processes."""
+    plan = backend.plan
+    upcoming: list[StepFeed] = []
 
     def fetch(step: int) -> None:
-        if step not in steps:
-            return
-        batch = plan.batch_at(step)
-        micro_steps = list(islice(loaded, plan.micro_steps_of(batch)))
-        mine = sum(micro_step.weight for micro_step in micro_steps if micro_step.contributes)
-        units = backend.sum_over_processes(round(mine * WEIGHT_UNITS))
-        rest = then_fetch(micro_steps, step + 1)
-        upcoming.append(StepFeed(batch, rest, len(micro_steps), lambda: units() / WEIGHT_UNITS))
+        """Load a step's micro-batches, and begin to sum their weights; nothing after the last step."""
+        if step in steps:
+            batch = plan.batch_at(step)
+            own = list(islice(passes, plan.micro_steps_of(batch)))
+            weight = sum(micro_step.weight for micro_step in own if micro_step.contributes)
+            units = backend.sum_over_processes(round(weight * WEIGHT_UNITS))
+            upcoming.append(StepFeed(batch, iter(own), len(own), lambda: units() / WEIGHT_UNITS))
 
-    def then_fetch(micro_steps: list[MicroStep], step: int) -> Iterator[MicroStep]:
+    def before_fetching(micro_steps: Iterator[MicroStep], step: int) -> Iterator[MicroStep]:
         yield from micro_steps
         # The device still computes this step.
         fetch(step)
 
-    fetch(first_step)
-    for _ in steps:
-        yield upcoming.popleft()
+    fetch(steps.start)
+    for step in steps:
+        work = upcoming.pop()
+        yield work._replace(micro_steps=before_fetching(work.micro_steps, step + 1))
 
 
 def _micro_step(plan: RunPlan, requested: MicroBatch, loaded: Loaded) -> MicroStep:
