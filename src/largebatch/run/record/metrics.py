@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,16 +58,17 @@ class StepMetrics:
 
     def __post_init__(self) -> None:
         self._plan = self.backend.plan
-        # Of each step since the last logged one: the sum of losses and, if it was computed, the norm of the gradient.
-        self._pending: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        # By step, since the last logged one: the sum of losses and, where it was computed, the norm of the gradient.
+        self._losses: dict[int, torch.Tensor] = {}
+        self._norms: dict[int, torch.Tensor] = {}
         # Of the step that was added last: what the task has logged, and the weight of the global batch.
         self._own = TaskMetrics()
         self._weight = 0.0
         self._total_weight = 0.0
-        # The last logged step, and as of then: seconds, weight, and seconds of waiting for data.
-        self._logged = (self.first_step, 0.0, 0.0, 0.0)
+        # The last logged step, and the seconds and the weight as of then.
+        self._logged = (self.first_step, 0.0, 0.0)
         self.stopwatch = Stopwatch()
-        self.data_wait = 0.0  # seconds in which this process waited for its next samples
+        self._data_wait = 0.0  # seconds since the last logged step in which this process waited for its next samples
 
     def timed(self, batches: Iterator[Loaded]) -> Iterator[Loaded]:
         """The same batches, while the time that each takes to arrive is counted as waiting for data."""
@@ -76,7 +77,7 @@ class StepMetrics:
             # A range in traces of torch's profiler.
             with record_function("data_wait"):
                 batch = next(batches, None)
-            self.data_wait += time.perf_counter() - start
+            self._data_wait += time.perf_counter() - start
             if batch is None:
                 return
             yield batch
@@ -89,14 +90,17 @@ class StepMetrics:
         `loss_sum` is this process's, and `weight` that of the global batch, which divides the sum over all processes.
         `own` is what the task has logged in the step.
         """
-        self._pending[step] = loss_sum, grad_norm
+        self._losses[step] = loss_sum
+        if grad_norm is not None:
+            self._norms[step] = grad_norm
         self._weight = weight
         self._own = own
         self._total_weight += weight
 
     def discard(self, step: int) -> None:
         """Exclude a step that was not taken from the metrics."""
-        del self._pending[step]
+        del self._losses[step]
+        self._norms.pop(step, None)
 
     def log(self, step: int, noise_scale: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The line of metrics.jsonl for `step`, the last one added, over all processes; fails as `check` does.
@@ -107,12 +111,13 @@ class StepMetrics:
         that has the most. `noise_scale` gives what the line says of it.
         """
         plan = self._plan
-        _, norm = self._pending[step]
+        norm = self._norms.get(step)
         losses, num_own, waits, peaks = self._gather()
         loss = math.fsum(losses) / self._weight
+        self._data_wait = 0.0
         seconds = self.stopwatch.seconds
-        earlier_step, earlier_seconds, earlier_weight, _ = self._logged
-        self._logged = (step, seconds, self._total_weight, self.data_wait)
+        earlier_step, earlier_seconds, earlier_weight = self._logged
+        self._logged = (step, seconds, self._total_weight)
         line = {
             **position_fields(plan, step),
             "loss": loss,
@@ -159,7 +164,7 @@ class StepMetrics:
 
     def check(self) -> None:
         """Raise TrainingFailed on all processes if a loss or norm since the last logged step is not finite."""
-        if self._pending:
+        if self._losses:
             self._gather()
 
     def _gather(self) -> list[list[float]]:
@@ -169,26 +174,30 @@ class StepMetrics:
         of the task's own metrics in that step, the seconds of waiting for data since the last line, and the peak of its
         GPU's memory in GiB.
         """
-        pending = self._pending
-        self._pending = {}
-        window = torch.stack([loss_sum for loss_sum, _ in pending.values()]).tolist()
-        bad = ((step, loss) for step, loss in zip(pending, window, strict=True) if not math.isfinite(loss))
-        first_bad = next(bad, (math.inf, 0.0))
-        waited = self.data_wait - self._logged[-1]
+        losses = torch.stack([*self._losses.values()]).tolist()
+        norms = torch.stack([*self._norms.values()]).tolist() if self._norms else []
+        bad_loss = _first_not_finite(self._losses, losses)
+        bad_norm = _first_not_finite(self._norms, norms)
+        self._losses.clear()
+        self._norms.clear()
         # Zero without a GPU.
         peak = torch.cuda.max_memory_allocated() / GIB
-        mine = (window[-1], len(self._own.values), waited, peak, *first_bad)
+        mine = (losses[-1], len(self._own.values), self._data_wait, peak, *bad_loss)
         gathered = self.backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self.backend.device))
-        *numbers, bad_steps, bad_losses = gathered.T.tolist()
-        if (bad_step := min(bad_steps)) < math.inf:
-            rank = bad_steps.index(bad_step)
-            raise _not_finite(f"the loss is {bad_losses[rank]} at step {bad_step:.0f} on rank {rank}")
-        norms = {step: norm for step, (_, norm) in pending.items() if norm is not None}
-        if norms:
-            for step, norm in zip(norms, torch.stack([*norms.values()]).tolist(), strict=True):
-                if not math.isfinite(norm):
-                    raise _not_finite(f"the gradient's norm is {norm} at step {step}")
+        *numbers, steps, losses = gathered.T.tolist()
+        if min(steps) < math.inf:
+            rank = steps.index(min(steps))
+            raise _not_finite(f"the loss is {losses[rank]} at step {steps[rank]:.0f} on rank {rank}")
+        step, norm = bad_norm
+        if step < math.inf:
+            raise _not_finite(f"the gradient's norm is {norm} at step {step}")
         return numbers
+
+
+def _first_not_finite(steps: Iterable[int], numbers: Iterable[float]) -> tuple[float, float]:
+    """The first step whose number is not finite, and the number; infinity and zero if there is none."""
+    bad = [(step, number) for step, number in zip(steps, numbers, strict=True) if not math.isfinite(number)]
+    return bad[0] if bad else (math.inf, 0.0)
 
 
 def goodput(history: Sequence[Mapping[str, Any]], step: int, train_seconds: float, now: float) -> float | None:
@@ -203,9 +212,14 @@ def goodput(history: Sequence[Mapping[str, Any]], step: int, train_seconds: floa
         now: In seconds since 1970, as the times in the history.
     """
     starts = [line["time"] for line in history if line.get("event") == "started"]
-    skipped = [line for line in history if line.get("event") == "skipped"]
-    lost = {each for line in skipped for each in range(line["first_skipped_step"], line["step"] + 1)}
-    return round(train_seconds * (1 - len(lost) / step) / (now - min(starts)), 4) if starts and step else None
+    if not starts or not step:
+        return None
+    lost: set[int] = set()
+    for line in history:
+        if line.get("event") == "skipped":
+            lost.update(range(line["first_skipped_step"], line["step"] + 1))
+    share: float = train_seconds * (1 - len(lost) / step) / (now - min(starts))
+    return round(share, 4)
 
 
 def position_fields(plan: RunPlan, step: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Training metrics of the task's own: kept on the device until their step is logged, and then summed over processes."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from numbers import Real
 
@@ -44,12 +45,16 @@ class TaskMetrics:
     def over_processes(self, backend: Backend) -> dict[str, float]:
         """The means of pairs, except of those that weigh nothing, and the main process's last values."""
         mine = {name: [float(part) for part in parts] for name, parts in self.values.items()}
-        everyone = backend.gather_objects(mine)
+        by_name = defaultdict(list)
+        for logged in backend.gather_objects(mine):
+            for name, parts in logged.items():
+                by_name[name].append(parts)
         result = {}
-        for name in dict.fromkeys(name for logged in everyone for name in logged):
-            found = [logged[name] for logged in everyone if name in logged]
+        for name, found in by_name.items():
             if len(found[0]) == 1:
                 result[name] = found[0][0]
-            elif weight := sum(weight for _, weight in found):
-                result[name] = sum(total for total, _ in found) / weight
+                continue
+            totals, weights = zip(*found, strict=True)
+            if sum(weights):
+                result[name] = sum(totals) / sum(weights)
         return result
