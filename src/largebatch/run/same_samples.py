@@ -37,30 +37,26 @@ def check_same_samples(sources: Sequence[SampleSource], num_workers: int, backen
     Every process must call this.
     """
     mine: dict[str, list[float]] = defaultdict(list)
+    again: dict[str, list[float]] = defaultdict(list)
     exact = set()
     # A source that draws from torch's generator must not change the initial weights.
     with backend.raise_on_all_ranks(), torch.random.fork_rng(devices=[]):
         for which, source, epoch in zip(("training", "evaluation"), sources, (0, None), strict=False):
             # One by one: more together may not fit, or not go into one tensor.
             chosen = np.random.default_rng(0).choice(len(source), min(SAMPLES, len(source)), replace=False)
-            # All of them twice, to find random numbers that are others the second time.
-            requests = 2 * [(index[None], epoch) for index in chosen]
+            requests = [(index[None], epoch) for index in chosen]
             # As training does, in a loader process if it has any: what a source opens at the first `fetch`, such as a
             # file and the place in it, must not be shared by the loader processes that are forked later.
-            for loaded in load(source, requests, min(1, num_workers), torch.device("cpu")):
-                for name, tensor in loaded.batch.items():
+            # All of them twice, to find random numbers that are others the second time.
+            batches = load(source, 2 * requests, min(1, num_workers), torch.device("cpu"))
+            for number, (batch, _) in enumerate(batches):
+                numbers = mine if number < len(requests) else again
+                for name, tensor in batch.items():
                     what = f"{name!r} of the {which} samples"
+                    numbers[what] += _excerpt(tensor)
                     # Numbers of classes and tokens, unlike pixels.
                     if not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.uint8):
                         exact.add(what)
-                    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
-                    excerpt = flat[:: 1 + len(flat) // NUMBERS].double().nan_to_num(0.0, LARGE, -LARGE)
-                    mine[what] += excerpt.tolist()
-        again = {}
-        for what, numbers in mine.items():
-            first, second = np.array_split(numbers, 2)
-            mine[what] = first.tolist()
-            again[what] = second.tolist()
         _compare(
             again,
             mine,
@@ -86,6 +82,15 @@ def check_same_samples(sources: Sequence[SampleSource], num_workers: int, backen
             f"or go on with what there is now: --allow-change data. If no file has changed, {REASONS}",
         )
     return expected
+
+
+def _excerpt(tensor: torch.Tensor) -> list[float]:
+    """Some of a tensor's numbers, from all over it."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    flat = tensor.flatten()
+    excerpt = flat[:: 1 + len(flat) // NUMBERS].double().nan_to_num(0.0, LARGE, -LARGE)
+    return list(excerpt.tolist())
 
 
 def _compare(
