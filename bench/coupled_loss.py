@@ -41,12 +41,11 @@ def ours(features) -> None:
 
     class Bare(Processes):
         device = torch.device("cpu")
-        has_checked_features = True
         plan = SimpleNamespace(precision="fp32", world_size=WORLD_SIZE, micro_batch_size=len(features))
 
     backend = Bare(torch.distributed.get_rank(), WORLD_SIZE, len(features))
     encoded = {"first": features[:, 0], "second": features[:, 1], "scale": torch.tensor(SCALE)}
-    batch = CoupledBatch(backend, WORLD_SIZE * len(features), [encoded], info_nce)  # type: ignore[arg-type]
+    batch = CoupledBatch(backend, WORLD_SIZE * len(features), [encoded], info_nce, is_first=False)  # type: ignore[arg-type]
     batch.surrogate(0, encoded).backward()
 
 

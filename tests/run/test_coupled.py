@@ -153,7 +153,6 @@ def test_tiles_add_up(loss, monkeypatch):
 
     class Alone(Processes):
         device = torch.device("cpu")
-        has_checked_features = True
         plan = SimpleNamespace(precision="fp64", world_size=1, micro_batch_size=50)
 
     monkeypatch.setattr("largebatch.run.coupled.PAIRS_PER_TILE", 50 * 7)
@@ -164,7 +163,7 @@ def test_tiles_add_up(loss, monkeypatch):
     encoded["bias"] = torch.tensor(-1.0).double()
     for leaf in encoded.values():
         leaf.requires_grad_()
-    batch = CoupledBatch(Alone(0, 1, 50), 50, [encoded], loss)
+    batch = CoupledBatch(Alone(0, 1, 50), 50, [encoded], loss, is_first=False)
     batch.surrogate(0, encoded).backward()
     whole = loss(slice(0, 50), encoded, encoded).sum()
     torch.testing.assert_close(batch.loss_sum, whole.detach(), rtol=1e-12, atol=0)

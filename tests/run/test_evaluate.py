@@ -158,7 +158,7 @@ def use_rows_of_batches():
         lambda: rows(8, per_sample=dtypes_of_batches),
         lambda: rows(8, per_sample=names_of_batches),
         # One micro-batch of two features on the first process, and of three on the second.
-        lambda: CoupledBatch(backend, 8, [{"features": torch.zeros(4, 2 + backend.rank)}], lambda *_: None),
+        lambda: CoupledBatch(backend, 8, [{"features": torch.zeros(4, 2 + backend.rank)}], lambda *_: None, True),
     ):
         with pytest.raises(UserError) as caught:
             call()

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +60,14 @@ class Backend(Processes, ABC):
         group: How long processes wait for each other.
     """
 
+    # From `prepare` on.
+    model: nn.Module  # the model as the strategy wrapped it
+    unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
+    optimizer: Optimizer
+    statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
+    gradient_watch: GradientWatch  # of the first step's backward passes
+    untouched: Untouched
+
     def __init__(self, launch: Launch, plan: RunPlan, group: InitProcessGroupKwargs):
         self.launch = launch
         self.plan = plan
@@ -70,18 +79,11 @@ class Backend(Processes, ABC):
         self.device: torch.device = accelerator.device
         if self.device == torch.device("cuda"):
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self.is_main_process: bool = self.rank == 0  # whether this process prints and writes
+        self.is_main_process = self.rank == 0  # whether this process prints and writes
         self.is_local_main_process: bool = accelerator.is_local_main_process  # whether it is the first of its machine
-        self.has_checked_features = False  # whether `run.coupled` has made the checks of its first step
-        self.model: nn.Module  # the model as the strategy wrapped it
-        self.unwrapped_model: nn.Module  # the model as the recipe built it; strategies wrap it or change it in place
-        self.optimizer: Optimizer
-        self.statistics: RunningStatistics  # BatchNorm's, which differ between processes until they are averaged
         self.reduces: Policy = launch.entry.reduction_policies[0]  # when gradients are reduced; known after `prepare`
         self.learning_rate: float | None = None  # the schedule's; None until the first update
         self._compiled: CompiledRegions | None = None  # None if nothing is to be compiled
-        self.gradient_watch: GradientWatch  # of the first step's backward passes
-        self.untouched: Untouched
 
     @abstractmethod
     def _accelerator_arguments(self, on_gpu: bool, group: InitProcessGroupKwargs) -> dict[str, Any]:
@@ -149,19 +151,22 @@ class Backend(Processes, ABC):
         parts = {tensor: found for tensor, _, found in self._stepped()}
         ranges = []
         for number, found in enumerate(parts.values()):
-            ranges += [(part.name, number, part.start, part.length) for part in found]
-        everyone = self.gather_objects(ranges)
+            ranges += [LayerRange(part.name, number, part.start, part.length) for part in found]
+        by_rank = self.gather_objects(ranges)
         ranks = torch.distributed.get_process_group_ranks(self._shard_group) if self.world_size > 1 else [0]
-        held = [{each[0]: LayerRange(*each) for each in everyone[rank]} for rank in ranks]
-        together = self._sum_vector if self._is_sharded else lambda vector: vector
-        processes = LayerProcesses(ranks.index(self.rank), held, together, self._exchange_vectors)
+        held = []
+        for rank in ranks:
+            theirs = [LayerRange(*each) for each in by_rank[rank]]
+            held.append({each.name: each for each in theirs})
+        summed = self._sum_vector if self._is_sharded else lambda vector: vector
+        processes = LayerProcesses(ranks.index(self.rank), held, summed, self._exchange_vectors)
         optimizer.set_layers(Layers(parts, self._shapes, processes))
 
     def _exchange_vectors(
         self, sent: Sequence[list[torch.Tensor]], lengths: list[int], empty: torch.Tensor
     ) -> Sequence[torch.Tensor]:
         """Send vectors to each of the processes that hold a part of the model, and get vectors of these lengths."""
-        vectors = torch.cat([empty, *(vector for each in sent for vector in each)])
+        vectors = torch.cat([empty, *chain(*sent)])
         if self.world_size == 1:
             return [vectors]
         # As in `_sum_vector`.
@@ -295,12 +300,12 @@ class Backend(Processes, ABC):
         for tensor, group, parts in self._stepped():
             owner = parts[0].name if parts else "no parameter"
             state = self._torch_optimizer.state.get(tensor, {})
-            states, numbers = split_state(state, tensor, owner, self.plan, group)
-            others = {kind: tuple(values.shape) for kind, values in states.items() if values.shape != tensor.shape}
+            states, scalars = split_state(state, tensor, owner, self.plan, group)
+            other_shapes = {kind: tuple(each.shape) for kind, each in states.items() if each.shape != tensor.shape}
             for part in parts:
-                parameters[part.name] = ParameterInfo(self._shapes[part.name], numbers, others)
+                parameters[part.name] = ParameterInfo(self._shapes[part.name], scalars, other_shapes)
                 for kind, values in states.items():
-                    place = own_part(part.name, values) if kind in others else part
+                    place = own_part(part.name, values) if kind in other_shapes else part
                     pieces.append(piece_of(kind, values, place))
         pieces = [piece for piece in pieces if piece.tensor.numel()]
         return EngineState(parameters, pieces, persistent_buffers(self.unwrapped_model) | self.statistics.averages)

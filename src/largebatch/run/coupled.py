@@ -37,15 +37,15 @@ class CoupledBatch:
         size: Samples of the global batch.
         mine: What `encode` returned for each of this process's micro-batches.
         loss: See `Step.couple`.
+        is_first: Whether this is the first step of an attempt, in which `encode` and `loss` are checked.
     """
 
-    def __init__(self, backend: Backend, size: int, mine: Sequence[Encoded], loss: CoupledLoss):
+    def __init__(self, backend: Backend, size: int, mine: Sequence[Encoded], loss: CoupledLoss, is_first: bool):
         self._plan = backend.plan
         self._rank = backend.rank
         self._size = size
         mine = [{name: values.detach() for name, values in each.items()} for each in mine]
-        # Compared with what is encoded again, in the first step alone.
-        is_first = not backend.has_checked_features
+        # Compared with what is encoded again.
         self._compared = mine if is_first else None
         self._largest_difference = torch.zeros((), device=backend.device)
         rows = [{name: values for name, values in each.items() if values.ndim} for each in mine]
@@ -63,7 +63,6 @@ class CoupledBatch:
         if is_first:
             with backend.raise_on_all_ranks():
                 _check(loss, slice(start, min(start + tile, stop)), everything, backend)
-            backend.has_checked_features = True
         self.loss_sum = torch.zeros((), dtype=next(iter(trained.values())).dtype, device=backend.device)
         """This process's share of the sum of all samples' losses."""
         gradients = {name: torch.zeros_like(values) for name, values in trained.items()}

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 
-from largebatch.backend.base import Backend
+from largebatch.backend.base import Backend, Update
 from largebatch.config import RecipeConfig, as_json
 from largebatch.data.source import SampleSource
 from largebatch.errors import RunStopped, TrainingFailed
@@ -74,10 +74,10 @@ class Loop:
         self.watchdog = Watchdog(
             self.plan.faults.hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder
         )
-        before = start.manifest.best if start.manifest and start.in_place else None
-        if before and not (recorder.folder.checkpoints_dir / folder_name(before.step)).is_dir():
-            before = None
-        self.best = Best(self.plan.checkpoint.keep_best, before, self.plan.evaluation.sets)
+        best = start.manifest.best if start.manifest and start.in_place else None
+        if best and not (recorder.folder.checkpoints_dir / folder_name(best.step)).is_dir():
+            best = None
+        self.best = Best(self.plan.checkpoint.keep_best, best, self.plan.evaluation.sets)
         self.then = Then(self.plan.checkpoint, recorder.folder.then_dir, recorder.answered, recorder.not_answered)
         self.writer = CheckpointWriter(
             backend,
@@ -111,7 +111,7 @@ class Loop:
                 # An all-reduce on the host. It has ended long before `update` reads its result, so nobody waits for it.
                 self.stop.vote()
                 # The recipe's turn: forward and backward passes, `update`, and an evaluation if one is due.
-                self.step = Step(index, self.backend, step_feed, self.watchdog.heartbeat)
+                self.step = Step(index, index == first, self.backend, step_feed, self.watchdog.heartbeat)
                 yield self.step
                 if not self.step.updated:
                     raise RuntimeError("the loop asked for the next step without calling run.update(step)")
@@ -122,51 +122,58 @@ class Loop:
         """See `Run.update`."""
         loss_sum = step.finish()
         self.backend.untouched.check()
-        is_first = step.index == self.start.step
-        if is_first:
+        if step.is_first:
             self.agree_on_compiling()
         completed = step.index + 1
         with self._checkpoint_finished_before_failing():
-            if is_first:
+            if step.is_first:
                 step.check_first()
             self.stop_reason = self.stop.result()
             self.save_due = self.stop_reason is not None or self.plan.checkpoints_after(completed)
             is_logged = self.plan.logs_after(completed)
             # A checkpoint of the step before may still be copying the weights that are about to change.
             self.writer.wait_until_copied()
-            self.backend.set_learning_rate(self.plan.lr_of(step.batch))
-            if ema_weight := self.plan.ema_weight_at(step.index):
-                self.backend.set_ema_weight(ema_weight)
-            # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
-            # after a gradient that was not finite.
-            measure_norm = is_logged or self.save_due or bool(step.noise_parts)
-            # The gradient is that of the global batch's mean loss: each backward pass has divided by the weight of the
-            # global batch, and the last one has reduced the gradient over the processes. One call clips it, steps and
-            # clears it, because DeepSpeed's engine does all of it in one.
-            self.backend.untouched.forget()
-            update = self.backend.clip_and_step(measure_norm, self.bad_steps.max_norm())
-            if update.applied and ema_weight:
-                # The averages begin with the first update that is applied, after any skipped steps, as weights' do.
-                weight = 1.0 if self.bad_steps.count == step.index else ema_weight
-                self.backend.statistics.move_averages(weight)
-            self.backend.untouched.note()
-            if is_first:
+            update = self._clip_and_step(step, is_logged)
+            if step.is_first:
                 # Too little memory is refused now, not at the first checkpoint.
                 self.writer.reserve()
+            norm = update.grad_norm
             self.recorder.step = completed
-            self.metrics.add(completed, loss_sum, step.weight, update.grad_norm, step.own_metrics)
-            if step.noise_parts and update.applied and update.grad_norm is not None:
-                self.recorder.noise_scale.add(completed, step.noise_parts, update.grad_norm)
+            self.metrics.add(completed, loss_sum, step.weight, norm, step.own_metrics)
             if not update.applied:
                 # The gradient is not finite or spikes, and weights and optimizer are as before: skip it, or roll back.
                 # DeepSpeed does not apply such a step with "stop" either; then this fails.
-                assert update.grad_norm is not None
-                self.bad_steps.handle(completed, float(loss_sum), float(update.grad_norm))
+                assert norm is not None
+                self.bad_steps.handle(completed, float(loss_sum), float(norm))
                 return
-            self.bad_steps.accept(update.grad_norm)
+            if step.noise_parts and norm is not None:
+                self.recorder.noise_scale.add(completed, step.noise_parts, norm)
+            self.bad_steps.accept(norm)
             if is_logged:
                 # Fails if a loss since the last logged step was not finite.
                 self.recorder.log()
+
+    def _clip_and_step(self, step: Step, is_logged: bool) -> Update:
+        """Set the learning rate, clip the gradient, and take the optimizer step, unless the gradient forbids it."""
+        backend = self.backend
+        backend.set_learning_rate(self.plan.lr_of(step.batch))
+        ema_weight = self.plan.ema_weight_at(step.index)
+        if ema_weight:
+            backend.set_ema_weight(ema_weight)
+        # A step that is logged or saved needs the norm even if nothing is clipped: to show it, and to save nothing
+        # after a gradient that was not finite.
+        measure_norm = is_logged or self.save_due or bool(step.noise_parts)
+        # The gradient is that of the global batch's mean loss: each backward pass has divided by the weight of the
+        # global batch, and the last one has reduced the gradient over the processes. One call clips it, steps and
+        # clears it, because DeepSpeed's engine does all of it in one.
+        backend.untouched.forget()
+        update = backend.clip_and_step(measure_norm, self.bad_steps.max_norm())
+        if update.applied and ema_weight:
+            # The averages begin with the first update that is applied, after any skipped steps, as weights' do.
+            weight = 1.0 if self.bad_steps.count == step.index else ema_weight
+            backend.statistics.move_averages(weight)
+        backend.untouched.note()
+        return update
 
     def evaluate(
         self, eval_set: SampleSource, per_sample: PerSample, name: str | None, before: Callable[[], object]
@@ -192,7 +199,8 @@ class Loop:
 
     def agree_on_compiling(self) -> None:
         """If one process could not compile the model, let all run it eagerly, and record why."""
-        if (reason := self.backend.agree_on_compiling()) is not None:
+        reason = self.backend.agree_on_compiling()
+        if reason is not None:
             self.recorder.say(f"WARNING: the model is not compiled: {reason}")
             self.recorder.event("not_compiled", reason=reason)
 

@@ -16,8 +16,9 @@ from largebatch.run.record.task_metrics import Logged, TaskMetrics
 class Step:
     """One optimizer step: its micro-batches and their gradients; `Run.update` takes it when they are done."""
 
-    def __init__(self, index: int, backend: Backend, feed: StepFeed, heartbeat: Callable[[], None]):
+    def __init__(self, index: int, is_first: bool, backend: Backend, feed: StepFeed, heartbeat: Callable[[], None]):
         self.index = index  # the step, counted from 0
+        self.is_first = is_first  # whether it is the first of this attempt
         self.batch = feed.batch  # the global batch
         # The weight of the global batch, which divides the loss; known once `micro_batches` has begun.
         self.weight = 0.0
@@ -154,11 +155,11 @@ class Step:
                     self._heartbeat()
                     self._backend.seed(micro_step.seed)
                     encoded_first.append(_encode(encode, micro_step.batch))
-            self._coupled = CoupledBatch(self._backend, size, encoded_first, loss)
+            self._coupled = CoupledBatch(self._backend, size, encoded_first, loss, self.is_first)
         for number, batch in enumerate(self.micro_batches()):
             encoded = _encode(encode, batch)
             if self._coupled is None:
-                self._coupled = CoupledBatch(self._backend, size, [encoded], loss)
+                self._coupled = CoupledBatch(self._backend, size, [encoded], loss, self.is_first)
             assert self._micro_step is not None
             self._add_gradient(self._micro_step, self._coupled.surrogate(number, encoded))
         assert self._coupled is not None
