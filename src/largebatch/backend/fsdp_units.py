@@ -35,23 +35,23 @@ def fsdp_units(model: nn.Module) -> list[Unit]:
     Embeddings that share their weight with each other are in the tail.
     """
     blocks = _blocks(model)
-    parts = {part for block in blocks for part in block.modules() if part is not block}
-    found = [embedding_layer(model, getter) for getter in EMBEDDING_GETTERS]
+    layers = [embedding_layer(model, getter) for getter in EMBEDDING_GETTERS]
+    stand_alone = _shares_nothing(model, [layer for layer in layers if layer is not None])
     # Some models of `transformers` return a part of a block, which is sharded with the block.
-    if _shares_nothing(model, [each for each in found if each is not None]):
-        given, output = (None if each in parts else each for each in found)
-    else:
-        given = output = None
-    units = [[module] for module in reversed([*model.modules()]) if module in blocks]
-    is_tied = given is not None and getattr(given, "weight", None) is getattr(output, "weight", model)
-    if given is not None and not is_tied and given not in blocks:
-        units.append([given])
-    tail = [find_final_norm(model), given if is_tied else None, output]
-    last = [[module for module in tail if module is not None and module not in blocks], [model]]
-    return [
-        *(Unit(modules, isinstance(modules[0], nn.Embedding)) for modules in units),
-        *(Unit(modules, gathered_once=True) for modules in last if modules),
-    ]
+    parts = {part for block in blocks for part in block.modules() if part is not block}
+    embedding, output = (layer if stand_alone and layer not in parts else None for layer in layers)
+    inner = [module for module in reversed([*model.modules()]) if module in blocks]
+    tail = [find_final_norm(model)]
+    if embedding is not None and getattr(embedding, "weight", None) is getattr(output, "weight", model):
+        tail.append(embedding)
+    elif embedding is not None and embedding not in blocks:
+        inner.append(embedding)
+    tail.append(output)
+    units = [Unit([module], isinstance(module, nn.Embedding)) for module in inner]
+    last = [module for module in tail if module is not None and module not in blocks]
+    if last:
+        units.append(Unit(last, gathered_once=True))
+    return [*units, Unit([model], gathered_once=True)]
 
 
 def _blocks(model: nn.Module) -> set[nn.Module]:

@@ -44,11 +44,11 @@ class Processes:
 
     def check_rows(self, batches: Sequence[Rows], caller: str) -> None:
         """Refuse, on all processes, batches whose rows do not have the same names, dtypes and shapes on all of them."""
-        mine = {
-            ", ".join(f"{name!r} {tuple(rows.shape[1:])} {rows.dtype}" for name, rows in sorted(batch.items()))
-            for batch in batches
-        }
-        kinds = sorted({kind for kinds in self.gather_objects(sorted(mine)) for kind in kinds})
+        mine = set()
+        for batch in batches:
+            rows = [f"{name!r} {tuple(each.shape[1:])} {each.dtype}" for name, each in sorted(batch.items())]
+            mine.add(", ".join(rows))
+        kinds = sorted(set().union(*self.gather_objects(sorted(mine))))
         if len(kinds) > 1:
             raise UserError(
                 f"{caller}: batches have rows {kinds[0]} or {kinds[-1]}; make them equal: pad to a fixed width",
