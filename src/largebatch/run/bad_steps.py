@@ -49,7 +49,9 @@ class BadSteps:
             mean = fmean(self._norms)
             deviation = math.hypot(*(norm - mean for norm in self._norms)) / math.sqrt(self._spike.window - 1)
             return mean + self._spike.sigmas * deviation
-        return None if self._spike is None and self._faults.on_non_finite == "stop" else math.inf
+        if self._spike is None and self._faults.on_non_finite == "stop":
+            return None
+        return math.inf
 
     def accept(self, grad_norm: torch.Tensor | None) -> None:
         """Remember the norm of an applied step, with which later steps are compared if the recipe looks for spikes."""

@@ -124,7 +124,8 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
         as_asked = isinstance(error, RunStopped) and error.by_a_person and _has_a_launcher()
         exit_code = 0 if as_asked else error.exit_code
         alone = joined and not error.everywhere
-        if alone or (rank if joined else local_rank) == 0:
+        place = rank if joined else local_rank
+        if alone or place == 0:
             # Who has stopped the run has written why.
             if not isinstance(error, RunStopped):
                 ending.fail(error)

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -53,17 +54,12 @@ def find_start(
     """
     if resume == "none":
         return Start()
-    finished = False
     if resume == "auto":
-
-        def has_finished() -> bool:
-            ending = folder.ending()
-            return ending is not None and ending.kind == Kind.FINISHED
-
         # As the main process sees it: others may see a shared folder later, or while another run begins in it.
-        finished = backend.from_main_process(has_finished)
+        finished = backend.from_main_process(partial(_is_finished, folder))
         candidates = checkpoints_of(folder.checkpoints_dir, backend)
     else:
+        finished = False
         candidates = [Path(resume)]
     usable, not_usable = latest_usable(candidates, backend)
     skipped = [f"{entry.path}: {entry.problem}" for entry in not_usable]
@@ -103,6 +99,11 @@ def find_start(
         samples = {}
         allowed.append("data: its samples are not compared with those that the checkpoint was trained with")
     return Start(in_place, path, manifest, skipped, allowed, is_finished, samples)
+
+
+def _is_finished(folder: RunFolder) -> bool:
+    ending = folder.ending()
+    return ending is not None and ending.kind == Kind.FINISHED
 
 
 def _refuse_to_start_over(resume: str, folder: RunFolder, not_usable: Sequence[Entry], problems: Sequence[str]) -> None:

@@ -108,7 +108,8 @@ class Run(Generic[Config]):
             self.backend.end()
             raise SystemExit(0)
         self.plan = resolve(config, launch.world_size, self.plan.micro_batch_size, self._start.step)
-        self.plan = self.backend.plan = replace(self.plan, commits=self._find_commits())
+        self.plan = replace(self.plan, commits=self._find_commits())
+        self.backend.plan = self.plan
         self.config = at_commits(self._given, self.plan.commits)
         self._starting_weights: StartingWeights | None = None
         self._pretrained_folder: Path | None = None
@@ -185,9 +186,10 @@ class Run(Generic[Config]):
         """
         section = self.config.model
         build = partial(build_model, self.config)
-        path = section.read_in_parts_from
-        if path is not None and (model := self._build_in_parts(build, path)) is not None:
-            return model
+        if section.read_in_parts_from is not None:
+            in_parts = self._build_in_parts(build, section.read_in_parts_from)
+            if in_parts is not None:
+                return in_parts
         with self.backend.raise_on_all_ranks(), building_the_model():
             if not isinstance(section, LargeModel):
                 return build()

@@ -24,13 +24,16 @@ def model_files(model: nn.Module, pretrained: Path | None, tokenizer: Path | Non
         pretrained: The folder that it was loaded from, whose generation config it keeps; None if none.
         tokenizer: The folder of the tokenizer that it keeps; None if none.
     """
-    places = [(pretrained, GENERATION_CONFIG), *((tokenizer, name) for name in TOKENIZER_FILES)]
-    copied = [folder / name for folder, name in places if folder and (folder / name).exists()]
+    copied = []
+    if pretrained:
+        copied.append(pretrained / GENERATION_CONFIG)
+    if tokenizer:
+        copied += [tokenizer / name for name in TOKENIZER_FILES]
     with file_errors("model.path, data.tokenizer: a file cannot be read", "correct or remove it"):
         source = read_json(pretrained / "config.json", follow_links=True) if pretrained else {}
         use_cache = source.get("text_config", source).get("use_cache", True)
         files = {name: text.encode() for name, text in _configurations(model, use_cache).items()}
-        return files | {path.name: read_bytes(path, follow_links=True) for path in copied}
+        return files | {path.name: read_bytes(path, follow_links=True) for path in copied if path.exists()}
 
 
 def end_generation_at(tokens: Sequence[int], files: dict[str, bytes]) -> list[int]:
@@ -42,8 +45,11 @@ def end_generation_at(tokens: Sequence[int], files: dict[str, bytes]) -> list[in
         ends = generation.get("eos_token_id")
     except (ValueError, AttributeError) as error:
         raise UserError(f"model.path: {GENERATION_CONFIG} cannot be read: {error}; correct or remove it") from error
-    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if added := [token for token in tokens if token not in known]:
+    if ends is None:
+        ends = []
+    known = ends if isinstance(ends, list) else [ends]
+    added = [token for token in tokens if token not in known]
+    if added:
         # Otherwise, `transformers` 4 may take the ends of config.json instead.
         generation.pop("_from_model_config", None)
         generation["eos_token_id"] = [*known, *added]

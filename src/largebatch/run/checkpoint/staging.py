@@ -3,8 +3,7 @@
 import mmap
 import weakref
 from contextlib import suppress
-from itertools import accumulate
-from math import inf, prod
+from math import ceil, inf, prod
 from pathlib import Path
 
 import torch
@@ -37,16 +36,17 @@ class Staging:
         Raises:
             UserError: The host has too little memory, or it is more than the `available` bytes.
         """
-        sizes = [prod(shape) * dtype.itemsize for dtype, shape in shapes.values()]
-        *starts, end = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
+        places = {}
+        end = 0
+        for name, (dtype, shape) in shapes.items():
+            size = prod(shape) * dtype.itemsize
+            places[name] = slice(end, end + size)
+            end += ceil(size / ALIGNMENT) * ALIGNMENT
         if end > self._buffer.numel():
             # The old one is freed first.
             self._buffer = torch.empty(0, dtype=torch.uint8)
             self._buffer = self._allocate(end, available)
-        return {
-            name: self._buffer[start : start + size].view(dtype).view(shape)
-            for (name, (dtype, shape)), start, size in zip(shapes.items(), starts, sizes, strict=True)
-        }
+        return {name: self._buffer[places[name]].view(dtype).view(shape) for name, (dtype, shape) in shapes.items()}
 
     def _allocate(self, size: int, available: float) -> torch.Tensor:
         try:

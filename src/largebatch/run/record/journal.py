@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from largebatch.storage.attempts import Attempt
@@ -23,9 +23,11 @@ class Journal:
     attempt: Attempt  # the attempt that writes, checked before each write
     warn: Callable[[str], None]  # called with a warning for the user
     max_seconds: float = 0.0  # how long lines may wait for the next ones, to be written together
-    _flushed: float = field(default=-math.inf, init=False)
-    _pending: list[str] = field(default_factory=list, init=False)
-    _has_warned: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._flushed = -math.inf
+        self._pending: list[str] = []
+        self._has_warned = False
 
     def append(self, value: Line) -> None:
         """Add a line; one that the file system refuses is written with later lines. Fails as `flush` does."""

@@ -229,20 +229,19 @@ class Recorder:
         self.attempt.check()
         export_intact(checkpoint, self.folder.model_dir, progress=exported)
         evaluations = self.folder.evaluations()
+        # The latest of each name: sets have intervals of their own.
+        latest: Line = {}
+        for line in evaluations:
+            latest |= line
         place = position_fields(self._plan, 0)
-        # The latest of each name: sets have intervals of their own. The answer of `checkpoint.then` is still to come.
-        latest = {
-            name: value
-            for line in evaluations
-            for name, value in line.items()
-            if name not in place and not name.startswith("then/")
-        }
+        # The answer of `checkpoint.then` is still to come.
+        means = {name: mean for name, mean in latest.items() if name not in place and not name.startswith("then/")}
         summary = self.metrics.summary(self.step) | {
             **about,
             "goodput": goodput(self.folder.history(), self.step, self.metrics.train_seconds, time.time()),
             "attempts": self.attempt.number,
             "train_loss": self._last_logged.get("loss"),
-            "evaluation": latest,
+            "evaluation": means,
             "strategy": self._backend.launch.strategy,
             **self.noise_scale.summary(),
         }
