@@ -156,7 +156,8 @@ class PretrainedWeights:
             shape = tuple(parameter.shape)
             self._places[aliases[0]] = (file, found[0])
             stored_tensor = self._files.find(file, found[0])
-            if stored_tensor.shape not in (shape, () if shape == (1,) else shape):
+            is_single_number = shape == (1,) and stored_tensor.shape == ()
+            if stored_tensor.shape != shape and not is_single_number:
                 yield f"{found[0]} is of shape {stored_tensor.shape}, but the model's is of shape {shape}"
             self.checksums[aliases[0]] = f"{file}, {(self._folder / file).stat().st_size} bytes, {stored_tensor}"
         saved = model.state_dict()

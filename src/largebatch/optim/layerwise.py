@@ -30,8 +30,6 @@ class LayerPart:
     length: int  # number of elements; 0 if this process has none of the layer
 
 
-Parts = Mapping[torch.Tensor, Sequence[LayerPart]]
-"""The parts of layers in each tensor that the optimizer steps on this process."""
 Group = dict[str, Any]
 """A parameter group of an optimizer: its tensors, "params", and their options."""
 
@@ -40,7 +38,8 @@ Group = dict[str, Any]
 class Layers:
     """The layers of which an optimizer steps parts."""
 
-    parts: Parts  # the parts in each tensor; the rest of it is padding
+    # The parts in each tensor that the optimizer steps on this process; the rest of it is padding.
+    parts: Mapping[torch.Tensor, Sequence[LayerPart]]
     shapes: Mapping[str, Shape]  # of all layers, in the same order on every process
     processes: LayerProcesses  # those that hold the layers between them
 
@@ -85,12 +84,18 @@ class PartsOfLayers:
         self.layers = layers
         self.tensor_of_part: list[torch.Tensor] = []
         self.names: list[str] = []
+        # Of each tensor: the sizes of its parts and of the gaps around them, in turn.
         self._sizes: list[list[int]] = []
         for tensor in tensors:
             found = [part for part in layers.parts[tensor] if part.length]
             self.tensor_of_part += [tensor] * len(found)
             self.names += [part.name for part in found]
-            self._sizes.append(_gaps_and_parts(found, local_part(tensor).numel()))
+            gaps_and_parts = []
+            end = 0
+            for each in found:
+                gaps_and_parts += [each.offset - end, each.length]
+                end = each.offset + each.length
+            self._sizes.append([*gaps_and_parts, local_part(tensor).numel() - end])
 
         self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
         blocks: list[int] = []
@@ -158,16 +163,6 @@ class PartsOfLayers:
     def scale(self, buffer: torch.Tensor, ratios: torch.Tensor) -> None:
         """Multiply the updates in a buffer by the ratios of their layers, of shape (layers,)."""
         buffer.mul_(ratios.to(buffer.dtype)[self._layer_of_block].unsqueeze(1))
-
-
-def _gaps_and_parts(parts: Sequence[LayerPart], numel: int) -> list[int]:
-    """The sizes of the parts of a tensor and of the gaps around them, in turn, beginning and ending with a gap."""
-    sizes = []
-    end = 0
-    for part in parts:
-        sizes += [part.offset - end, part.length]
-        end = part.offset + part.length
-    return [*sizes, numel - end]
 
 
 class LayerwiseOptimizer(Optimizer):

@@ -122,6 +122,7 @@ def _record(folder: Path, number: int) -> Record:
     file = folder / f"{number:04d}.json"
     try:
         record: Record = json.loads(read_bytes(file))
+        # LookupError or TypeError for one that is damaged.
         record["host"], attempt_name(record)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise OSError(errno.EIO, f"not the record of an attempt: {error}", str(file)) from error
