@@ -24,16 +24,17 @@ def model_files(model: nn.Module, pretrained: Path | None, tokenizer: Path | Non
         pretrained: The folder that it was loaded from, whose generation config it keeps; None if none.
         tokenizer: The folder of the tokenizer that it keeps; None if none.
     """
-    copied = []
+    files_to_copy = []
     if pretrained:
-        copied.append(pretrained / GENERATION_CONFIG)
+        files_to_copy.append(pretrained / GENERATION_CONFIG)
     if tokenizer:
-        copied += [tokenizer / name for name in TOKENIZER_FILES]
+        files_to_copy += [tokenizer / name for name in TOKENIZER_FILES]
+    copied = [file for file in files_to_copy if file.exists()]
     with file_errors("model.path, data.tokenizer: a file cannot be read", "correct or remove it"):
         source = read_json(pretrained / "config.json", follow_links=True) if pretrained else {}
         use_cache = source.get("text_config", source).get("use_cache", True)
         files = {name: text.encode() for name, text in _configurations(model, use_cache).items()}
-        return files | {path.name: read_bytes(path, follow_links=True) for path in copied if path.exists()}
+        return files | {path.name: read_bytes(path, follow_links=True) for path in copied}
 
 
 def end_generation_at(tokens: Sequence[int], files: dict[str, bytes]) -> list[int]:
