@@ -23,6 +23,7 @@ from largebatch.tools.plan.accelerate_configs import find_accelerate_configs, is
 from largebatch.tools.verify.causes import likely_cause
 from largebatch.tools.verify.differences import MEASURES
 from largebatch.tools.verify.verification import Combination, Row, Verification
+from largebatch.words import counted
 
 # All but the first step's.
 COLUMNS = MEASURES[:-2]
@@ -48,7 +49,7 @@ def verify(options: argparse.Namespace) -> bool:
     preload_tasks([verification.task])
     print(
         f"{options.config.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
-        f"{'GPUs' if on_gpus else 'the CPU'}, each combination against one process, which trains whole global batches"
+        f"{'GPUs' if on_gpus else 'the CPU'}, {counted(len(combinations), 'combination')}, each against one process"
     )
     if overrides:
         print("the recipe is changed by", shlex.join(last_of_each(overrides)))
