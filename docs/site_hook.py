@@ -47,3 +47,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"[{text}]({config.repo_url}/blob/HEAD/{target}{anchor})" if config.repo_url else text
 
     return LINK.sub(lead, markdown)
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Let names at the start of a table's cells break after a slash; docs/site.css lets them break nowhere else."""
+    return re.sub("(?<=<td>)<code>[^<]*", lambda code: code[0].replace("/", "/<wbr>"), html)
