@@ -36,7 +36,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         tag = self.tags[-1][0] if self.tags else ""
-        if tag in ("td", "th", "wbr"):
+        if tag in ("div", "th", "wbr"):
             self.tables[-1][-1][-1] += data.strip()
         if tag != "script":
             self.text += data

@@ -15,6 +15,7 @@ from largebatch.errors import UserError
 from largebatch.plan import RunPlan, explain
 from largebatch.plan.expected import number
 from largebatch.storage.files import Line
+from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import Ending
 
@@ -32,6 +33,7 @@ class ReportedRun:
     name: str  # unique among the runs of a report
     config: dict[str, str]  # the resolved recipe: the JSON of each field by its dotted name
     plan: RunPlan | None  # None if plan.json is damaged, or from a different version
+    last_step: float | None  # that it shall train, also by the plan of a different version
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
     start: Line  # of the latest attempt, in history.jsonl; empty if there is none
@@ -104,6 +106,7 @@ def _read(folder: Path, name: str) -> ReportedRun:
         name=name,
         config=config,
         plan=plan,
+        last_step=number(read_object(run.plan_file), "stop_after_steps"),
         metrics=_by_step(run.metrics()),
         evaluations=_by_step(run.evaluations()),
         start=starts[-1] if starts else {},

@@ -68,6 +68,26 @@ def test_results_are_those_of_the_files(comparison):
     assert page.row("seed") == ["0", "0", "0"]
 
 
+@pytest.mark.parametrize("plan", [{}, {"total_steps": "many"}])
+def test_a_run_without_an_ending_is_not_killed_after_its_last_step(plan, run_dir):
+    """Even if its plan is from a different version."""
+    write_run(run_dir, steps=range(50, 201, 50), kind=None)
+    file = run_dir / "plan.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"stop_after_steps": 200} | plan))
+    assert report(run_dir).column("status") == ["after its last step, 200"]
+
+
+def test_columns_are_in_the_order_of_their_use(tmp_path):
+    """Results that only the second run has precede its state, too."""
+    write_run(tmp_path / "begun", ("--compute.compile=off", "--data.num_workers=1"), steps=range(1, 2))
+    write_run(tmp_path / "done", ("--batch.global_batch_size=512", "--optimizer.momentum=0.8"), steps=range(50, 51))
+    headings = report(tmp_path / "begun", tmp_path / "done").tables[0][0]
+    results = ["loss, last and range", *(f"evaluation: {name}, last and range" for name in ("loss", "accuracy"))]
+    decisive = ["batch.global_batch_size", "optimizer.momentum"]
+    others = ["compute.compile", "data.num_workers"]
+    assert headings == ["run", *results, "processes x strategy", "status", *decisive, *others]
+
+
 def test_what_is_off_in_all_runs_is_no_difference_between_them(tmp_path):
     write_run(tmp_path / "warm")
     write_run(tmp_path / "cold", ("--learning_rate.warmup=null",))
@@ -108,8 +128,8 @@ def test_names_close_no_script_and_nothing_is_loaded(comparison):
     _, page = comparison
     assert EVIL not in page.source
     assert EVIL in page.text
-    # Plotly's settings, plotly, and the figure.
-    assert [tag for tag, _ in page.tags].count("script") == page.source.count("</script>") == 3
+    # The page's own, plotly's settings, plotly, and the figure.
+    assert [tag for tag, _ in page.tags].count("script") == page.source.count("</script>") == 4
     assert [tag for tag, _ in page.tags].count("title") == 1
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
     assert ("meta", {"http-equiv": "Content-Security-Policy", "content": policy}) in page.tags

@@ -15,7 +15,6 @@ MAX_POINTS = 2000  # of a curve as drawn
 MAX_DOTS = 30  # a curve of at most this many points has a dot at each
 DASHES = ("solid", "dash", "dot", "dashdot")  # neighboring runs can be told apart without seeing colors
 PLOT_HEIGHT = 300  # in pixels
-MARGIN_ABOVE = 100
 
 
 def curves_html(runs: Sequence[ReportedRun], axis: str) -> str:
@@ -55,10 +54,11 @@ def curves_html(runs: Sequence[ReportedRun], axis: str) -> str:
     figure.update_xaxes(showticklabels=True, title_text=axis)
     figure.update_layout(
         template="plotly_white",
-        height=PLOT_HEIGHT * len(titles) + MARGIN_ABOVE,
-        margin={"t": MARGIN_ABOVE},
+        height=PLOT_HEIGHT * len(titles),
+        # In pixels; Plotly widens them as labels and the legend need.
+        margin={"l": 0, "r": 10, "t": 30},
         hovermode="x unified",
-        legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top"},
+        legend={"orientation": "h", "y": 1 + 0.1 / len(titles), "yanchor": "bottom"},
     )
     return str(figure.to_html(full_html=False, div_id="curves", config={"displaylogo": False}))
 

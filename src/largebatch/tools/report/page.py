@@ -1,7 +1,7 @@
 """The report as one HTML file that loads nothing else: tables, and plotly's curves with plotly's own script."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,8 @@ from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns
 GENERATOR = b'<meta name="generator" content="largebatch report '
 """In the pages of all versions."""
 NONE = "–"
-MAX_FIELDS = 6  # of the recipes, in the table of runs
+# What most decides the outcome: these fields precede others.
+DECISIVE = ("batch.", "learning_rate.", "model.", "optimizer.")
 
 
 def write_page(text: str, out: Path) -> None:
@@ -40,10 +41,11 @@ def write_page(text: str, out: Path) -> None:
 def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
     """Return the whole file, with curves against `axis`; `sweep` is the table of the sweep that the runs are from."""
     names = [run.name for run in runs]
-    fields = sorted(_side_by_side([run.config for run in runs]), key=_is_shared)
+    fields = _side_by_side(runs, lambda run: run.config)
+    fields.sort(key=lambda row: (_is_shared(row), not row[0].startswith(DECISIVE)))
     # What is off in all runs is no difference: a run without warmup has no length of it, others have none in steps.
     differences = [row for row in fields if not _is_shared(row) and {*row[1:]} - {NONE, "null"}]
-    by_run = [["run", *names], *differences[:MAX_FIELDS], *_side_by_side([_outcome(run) for run in runs])]
+    by_run = [["run", *names], *_side_by_side(runs, _outcome), *_side_by_side(runs, _progress), *differences]
     recipes = dict.fromkeys(_started_with(run, "recipe") for run in runs)
     recipes.pop(NONE, None)
     environment = Environment(loader=PackageLoader(__package__, "."), autoescape=True, trim_blocks=True)
@@ -56,7 +58,7 @@ def page(runs: Sequence[ReportedRun], axis: str, sweep: str) -> str:
         curves=curves_html(runs, axis),
         sweep=sweep,
         fields=[["", *names], *fields],
-        results=[["", *names], *_side_by_side([_results(run) for run in runs])],
+        results=[["", *names], *_side_by_side(runs, _results)],
     )
 
 
@@ -66,19 +68,25 @@ def _outcome(run: ReportedRun) -> dict[str, str]:
     for title, (_, values) in run.curves.items():
         if title == "loss" or title.startswith(EVALUATION):
             outcome[f"{title}, last and range"] = f"{values[-1]:.4g}\n{values.min():.4g} to {values.max():.4g}"
-    if run.plan is not None and (figure := compare(run.plan, run.evaluations)):
+    if run.plan and (figure := compare(run.plan, run.evaluations)):
         outcome["expected"] = str(figure)
+    return outcome
+
+
+def _progress(run: ReportedRun) -> dict[str, str]:
+    """The columns that show where a run has trained, and how far it has come."""
+    state = {}
     if run.start:
-        outcome["processes x strategy"] = f"{_started_with(run, 'world_size')} x {_started_with(run, 'strategy')}"
-    return outcome | {"status": _status(run)}
-
-
-def _status(run: ReportedRun) -> str:
-    # Only the lock of the folder would tell whether the process is alive.
-    if run.ending is None:
-        return f"running, or killed; after step {run.step:,}"
-    is_failure = run.ending.kind not in (Kind.FINISHED, Kind.STOPPED)
-    return f"{'failed' if is_failure else run.ending.kind} {run.ending.message}"
+        state["processes x strategy"] = f"{_started_with(run, 'world_size')} x {_started_with(run, 'strategy')}"
+    if run.ending:
+        is_failure = run.ending.kind not in (Kind.FINISHED, Kind.STOPPED)
+        state["status"] = f"{'failed' if is_failure else run.ending.kind} {run.ending.message}"
+    elif run.step == run.last_step:
+        state["status"] = f"after its last step, {run.step:,}"
+    else:
+        # Only the lock of the folder would tell whether the process is alive.
+        state["status"] = f"running, or killed; after step {run.step:,}"
+    return state
 
 
 def _results(run: ReportedRun) -> dict[str, str]:
@@ -105,8 +113,9 @@ def _started_with(run: ReportedRun, name: str) -> str:
     return str(run.start.get(name) or NONE)
 
 
-def _side_by_side(columns_of_runs: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """A row for each name, with its text in every run."""
+def _side_by_side(runs: Sequence[ReportedRun], describe: Callable[[ReportedRun], dict[str, str]]) -> list[list[str]]:
+    """A row for each name that some run is described by, with its text for every run."""
+    columns_of_runs = [describe(run) for run in runs]
     names = dict.fromkeys(name for column in columns_of_runs for name in column)
     return [[name, *(column.get(name, NONE) for column in columns_of_runs)] for name in names]
 
