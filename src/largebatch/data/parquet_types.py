@@ -64,7 +64,7 @@ def check_types(files: Iterable[Path], uses: Uses | None) -> None:
     first: dict[str, tuple[str, Path]] = {}
     classes: dict[str, tuple[list[str], Path]] = {}
     for file in files:
-        schema = _schema(file)
+        schema = _schema_of(file)
         for name, feature in _features(file, schema, schema.names if uses is None else uses).items():
             if not isinstance(feature, ClassLabel):
                 continue
@@ -92,7 +92,7 @@ def check_types(files: Iterable[Path], uses: Uses | None) -> None:
                 raise no_column(name, use.field, schema.names, file)
 
 
-def _schema(file: Path) -> pa.Schema:
+def _schema_of(file: Path) -> pa.Schema:
     if file.suffix != ".arrow":
         return pq.read_schema(file)
     with pa.memory_map(str(file)) as opened:
