@@ -221,7 +221,7 @@ OF_TASKS = (
     ),
     Planted(
         "data are drawn without a seed",
-        UNSEEDED,
+        OF_SAMPLES,
         [("data.py", NOISE, NOISE.replace("random", "np.random"))],
         words=ONE_AND_TWO,
     ),
