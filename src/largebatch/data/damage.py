@@ -29,4 +29,4 @@ def damage_told(file: object) -> Iterator[None]:
         # What the file system says has a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise DataError(f"{file} cannot be read: {error}; compress it again, by zstd without --long") from error
+        raise DataError(f"{file} cannot be read: {error}; compress it again (zstd: without --long)") from error
