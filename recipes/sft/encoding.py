@@ -17,7 +17,7 @@ from largebatch.errors import DataError
 
 from .config import AdditionData, HubPairs
 
-FORMAT = "7"
+FORMAT = "8"
 """Another number where the same rows make other tokens, or are not accepted any more."""
 
 

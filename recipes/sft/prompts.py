@@ -6,6 +6,7 @@ together.
 """
 
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 from largebatch.data.columns import Use
@@ -51,7 +52,9 @@ class PairEncoder(Encoder):
 
     def encode(self, *values: Any) -> tuple[list[int], list[int]]:
         prompt, answer = self._texts(*values)
-        if isinstance(self.tokenizer, PretrainedTokenizer) and (self.template or self.tokenizer.adds_to_parts):
+        if self.template:
+            return self._encode_chat(self.template, prompt, answer)
+        if isinstance(self.tokenizer, PretrainedTokenizer) and self.tokenizer.adds_to_parts:
             tokens, (count,) = encode_parts(self.tokenizer, prompt + answer, [len(prompt)])
         else:
             # The tokenizer ends each text, which is left to `self.end`.
@@ -64,6 +67,15 @@ class PairEncoder(Encoder):
             raise Unusable("an empty prompt or answer")
         return tokens, [start, len(tokens)]
 
+    def _encode_chat(self, template: ChatTemplate, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        assert isinstance(self.tokenizer, PretrainedTokenizer)
+        conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        try:
+            text, spans = template.turns(conversation, [1])
+        except (InexactTemplate, Unusable) as error:
+            raise type(error)(f'{error}; or write format "plain", with templates of your own') from error
+        return encode_parts(self.tokenizer, text, [*chain(*spans)])
+
     def _texts(self, *values: Any) -> tuple[str, str]:
         """A prompt, and the text to predict after it."""
         row = {name: _as_text(name, value) for name, value in zip(self.uses, values, strict=True)}
@@ -72,16 +84,7 @@ class PairEncoder(Encoder):
                 raise Unusable("an empty prompt or answer")
         for name, text in row.items():
             self.check_text(name, text)
-        prompt = self.prompt.format(**row)
-        answer = self.answer.format(**row)
-        if self.template is None:
-            return prompt, answer
-        conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-        try:
-            text, ((start, _),) = self.template.turns(conversation, [1])
-        except (InexactTemplate, Unusable) as error:
-            raise type(error)(f'{error}; or write format "plain", with templates of your own') from error
-        return text[:start], text[start:]
+        return self.prompt.format(**row), self.answer.format(**row)
 
 
 def _as_text(name: str, value: Any) -> str:

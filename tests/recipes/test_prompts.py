@@ -109,9 +109,16 @@ CHAT = (
 )
 
 
-def test_a_chat_template_writes_both(opened, tokenizer):
+MARKED_TWICE = CHAT.replace(
+    "{{ message.content }} <eos>",
+    "{% generation %}{{ message.content }} {% endgeneration %}{% generation %}<eos>{% endgeneration %}",
+)
+
+
+@pytest.mark.parametrize("template", [CHAT, MARKED_TWICE])
+def test_a_chat_template_writes_both(template, opened, tokenizer):
     """What generation is asked with is read; what the template writes behind it, the end of the turn too, predicted."""
-    train, _ = opened(tokenizer=tokenizer(CHAT), format="chat")
+    train, _ = opened(tokenizer=tokenizer(template), format="chat")
     batch = fetched(train, 0)
     assert batch["input_ids"].tolist() == [[BOS, ASK, ALPHA, BETA, SAY, GAMMA]]
     assert batch["labels"].tolist() == [[-100, -100, -100, -100, GAMMA, EOS]]
