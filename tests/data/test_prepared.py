@@ -368,6 +368,17 @@ def test_special_tokens_in_a_text(tmp_path):
     assert read == [token is not None for token in found]
 
 
+def test_a_token_that_only_the_configuration_names_special(tmp_path):
+    backend = Tokenizer(letters("<unk>"))
+    backend.add_tokens(["<stop>"])
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>").save_pretrained(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"additional_special_tokens": ["<stop>"]}))
+    tokenizer = PretrainedTokenizer(str(tmp_path))
+    assert tokenizer.special_tokens[-1] == 3
+    assert tokenizer.special_token_in("a<stop>") == "<stop>"
+
+
 def test_a_tokenizer_that_fails_for_what_it_does_not_know_loses_nothing(tmp_path):
     assert opened(tmp_path, models.WordLevel({"a": 0, "<end>": 1}, unk_token="<unk>")).encode(["a"]) == [[0, 1]]
 

@@ -134,8 +134,8 @@ class PretrainedTokenizer:
     @cached_property
     def _special_token(self) -> "re.Pattern[str]":
         patterns = []
-        for token in self.tokenizer.added_tokens_decoder.values():
-            if token.special and token.content:
+        for number, token in self.tokenizer.added_tokens_decoder.items():
+            if number in self.special_tokens and token.content:
                 word = r"(?<!\w){}(?!\w)" if token.single_word else "{}"
                 patterns.append(word.format(re.escape(token.content)))
         # Without any, an end that nothing can follow.
