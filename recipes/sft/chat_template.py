@@ -240,11 +240,11 @@ class ChatTemplate:
                 )
         # The model must learn to stop. Marks may divide a turn.
         ends = {end for _, end in spans}.difference(start for start, _ in spans)
-        if not all(self.special_token_in(CONTENT.split(text[:end])[-1]) for end in ends):
+        if not all(self.special_token_in(STAND_IN.split(text[:end])[-1]) for end in ends):
             raise InexactTemplate(
                 "the chat template has no special token that is predicted after what the assistant says, so the model "
                 "would not stop; write one there, such as eos_token, inside of any marks, in the tokenizer's "
-                "chat_template.jinja"
+                "chat_template.jinja, or make the one there special in tokenizer.json"
             )
 
 
@@ -258,7 +258,7 @@ def _unique(number: int, key: str) -> str:
     return f"{key}{number}text"
 
 
-CONTENT = re.compile(r"content\d+text")
+STAND_IN = re.compile(r"(?:content|tool_calls)\d+text")
 
 
 def _stand_in(number: int, message: dict[str, Any]) -> dict[str, Any]:

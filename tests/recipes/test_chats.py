@@ -254,6 +254,16 @@ def test_templates_that_are_not_exact_are_refused(chat_template, train_on, reaso
         problems_of(tmp_path, chat_template, TWO_TURNS, train_on=train_on)
 
 
+def test_a_turn_of_calls_that_nothing_ends_is_refused(tmp_path):
+    calls = "{% if message.tool_calls %}{{ message.tool_calls[0].function.name }}{% else %}"
+    written = "{{ '<|im_start|>' + message.role + '\n' }}" + calls + "{{ message.content + '<|im_end|>' }}{% endif %}"
+    asked = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    template = "{% for message in messages %}" + written + "{% endfor %}" + asked
+    assert problems_of(tmp_path, template, TWO_TURNS) == [""]
+    with pytest.raises(DataError, match=r"no special token that is predicted .* or make the one there special"):
+        problems_of(tmp_path, template, [ASK, CALL])
+
+
 @pytest.mark.parametrize(
     ("chat_template", "messages", "train_on"),
     [
