@@ -28,6 +28,8 @@ def test_weights_are_summed_while_the_step_before_is_computed():
             next(step.micro_steps)
         # The next step's data are loaded when this step's passes have been launched, and not before.
         assert len(counts) == number
-        assert list(step.micro_steps) == []
-        assert len(counts) == min(number + 1, 3)
+        # A recipe may leave the loop in the last one.
+        if number != 2:
+            assert list(step.micro_steps) == []
+            assert len(counts) == min(number + 1, 3)
     assert len(counts) == 3

@@ -1,4 +1,4 @@
-"""Which norms of a gradient are spikes, and which share of a run's time counted, by hand."""
+"""Which norms of a gradient are spikes, which share of a run's time counted, and waits for data, by hand."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,10 @@ import torch
 from largebatch.config.sections import Faults
 from largebatch.run.bad_steps import BadSteps
 from largebatch.run.record.metrics import goodput
+from largebatch.run.record.task_metrics import TaskMetrics
 from largebatch.run.resume import Start
+from largebatch.system.endings import OwnEnding
+from recording import begin
 
 
 def bad_steps(**faults) -> BadSteps:
@@ -49,3 +52,25 @@ def test_goodput():
     # Of 100 seconds of training in 10 steps, 8 steps counted, in 200 seconds since the start.
     assert goodput(history, 10, 100.0, 1200.0) == 0.4
     assert goodput([], 10, 100.0, 1200.0) is None
+
+
+def test_a_line_has_the_mean_wait_for_data_since_the_line_before(tmp_path, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    metrics = begin(tmp_path, OwnEnding()).metrics
+
+    def slow():
+        nonlocal now
+        for seconds in (4, 2, 1, 3, 2):
+            now += seconds
+            yield seconds
+
+    waits = []
+    for step, _ in enumerate(metrics.timed(slow()), 1):
+        metrics.add(step, torch.tensor(1.0), 1.0, None, TaskMetrics())
+        if step in (2, 5):
+            waits.append(metrics.log(step, dict)["data_wait_seconds"])
+        else:
+            # As before an evaluation.
+            metrics.check()
+    assert waits == [3.0, 2.0]

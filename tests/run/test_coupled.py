@@ -242,10 +242,11 @@ def loop_with(mistake: str, run_dir) -> str:
 
     try:
         for step in run.steps(train_set):
-            if mistake == "after backward":
+            if mistake in ("after backward", "not called"):
                 for batch in step.micro_batches():
                     step.backward(encode(batch)["views"].sum())
-            step.couple(encode, loss)
+            if mistake != "not called":
+                step.couple(encode, loss)
             run.update(step)
             if step.index == 2:
                 return "no error"
@@ -259,6 +260,7 @@ def loop_with(mistake: str, run_dir) -> str:
     [
         ("none", "no error"),
         ("not declared", "make coupled_features of Config in config.py return"),
+        ("not called", "the loss compares samples, but step.couple was not called in this step"),
         ("after backward", "step.couple was called twice, or after step.backward"),
         ("a row a view", "one row per sample, for 8 samples; given 'views' of shape (16, 16)"),
         ("too few numbers", "`encode` returns 30 numbers per sample, but the plan counts 32"),

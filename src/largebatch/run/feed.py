@@ -88,8 +88,10 @@ def _weighed(backend: Backend, passes: Iterator[MicroStep], steps: range) -> Ite
         # The device still computes this step.
         fetch(step)
 
-    fetch(steps.start)
     for step in steps:
+        if not upcoming:
+            # The first step; or the recipe has left the loop over micro-batches in the last of them.
+            fetch(step)
         work = upcoming.pop()
         yield work._replace(micro_steps=before_fetching(work.micro_steps, step + 1))
 

@@ -111,6 +111,11 @@ class Step:
                 f"run.update was called after {self._micro_steps_done} of {self._feed.num_micro_steps} micro-batches; "
                 "go through all of step.micro_batches() first"
             )
+        if self._coupled is None and self._backend.plan.coupled_features:
+            raise RuntimeError(
+                "the plan says that the loss compares samples, but step.couple was not called in this step; call it, "
+                "or make coupled_features of Config in config.py return 0"
+            )
         self.updated = True
         return self._loss_sum
 
