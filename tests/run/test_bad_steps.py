@@ -1,11 +1,13 @@
 """Which norms of a gradient are spikes, which share of a run's time counted, and waits for data, by hand."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from largebatch.config.sections import Faults
+from largebatch.errors import TrainingFailed
 from largebatch.run.bad_steps import BadSteps
 from largebatch.run.record.metrics import goodput
 from largebatch.run.record.task_metrics import TaskMetrics
@@ -74,3 +76,20 @@ def test_a_line_has_the_mean_wait_for_data_since_the_line_before(tmp_path, monke
             # As before an evaluation.
             metrics.check()
     assert waits == [3.0, 2.0]
+
+
+def test_a_number_that_is_not_finite_fails_unless_its_step_was_not_taken(tmp_path):
+    metrics = begin(tmp_path, OwnEnding()).metrics
+    one = torch.tensor(1.0)
+    for step, norm in enumerate((None, one, one * math.nan), 1):
+        metrics.add(step, one, 1.0, norm, TaskMetrics())
+    metrics.discard(3)
+    metrics.check()
+    for loss, told in (
+        (one, "the gradient's norm is inf at step 5"),
+        (one * math.nan, "the loss is nan at step 5 on rank 0"),
+    ):
+        metrics.add(4, one, 1.0, None, TaskMetrics())
+        metrics.add(5, loss, 1.0, one * math.inf, TaskMetrics())
+        with pytest.raises(TrainingFailed, match=told):
+            metrics.check()

@@ -26,7 +26,9 @@ def means(*processes):
 def test_sums_over_all_micro_batches_and_processes_are_divided_once():
     weight = torch.tensor(2.0, requires_grad=True)
     first = logged({"accuracy": (torch.tensor(1), 4), "scale": 1.0}, {"accuracy": (torch.tensor(3), 4), "scale": 7})
-    second = logged({"accuracy": (2, 2), "scale": weight * 4, "loss_of_masks": (weight * 3, torch.tensor(4))})
+    second = logged(
+        {"accuracy": (2, 2), "scale": weight * 4, "loss_of_masks": (weight * 3, torch.tensor(4)), "none": (0, 0)}
+    )
     # A pass that is made for the other processes, and a process that has logged nothing.
     third = logged({"accuracy": (torch.tensor(5.0), 8), "empty": (1.0, 1)}, contributes=False)
     found = means(first, second, third, logged())
