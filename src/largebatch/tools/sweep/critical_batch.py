@@ -63,8 +63,6 @@ def run(options: argparse.Namespace) -> int:
     except ConfigError as error:
         raise ConfigError(error.problems, f"the config of {checkpoint / MANIFEST}") from error
     points = _branch_points(options, task, recorded, plan)
-    if options.seeds == 1:
-        print("with one seed, only a run that diverges decides: write --seeds 3 or more")
     sweep = Sweep(str(recipe), recorded, points, options.metric, options.higher_is_better, str(checkpoint))
     folder = options.folder or run.path.with_name(f"{run.path.name}.critical_batch_at_{options.at}")
     code = start(sweep, folder, task, options, split_words(options, ())[1])
