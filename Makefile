@@ -33,6 +33,7 @@ install: .venv/installed
 
 .venv/installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	@echo "installing the packages of requirements.txt into .venv: at least 2 GB, and minutes in which pip prints nothing"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --requirement requirements.txt
 	$(BIN)/pip install --quiet --no-deps --editable .
@@ -49,6 +50,7 @@ train: install
 		done; \
 	fi; \
 	$(BIN)/largebatch plan $(CONFIG) --world-size $$processes $(ARGS) >/dev/null; \
+	echo "starting: the first line of the run follows in 10 to 60 seconds"; \
 	set -x; \
 	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) --num_processes $$processes \
 		$(dir $(CONFIG))train.py --config $(CONFIG) $(ARGS)

@@ -1,4 +1,4 @@
-"""`make train`: on how many processes it starts."""
+"""`make train`: on how many processes it starts, and what it says before it is silent."""
 
 import os
 import subprocess
@@ -45,3 +45,12 @@ def test_a_number_of_processes_that_is_given_is_taken_or_refused(make_train):
 
 def test_a_recipe_that_is_wrong_on_any_number(make_train):
     assert "no such file" in make_train(8, CONFIG="recipes/none.json")
+
+
+def test_long_silences_are_announced(make_train, tmp_path):
+    (tmp_path / ".venv/installed").unlink()
+    write_commands(tmp_path / ".venv/bin", {"pip": ""})
+    said = make_train(1, PYTHON="true")
+    before_pip, _, after = said.partition(".venv/bin/pip install")
+    assert "at least 2 GB" in before_pip
+    assert "10 to 60 seconds" in after.partition("accelerate launch")[0]
