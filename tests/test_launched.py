@@ -125,7 +125,7 @@ def test_saved_weights_give_the_reported_evaluation(launched, tmp_path):
 def test_bad_config_through_the_launcher(tmp_path):
     result = launch(MAPS, tmp_path / "run", "--batch.micro_batch_siz=5", "--optimizer.softnes=1")
     assert result.returncode != 0
-    # By one of two processes; the launcher's own report of failed workers refers to it.
+    # By one of two processes; the launcher's own report of failed workers ends with it.
     assert result.stderr.count("error: 2 problems in") == 1
     assert "optimizer.softnes: unknown key, did you mean softness?" in result.stderr
     # One of two processes introduces the launcher's traceback.
@@ -133,6 +133,7 @@ def test_bad_config_through_the_launcher(tmp_path):
     assert "error: 2 problems in" in before
     assert "Traceback" not in before
     assert "Traceback" in behind
+    assert "did you mean softness?" in behind.partition("Root Cause")[2].splitlines()[-3]
     assert "note:" not in behind
     assert "exitcode  : 2" in result.stderr
     assert 'train.py", line' not in result.stderr

@@ -85,11 +85,15 @@ def leave_with(error):
 def test_the_traceback_of_a_launcher_is_introduced(variables, launcher, monkeypatch, capsys):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert leave_with(UserError("seed: no")) == 2
+    error = UserError("seed: \x1bno")
+    error.__cause__ = KeyError("seed")
+    assert leave_with(error) == 2
     message, note = capsys.readouterr().err.splitlines()
-    assert message == "error: seed: no"
+    assert message == "error: seed: \\x1bno"
     assert note.startswith("note: the reason is the message above; what follows is the launcher's report")
-    assert not launcher.exists()
+    # What the report ends with.
+    reported = json.loads(launcher.read_text())["message"]["extraInfo"]["py_callstack"]
+    assert reported == "largebatch.errors.UserError: seed: \\x1bno\n"
 
 
 @pytest.mark.parametrize(("variables", "count"), [({}, 0), *((each, 1) for each in LAUNCHERS)])
@@ -122,8 +126,9 @@ def test_a_stop_is_no_failure(logs, capsys):
 
 
 @pytest.mark.parametrize(("variables", "code"), [({}, 75), *((each, 0) for each in LAUNCHERS)])
-def test_a_launcher_reports_no_failure_after_the_stop_file(variables, code, monkeypatch, capsys):
+def test_a_launcher_reports_no_failure_after_the_stop_file(variables, code, launcher, monkeypatch, capsys):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert leave_with(RunStopped("by the stop file", by_a_person=True)) == code
     assert capsys.readouterr().err == "stopped: by the stop file\n"
+    assert not launcher.exists()

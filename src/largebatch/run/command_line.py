@@ -131,11 +131,14 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
                 ending.fail(error)
             where = f"[rank {rank}] " if alone else ""
             message = f"{where}{error.title}: {error}"
-            if _has_a_launcher() and exit_code:
+            is_reported = _has_a_launcher() and exit_code
+            if is_reported:
                 message += f"\n{AFTER_A_MESSAGE}"
             # The disk of the log may be the one that is full.
             with suppress(OSError):
                 print(printable(message), file=sys.stderr, flush=True)
+                if is_reported:
+                    _record_message(error)
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.
             time.sleep(SECONDS_FOR_THE_REPORT)
@@ -148,6 +151,14 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
         if _has_a_launcher():
             error.add_note(AFTER_A_TRACEBACK)
         raise
+
+
+def _record_message(error: UserError) -> None:
+    """Put the message, without a traceback, where torchrun looks: its report, the last on the screen, ends with it."""
+    error.args = (printable(str(error)),)
+    error.__cause__ = None  # which also hides the context
+    error.__traceback__ = None
+    get_error_handler().record_exception(error)
 
 
 def _has_a_launcher() -> bool:
