@@ -36,7 +36,7 @@ class ReportedRun:
     last_step: float | None  # that it shall train, also by the plan of a different version
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
-    start: Line  # of the latest attempt, in history.jsonl; empty if there is none
+    start: Line  # of the latest attempt, in history.jsonl; if there is none, summary.json, or empty
     ending: Ending | None  # how that has ended; None if it is still running, or was killed
 
     @property
@@ -109,7 +109,7 @@ def _read(folder: Path, name: str) -> ReportedRun:
         last_step=number(read_object(run.plan_file), "stop_after_steps"),
         metrics=_by_step(run.metrics()),
         evaluations=_by_step(run.evaluations()),
-        start=starts[-1] if starts else {},
+        start=starts[-1] if starts else run.summary(),
         ending=run.ending(),
     )
 

@@ -14,8 +14,9 @@ from run_folders import HISTORY, evaluation_line, metric_line, started, write_li
 
 pytestmark = pytest.mark.slow
 
-# A path that closes a script if it is not escaped.
 VERSIONS = {"largebatch": "0.1.0", "torch": "2.13.0"}
+LAST = started(150, 4, recipe="recipes/x/last.json", versions=VERSIONS, world_size=4)
+# A path that closes a script if it is not escaped.
 EVIL = 'run<b></script><script>alert("1")&amp;$x$'
 
 
@@ -37,7 +38,7 @@ def comparison(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     folders = [folder / "small", folder / EVIL, folder / "text"]
     plans = [
-        write_run(folders[0], history=[*HISTORY, started(150, 4, recipe="recipes/x/last.json", versions=VERSIONS)]),
+        write_run(folders[0], history=[*HISTORY, LAST]),
         write_run(folders[1], ("--batch.global_batch_size=512",), steps=range(1, 40), kind=None),
         write_run(folders[2], config=PYDOC, steps=range(10, 31, 10)),
     ]
@@ -58,7 +59,7 @@ def test_results_are_those_of_the_files(comparison):
     assert page.row("tokens, last known") == ["–", "–", "122,880"]
     assert page.column("evaluation: accuracy, last and range") == ["0.9175\n0.9175 to 0.98", "–", "–"]
     assert page.column("batch.global_batch_size") == ["64", "512", "32"]
-    assert page.column("processes x strategy") == ["2 x ddp", "2 x ddp", "2 x ddp"]
+    assert page.column("processes x strategy") == ["4 x ddp", "2 x ddp", "2 x ddp"]
     assert page.row("recipe") == ["recipes/x/last.json", "–", "–"]
     assert page.row("versions")[0] == "largebatch 0.1.0, torch 2.13.0"
     assert page.row("batch.global_batch_size") == ["64", "512", "32"]
@@ -75,6 +76,25 @@ def test_a_run_without_an_ending_is_not_killed_after_its_last_step(plan, run_dir
     file = run_dir / "plan.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"stop_after_steps": 200} | plan))
     assert report(run_dir).column("status") == ["after its last step, 200"]
+
+
+def test_a_run_without_its_history_tells_by_its_summary_where_it_was_trained(run_dir):
+    """As those of bench/results."""
+    write_run(run_dir, steps=range(1, 3))
+    (run_dir / "history.jsonl").unlink()
+    assert "processes x strategy" not in report(run_dir).tables[0][0]
+    (run_dir / "summary.json").write_text('{"world_size": 8, "strategy": "zero2"}')
+    assert report(run_dir).column("processes x strategy") == ["8 x zero2"]
+
+
+def test_what_a_pattern_has_besides_runs_is_told_and_left_out(tmp_path, capsys):
+    sweep = tmp_path / "sweep"
+    for name in ("a", "b"):
+        write_run(sweep / name, steps=range(1, 3))
+    (sweep / "logs/a").mkdir(parents=True)
+    (sweep / "sweep.json").write_text("{}")
+    assert report(*sorted(sweep.iterdir())).column("run") == ["a", "b"]
+    assert capsys.readouterr().err == f"left out, without a plan.json: {sweep}/logs, {sweep}/sweep.json\n"
 
 
 def test_columns_are_in_the_order_of_their_use(tmp_path):
@@ -218,6 +238,8 @@ def test_a_report_is_written_over_and_nothing_else(run_dir, tmp_path, refusal_of
     [
         ("nowhere", "nowhere has no plan.json; give the folder of a run"),
         ("circle", "circle has no plan.json"),
+        ("run nowhere", "nowhere has no plan.json"),
+        ("file", "file has no plan.json"),
         ("run --out file/x.html", "File exists: 'file'"),
         ("run --axis tokens", "--axis tokens: no run has logged it; choose another"),
     ],

@@ -1,11 +1,13 @@
 """`largebatch report`: one HTML page about one or several runs. Needs plotly, but not torch."""
 
 import argparse
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from largebatch.errors import UserError
 from largebatch.storage.run_folder import RunFolder
+from largebatch.words import some
 
 EPILOG = """examples:
   largebatch report runs/resnet_digits
@@ -53,7 +55,11 @@ def run(options: argparse.Namespace) -> int:
     elif options.target is not None:
         raise UserError("--target needs the folder of a sweep")
     else:
-        runs = read_runs(folders)
+        # A pattern such as SWEEP/* also has the sweep's own files.
+        others = [path for path in folders if path.exists() and not RunFolder(path).plan_file.is_file()]
+        runs = read_runs([path for path in folders if path not in others] or folders)
+        if others:
+            print(f"left out, without a plan.json: {some(list(map(str, others)))}", file=sys.stderr)
     if find_spec("plotly") is None:
         raise UserError('curves need plotly; pip install "largebatch[report]"')
     from largebatch.tools.report.page import page, write_page
