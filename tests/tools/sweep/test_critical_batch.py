@@ -72,7 +72,9 @@ def test_branches_of_a_run(tmp_path, capsys):
     losses = [read_json_lines(folder / point.name / "evaluations.jsonl")[-1]["loss"] for point in (own, other)]
     cost = pytest.approx(losses[1] - losses[0])
     assert size == {"batch": 32, "verdict": "undecided", "cost": cost, "margin": None, "missing_seeds": 1}
-    output = capsys.readouterr().out
+    output, errors = capsys.readouterr()
+    # Only before the branches are trained.
+    assert errors.count("one seed leaves the critical batch undecided; add --seeds\n") == 1
     assert "  batch 32: undecided: at least 1 more seed\nthe critical batch is undecided\n" in output
     assert "warning" not in output
     assert main([*command, "--tolerance=0.5"]) == 0

@@ -15,7 +15,8 @@ def test_the_command(capfd):
     code, output, errors = verify(capfd, str(PYDOC), *words, *TINY)
     assert code == 0, errors
     # A warmup and a decay need more steps than these.
-    assert "gpt_pydoc: 3 steps of " in output
+    assert output.startswith("gpt_pydoc: 3 steps of ")
+    assert ", 2 combinations and a resumed run, each against one process\n" in output
     assert output.count("--train.duration=") == output.count(""" '--train.duration={"steps": 4}' """) == 1
     assert "3 of 3 combinations agree with one process" in output
     rows = [line.split() for line in output.split("verdict\n")[1].partition("\n\n")[0].splitlines()]
@@ -50,6 +51,7 @@ def test_the_command_with_tiny_data_instead_of_a_hubs(capfd):
     changes = output.split("the recipe is changed by ")[1]
     assert changes.index('--batch={"global_batch_size": 32') < changes.index("--batch.global_batch_size=16")
     assert "--model.vocab_size=" in changes
+    assert ", 2 combinations, each against one process\n" in output
     assert "2 of 2 combinations agree" in output
 
 

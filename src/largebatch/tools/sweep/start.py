@@ -3,6 +3,7 @@
 import argparse
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -48,6 +49,8 @@ def start(sweep: Sweep, folder: Path, task: Path, options: argparse.Namespace, s
     print(f"{counted(len(sweep.points), 'point')} in {folder}, {trained} of them trained already{in_queue}")
     sweep.write(folder)
     points = [sweep.points[number] for number in missing]
+    if points and sweep.start and options.seeds == 1:
+        print("note: unless a run diverges, one seed leaves the critical batch undecided; add --seeds", file=sys.stderr)
     if script is None:
         if points:
             _train_here(sweep, points, folder, task, options)

@@ -44,12 +44,14 @@ def verify(options: argparse.Namespace) -> bool:
     steps = min(options.steps, plan.total_steps)
     verification = Verification(config, options.config, overrides, configs, steps)
     combinations = _combinations(options, config, configs)
+    resumes = options.resume and steps > 1 and max(options.world_sizes) > 1
     on_gpus = _choose_device(max(options.world_sizes))
     try_optimizer(plan)
     preload_tasks([verification.task])
     print(
         f"{options.config.stem}: {steps} steps of {config.precision} {config.optimizer.name} on "
-        f"{'GPUs' if on_gpus else 'the CPU'}, {counted(len(combinations), 'combination')}, each against one process"
+        f"{'GPUs' if on_gpus else 'the CPU'}, {counted(len(combinations), 'combination')}"
+        f"{' and a resumed run' if resumes else ''}, each against one process"
     )
     if overrides:
         print("the recipe is changed by", shlex.join(last_of_each(overrides)))
@@ -58,10 +60,10 @@ def verify(options: argparse.Namespace) -> bool:
     print(f"\n{HEADER}", flush=True)
     rows = _printed(verification.rows(combinations))
     resumable = [row.combination for row in rows if row.verdict == "agrees" and row.combination.world_size > 1]
-    if options.resume and steps > 1:
+    if resumes:
         if resumable:
             rows += _printed(verification.rows([dataclasses.replace(resumable[-1], resumes=True)]))
-        elif max(options.world_sizes) > 1:
+        else:
             print("no run was stopped and resumed, because no combination of several processes agrees")
     compared = [row for row in rows if row.verdict in ("agrees", "differs", "unclear", "failed")]
     allowed = verification.limits()
