@@ -28,9 +28,10 @@ def begin(run_dir: Path, ending: OwnEnding) -> Recorder:
         learning_rate=0.1,
         raise_on_all_ranks=nullcontext,
         all_gather=lambda tensor: tensor[None],
+        all_max=lambda value: lambda: value,
         gather_objects=lambda value: [value],
         from_main_process=lambda function: function(),
     )
     options = RunOptions(run_dir, ending=ending)
-    utilization = SimpleNamespace(at=lambda _: None)
+    utilization = SimpleNamespace(at=lambda _: None, convention="")
     return Recorder(config, backend, OwnFolder(run_dir), Start(), options, utilization)

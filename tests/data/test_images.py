@@ -3,6 +3,7 @@
 import base64
 import errno
 import json
+import shutil
 from functools import partial
 from itertools import product
 from unittest.mock import Mock
@@ -315,6 +316,15 @@ def test_classes_that_training_or_the_evaluation_lacks_are_told(task, tmp_path):
     config = written_apart(tmp_path, ["ant", "cat"], ["cat", "dog"])
     _, evaluation = tasks.sources(task)(config)
     assert evaluation.remark == "evaluation has 1 class that training has no image of: dog"
+
+
+def test_classes_after_max_samples_are_those_of_the_evaluation(tmp_path):
+    """Its first two images have one class; those of training, which has three, have two."""
+    written_apart(tmp_path, ["ant", "bee", "cat"], ["cat", "dog"])
+    shutil.copy(tmp_path / "val/cat/1.png", tmp_path / "val/cat/2.png")
+    words = [f"--data.path={tmp_path}", *SMALL, "--data.num_classes=4", "--evaluation.max_samples=2"]
+    _, evaluation = image_sources(load_config(IMAGENET, words))
+    assert evaluation.remark.endswith(": dog; evaluation.max_samples reaches 1 of 2 classes")
 
 
 def test_classes_after_max_samples_are_told(parquet):

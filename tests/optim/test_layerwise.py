@@ -3,6 +3,7 @@
 `tests/test_strategies.py` and `tests/run/test_resume.py` hold every strategy against one process.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 from largebatch.optim import lamb
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
+from largebatch.optim.layerwise import LayerPart, Layers, PartsOfLayers
 from plain_optimizers import PlainLamb
 
 STEPS = 30
@@ -77,3 +79,12 @@ def test_lamb_takes_large_groups_in_chunks(monkeypatch):
     together = trained_by_lamb()
     monkeypatch.setattr(lamb, "CHUNK", 30)
     assert all(map(np.array_equal, trained_by_lamb(), together))
+
+
+def test_parts_between_padding():
+    """As in the flat vector of ZeRO: 1 element of padding, a part, 2 of padding, a part, and 2 more."""
+    vector = torch.arange(12.0)
+    parts = [LayerPart("a", 5, 1, 3), LayerPart("none", 0, 4, 0), LayerPart("b", 0, 6, 4)]
+    layers = replace(Layers.whole([vector]), parts={vector: parts}, shapes={"a": (8,), "none": (3,), "b": (4,)})
+    first, second = PartsOfLayers([vector], layers).split([vector])
+    assert (first.tolist(), second.tolist()) == ([1, 2, 3], [6, 7, 8, 9])

@@ -12,9 +12,13 @@ from safetensors.numpy import load_file
 from jobs import train_in_job
 from largebatch.config.sections import Checkpoint
 from largebatch.run.checkpoint.then import Then
+from largebatch.run.record import recorder
 from largebatch.storage.files import read_json_lines
+from largebatch.storage.run_folder import RunFolder
+from largebatch.system.endings import OwnEnding
 from paths import PYDOC
 from processes import is_running
+from recording import begin
 from resuming import TINY_GPT, assert_same_weights, events
 
 PYTHON = sys.executable
@@ -133,6 +137,17 @@ def test_without_a_command_nothing_follows(tmp_path):
     then.follow(4, tmp_path)
     then.finish()
     assert not list(tmp_path.iterdir())
+
+
+def test_an_answer_is_no_result_of_the_run(tmp_path, monkeypatch):
+    """The answer of the last checkpoint is not there yet when the summary is written."""
+    monkeypatch.setattr(recorder, "export_intact", lambda *_, **__: None)
+    own = OwnEnding()
+    recording = begin(tmp_path, own)
+    recording.evaluated({"loss": 2.0})
+    recording.answered(0, {"loss": 9.0})
+    recording.finished(tmp_path, {"best": None}, lambda: None)
+    assert RunFolder(tmp_path).summary()["evaluation"] == {"loss": 2.0}
 
 
 WORDS = (*TINY_GPT, "--train.stop_after_steps=8", '--checkpoint.keep_every={"steps": 4}', "--checkpoint.keep_last=1")
