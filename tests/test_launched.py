@@ -73,7 +73,8 @@ def test_forked_jobs_have_the_environment_of_real_ones(strategy, tmp_path):
 def launched(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """The output of a launched run, and its folder."""
     run_dir = tmp_path_factory.mktemp("launched") / "run"
-    result = launch(PYDOC, run_dir, *WORDS, "--data.num_eval_samples=40", strategy=STRATEGY)
+    words = [*WORDS, "--data.num_eval_samples=40", "--demonstration=false"]
+    result = launch(PYDOC, run_dir, *words, strategy=STRATEGY)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     return result, run_dir
 
@@ -89,6 +90,7 @@ def test_rank_0_speaks_once_under_the_strategy_that_was_asked_for(launched):
     assert f"Strategy      {STRATEGY} on " in result.stdout
     assert read_object(run_dir / "summary.json")["strategy"] == STRATEGY
     assert result.stdout.count("samples per optimizer step") == 1
+    assert result.stdout.count("\n  Notes         ") == 1
     assert result.stdout.count(f"\nfinished {STEPS} steps") == 1
     assert noise_in(result.stdout + result.stderr) == []
 

@@ -1,6 +1,7 @@
 """Rows of a data set as tokens, of which some are predicted; kept in the cache of `datasets`."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
 from pathlib import Path
@@ -29,7 +30,7 @@ class InexactTemplate(Exception):
     """It is not clear what a chat template's assistant writes; the message says why, and what to write instead."""
 
 
-class Encoder:
+class Encoder(ABC):
     """Turns rows of a data set into tokens.
 
     Args:
@@ -41,6 +42,7 @@ class Encoder:
         self.uses = uses
         self.tokenizer = tokenizer
 
+    @abstractmethod
     def encode(self, *values: Any) -> tuple[list[int], list[int]]:
         """The tokens of a row, and the start and the end of each span of them that is predicted, one after the other.
 
@@ -48,7 +50,6 @@ class Encoder:
             Unusable: The row cannot be used.
             InexactTemplate: No row can be.
         """
-        raise NotImplementedError
 
     def __call__(self, rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The columns of `PairSamples`; a row that cannot be used has no tokens, but a problem."""

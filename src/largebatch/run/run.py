@@ -32,7 +32,7 @@ from largebatch.model.flops import utilization_of
 from largebatch.model.parts import is_adapter
 from largebatch.optim.groups import decay_summary
 from largebatch.optim.trial import try_optimizer
-from largebatch.plan import explain, resolve
+from largebatch.plan import explain, notes_on, resolve
 from largebatch.plan.strategies import POLICY_WORDS
 from largebatch.run.checkpoint.load import StartingWeights, load, set_weights
 from largebatch.run.checkpoint.model_files import end_generation_at, model_files
@@ -89,7 +89,7 @@ class Run(Generic[Config]):
         self._stop.listen()
         self._starting = Starting(self.backend, self._stop, options.ending)
         self._agree_on_the_plan()
-        self._print(explain(self.plan, self.folder.path.name, notes))
+        self._print(explain(self.plan, self.folder.path.name, [*notes, *notes_on(config, self.plan)]))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
         self._print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}{groups}")
 

@@ -73,6 +73,7 @@ class CheckpointWriter:
     heartbeat: Callable[[], None]  # called while a process writes that others wait for
     last_step: int = 0  # step of the latest checkpoint that is known to be complete; 0 if there is none
     latest: Path | None = None  # its folder
+    problem: str = ""  # why the latest save failed, if one has
 
     def __post_init__(self) -> None:
         # Threads must not share a group.
@@ -151,19 +152,21 @@ class CheckpointWriter:
             self.latest = self.folder / folder_name(step)
         elif kind_of(error) != Kind.FILES:
             raise error
-        elif self.backend.is_main_process:
-            self.warn(
-                f"WARNING: the checkpoint of step {step} could not be written: {error}. Training continues and will "
-                f"write the next checkpoint; the latest complete one: {self.latest or 'none yet'}"
-            )
-            self.not_written(step, str(error))
+        else:
+            self.problem = str(error)
+            if self.backend.is_main_process:
+                self.warn(
+                    f"WARNING: the checkpoint of step {step} could not be written: {error}. Training continues and "
+                    f"will write the next checkpoint; the latest complete one: {self.latest or 'none yet'}"
+                )
+                self.not_written(step, self.problem)
 
     def require(self, step: int) -> Path:
         """The complete checkpoint of the last step; StorageError, on all processes, if it could not be written."""
         if self.latest is None or self.last_step < step:
             raise StorageError(
-                f"the last checkpoint, of step {step}, could not be written; make room, and run the same command "
-                f"again, which continues from the latest complete one: {self.latest or 'none yet'}",
+                f"the last checkpoint, of step {step}, could not be written: {self.problem}; the same command tries "
+                f"again, from the latest complete one: {self.latest or 'none yet'}",
                 everywhere=True,
             )
         return self.latest
