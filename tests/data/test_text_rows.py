@@ -101,6 +101,7 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         ("csv", b'q\ta\n"Wer?\t1\nx\t2\nund"\t3\n', "line 4: a cell in quotes has tabs and line breaks, as rows have"),
         ("json", b'{"q": "a\\u0000b"}\n', "line 1: 'q' has a zero byte, which is not text; remove it"),
         ("csv", b'q,a\n1,2\n\xef\xbb\xbf"q","a"\n1,2\n', "line 3: it has the names of the columns again, as in joined"),
+        ("csv", b"q,a\n1,2\na,q\n2,1\n", "in joined files; remove it or, if it is data, rename the columns"),
         ("csv", b"q,a\n1,2\n1,2,3\n", "line 3: it has 3 cells, but the header has 2"),
         ("csv", b'q,a\n1,"2\n', "line 2: unexpected end of data"),
         (
@@ -208,11 +209,15 @@ def test_headers(content, cell, tmp_path):
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
+    """At the start, or within joined files."""
     file = tmp_path / "rows"
-    file.write_bytes(b"\xef\xbb\xbfa\n")
+    for reader, lines in (("csv", ("text", '"a"', '"a"')), ("json", ['{"text": "a"}'] * 2)):
+        file.write_text("".join(f"\ufeff{line}\n" for line in lines))
+        assert rows_of(file, reader, TEXT) == [{"text": "a"}] * 2
+    file.write_bytes(b"\xef\xbb\xbfa\n" * 2)
     # Another program has read and cached it before.
     datasets.load_dataset("text", data_files={"train": [str(file)], "validation": str(file)})
-    assert rows_of(file, "text", TEXT) == [{"text": "a"}]
+    assert rows_of(file, "text", TEXT) == [{"text": "a"}] * 2
 
 
 def test_lines_of_plain_text_are_rows(tmp_path, capsys):
@@ -329,6 +334,16 @@ def test_types_of_parquet_that_are_written_alike(parts, tmp_path):
     assert [str(row["q"]) for row in read] == [str(part[0]) for part in parts]
 
 
+@pytest.mark.parametrize("options", [{}, {"use_dictionary": False, "write_page_index": True}])
+def test_parquet_files_that_cat_has_joined_are_refused(options, tmp_path):
+    """Of them, pyarrow reads the rows of the first."""
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"q": ["x", "y"]}), file, **options)
+    assert len(rows_of(file, "parquet")) == 2
+    file.write_bytes(file.read_bytes() * 2)
+    assert_refused(f"{file} is joined of several Parquet files; write them apart", file, "parquet")
+
+
 UUID = pyarrow.array([b"0" * 16], pyarrow.uuid())
 MAP = pyarrow.array([[("a", 1)]], pyarrow.map_("string", "int64"))
 
@@ -418,7 +433,9 @@ def test_csv_and_guessed_json_of_the_hub_are_refused(hub):
 )
 def test_a_compressed_file_that_is_damaged_is_named(ending, compress, tmp_path):
     whole = compress(b'{"q": 1}\n' * 10_000)
-    for number, content in enumerate((whole[: len(whole) // 2], b"no archive", whole[:40] + b"?" * 40)):
+    # The last one is damaged at the start of its second stream.
+    damaged = (whole[: len(whole) // 2], b"no archive", whole[:40] + b"?" * 40, whole + b"?" + whole[1:])
+    for number, content in enumerate(damaged):
         file = tmp_path / f"{number}.jsonl.{ending}"
         file.write_bytes(content)
         assert_refused(rf"^{file} cannot be read: .*; compress it again", file, "json")

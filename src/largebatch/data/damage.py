@@ -2,9 +2,10 @@
 
 import sys
 import zlib
+from bz2 import BZ2File
 from collections.abc import Iterator
 from contextlib import contextmanager
-from lzma import LZMAError
+from lzma import LZMAError, LZMAFile
 from zipfile import BadZipFile
 
 from largebatch.errors import DataError
@@ -30,3 +31,13 @@ def damage_told(file: object) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DataError(f"{file} cannot be read: {error}; compress it again (zstd: without --long)") from error
+
+
+def tell_of_the_rest(opened: object) -> None:
+    """Make Python's readers of bz2 and xz raise an error for what follows a stream and is none.
+
+    They would leave it out, with all streams after it.
+    """
+    if isinstance(opened, BZ2File | LZMAFile):
+        # The errors that it takes for the end; readers of other formats have none.
+        opened._buffer.raw._trailing_error = ()  # type: ignore[union-attr]

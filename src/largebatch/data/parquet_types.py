@@ -94,6 +94,7 @@ def check_types(files: Iterable[Path], uses: Uses | None) -> None:
 
 def _schema_of(file: Path) -> pa.Schema:
     if file.suffix != ".arrow":
+        _check_not_joined(file)
         return pq.read_schema(file)
     with pa.memory_map(str(file)) as opened:
         try:
@@ -101,6 +102,18 @@ def _schema_of(file: Path) -> pa.Schema:
         # Feather's.
         except pa.ArrowInvalid:
             return pa.ipc.open_file(opened).schema
+
+
+def _check_not_joined(file: Path) -> None:
+    """Raise DataError for Parquet files joined by `cat`, of which only rows of the first would be read."""
+    metadata = pq.read_metadata(file)
+    if metadata.num_row_groups and metadata.num_columns:
+        last = metadata.row_group(metadata.num_row_groups - 1).column(metadata.num_columns - 1)
+        start = last.dictionary_page_offset or last.data_page_offset
+        with file.open("rb") as opened:
+            opened.seek(start + last.total_compressed_size)
+            if b"PAR1PAR1" in opened.read():
+                raise DataError(f"data.path: {file} is joined of several Parquet files; write them apart")
 
 
 def _features(file: Path, schema: pa.Schema, names: Container[str]) -> Features:

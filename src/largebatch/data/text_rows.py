@@ -22,13 +22,13 @@ import datasets
 import fsspec
 
 from largebatch.data.columns import Use, Uses, no_column
-from largebatch.data.damage import damage_told
+from largebatch.data.damage import damage_told, tell_of_the_rest
 from largebatch.errors import DataError
 from largebatch.words import printable
 
 READERS = ("csv", "json", "text")
 """Names of the builders of `datasets` whose files are read here."""
-FORMAT = "5"
+FORMAT = "6"
 SEPARATORS = ",;\t|"  # of the cells of a CSV
 COMPRESSED = {b"\x1f\x8b": ".gz", b"(\xb5/\xfd": ".zst", b"\xfd7zXZ": ".xz"}
 """How compressed files begin, as no text in UTF-8 does, and what their names must end with."""
@@ -160,13 +160,14 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
         if _is_archive(Path(file)):
             raise DataError(f"{file} holds other files; unpack it")
         with fsspec.open(file, "rb", compression="infer") as opened:
+            tell_of_the_rest(opened)
             file_of_lines = io.BufferedReader(opened)  # those of zstd have no lines
             start = file_of_lines.peek(8)
             for first, ending in COMPRESSED.items():
                 if start.startswith(first):
                     raise ValueError(f"it is compressed; end its name with {ending}")
             if config.reader == "text":
-                lines = io.TextIOWrapper(file_of_lines, encoding="utf-8-sig", errors="surrogateescape")
+                lines = _lines(file_of_lines)
                 yield from enumerate(({"text": line.removesuffix("\n")} for line in lines), 1)
             elif config.reader == "json":
                 yield from _json_rows(file_of_lines)
@@ -185,10 +186,15 @@ def _is_archive(path: Path) -> bool:
     return len(members) != 1
 
 
+def _lines(file: IO[bytes], newline: str | None = None) -> Iterator[str]:
+    """The lines of a text without byte order marks, which joined files have within."""
+    # Bytes of other encodings are told with their row.
+    for line in io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline=newline):
+        yield line.removeprefix("\ufeff")
+
+
 def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int, Row]]:
-    # A spreadsheet's CSV may begin with a byte order mark. Bytes of other encodings are told with their row.
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    reader = csv.reader(text, delimiter=separator, strict=True)
+    reader = csv.reader(_lines(file, ""), delimiter=separator, strict=True)
     try:
         names = _header(reader)
         # Spreadsheets leave columns without a name.
@@ -200,9 +206,12 @@ def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int
                     f"it has {len(cells)} cells, but the header has {len(names)}, "
                     f"if they are separated by {separator!r}; correct it"
                 )
-            # An editor may have put a byte order mark before it.
-            if len(names) > 1 and [cell.strip('\ufeff"') for cell in cells] == names:
-                raise ValueError("it has the names of the columns again, as in joined files; remove it")
+            # Joined files may have another order.
+            if len(names) > 1 and sorted(cells) == sorted(names):
+                raise ValueError(
+                    "it has the names of the columns again, as in joined files; remove it or, if it is data, "
+                    "rename the columns"
+                )
             if cells:
                 # In a TSV, a quote that is only text takes all rows up to the next one into its cell.
                 may_hold_rows = [
@@ -220,9 +229,8 @@ def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int
 
 
 def _json_rows(file: IO[bytes]) -> Iterator[tuple[int, Row]]:
-    lines = enumerate(file, 1)
+    lines = enumerate((line.removeprefix(b"\xef\xbb\xbf") for line in file), 1)
     number, first = next(((number, line) for number, line in lines if line.strip()), (1, b""))
-    first = first.removeprefix(b"\xef\xbb\xbf")
     rows: Iterator[tuple[int, Any]]
     if first.lstrip().startswith(b"["):
         rows = enumerate(_parsed(first + file.read(), 1), 1)
