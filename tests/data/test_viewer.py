@@ -72,6 +72,15 @@ def gif_around(frame, height):
     return bytes(content)
 
 
+def bmp(pixels):
+    """With a mask for opacity, as version 4 has it."""
+    body = pixels[::-1, :, [2, 1, 0, 3]].tobytes()
+    height, width, _ = pixels.shape
+    header = struct.pack("<3I2H6I", 108, width, height, 1, 32, 3, len(body), 0, 0, 0, 0)
+    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    return struct.pack("<2s3I", b"BM", 122 + len(body), 0, 122) + header + masks + bytes(52) + body
+
+
 def seen(encoded, size=8):
     """Pixels of shape (size, size, 3): at 8, the evaluation's crop of these images is the whole."""
     return center_crop(opaque(Image.open(io.BytesIO(encoded), formats=FORMATS)), size).transpose(1, 2, 0)
@@ -108,6 +117,7 @@ ROUNDED = gray(np.round(DEEP / 257))
 TRANSPARENT = {
     "RGBA": (as_png(RGBA), over_white(COLORS, ALPHA)),
     "RGBA of 16 bits": (png_of(RGBA.astype(">u2") * 257, 16, 6), over_white(COLORS, ALPHA)),
+    "BMP": (bmp(RGBA), over_white(COLORS, ALPHA)),
     "LA": (as_png(np.dstack([GRAY, ALPHA])), over_white(gray(GRAY), ALPHA)),
     "LA as TIFF, multiplied": (
         tiff(np.dstack([np.round(GRAY * (ALPHA / 255)).astype(np.uint8), ALPHA]), EXTRA, 2, 1),
@@ -137,6 +147,7 @@ TRANSPARENT = {
 OPAQUE = {
     "1": (as_png(GRAY > 99), gray((GRAY > 99) * 255)),
     "L": (as_png(GRAY), gray(GRAY)),
+    "BMP of no opacity": (bmp(np.dstack([COLORS, 0 * ALPHA])), COLORS),
     "L whose 0 is white": (tiff(GRAY, PHOTOMETRIC, 1, 0), gray(255 - GRAY)),
     "P": (saved(PALETTE, "PNG"), PALETTE_COLORS),
     "16 bits": (as_png(DEEP), ROUNDED),

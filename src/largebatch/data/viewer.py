@@ -52,6 +52,9 @@ def opaque(image: Image.Image) -> Image.Image:
         white = colors.point(lambda _: 255)
         white.paste(colors.crop(tiles[0].extents), tiles[0].extents)
         return white
+    # Viewers take it for opaque: programs leave these bytes empty.
+    if (image.format, image.mode) == ("BMP", "RGBA") and not any(image.getextrema()[3]):
+        image.putalpha(255)
     if image.mode == "La":
         image = image.convert("LA")
     # Other modes would not fit their profile.
