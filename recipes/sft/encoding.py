@@ -18,7 +18,7 @@ from largebatch.errors import DataError
 
 from .config import AdditionData, HubPairs
 
-FORMAT = "8"
+FORMAT = "9"
 """Another number where the same rows make other tokens, or are not accepted any more."""
 
 
@@ -78,8 +78,8 @@ class Encoder(ABC):
                 continue
             if token := self.tokenizer.special_token_in(text):
                 raise Unusable(
-                    f"{what} has {token!r} in its text, which the tokenizer reads as a special token; write it "
-                    "otherwise"
+                    f"{what} has {token!r} in its text, which the tokenizer reads as a special token, or which "
+                    "is not text; write it otherwise"
                 )
             if self.tokenizer.merges_spaces_in(text):
                 raise Unusable(

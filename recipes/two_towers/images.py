@@ -165,7 +165,7 @@ class CaptionedImageSource:
         if not isinstance(caption, str) or not caption.strip() or caption != caption.encode(errors="ignore").decode():
             raise DataError(f"sample {index} has no {column!r} in UTF-8, in {where}; write one, or remove it")
         if token := self.texts.special_token_in(caption):
-            what = f"{token!r} in {column!r}, which the tokenizer reads as a special token"
+            what = f"{token!r} in {column!r}, which the tokenizer reads as a special token, or which is not text"
             raise DataError(f"sample {index}, in {where}, has {what}; write it otherwise, or remove it")
         if not self.texts.knows(caption):
             told = f"the tokenizer does not know most of {column!r}"

@@ -15,7 +15,7 @@ from largebatch.errors import DataError
 
 from .config import Config, ImageText
 
-FORMAT = "2"
+FORMAT = "3"
 """Another number where other texts are accepted."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import CTRLTokenizer, PreTrainedTokenizerFast
 
 from largebatch.data import prepared
@@ -366,6 +366,33 @@ def test_special_tokens_in_a_text(tmp_path):
     assert found == ["<word>", None, '<|"|>', "<end>", None, None]
     read = [not {3, 4, 1}.isdisjoint(tokens) for *tokens, _ in tokenizer.encode(texts)]
     assert read == [token is not None for token in found]
+
+
+def test_special_tokens_that_are_normalized(tmp_path):
+    """They are read in other spellings, and only as the tokenizer normalizes them."""
+    backend = Tokenizer(letters("<unk>"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.add_special_tokens([AddedToken("<END>", normalized=True), AddedToken("<Stop>", normalized=False)])
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>").save_pretrained(tmp_path)
+    tokenizer = PretrainedTokenizer(str(tmp_path))
+    texts = ["a<eNd>a", "a<END>", "<Stop>", "<stop>", "<STOP>", "a"]
+    found = [tokenizer.special_token_in(text) is not None for text in texts]
+    assert found == [True, True, True, False, False, False]
+    assert found == [not {1, 3, 4}.isdisjoint(tokens) for *tokens, _ in tokenizer.encode(texts)]
+    assert [tokenizer.special_token_in(text) for text in ("a\0", "a\ud800")] == ["\0", "\ud800"]
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [("tokenizer_config.json", {"split_special_tokens": True}), ("tokenizer.json", {"model": {"dropout": 0.1}})],
+)
+def test_a_tokenizer_that_splits_texts_at_random_or_special_tokens_is_refused(file, change, tmp_path):
+    opened(tmp_path, letters("<unk>"), "<unk>")
+    content = json.loads((tmp_path / file).read_text())
+    content |= {key: content[key] | value if isinstance(value, dict) else value for key, value in change.items()}
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(DataError, match="splits a text differently each time, or special tokens; in a copy, write"):
+        PretrainedTokenizer(str(tmp_path))
 
 
 def test_a_token_that_only_the_configuration_names_special(tmp_path):

@@ -82,13 +82,19 @@ class PretrainedTokenizer:
         if not ends:
             raise DataError(f"data.tokenizer: {path!r} has no end-of-text token to separate documents; use another one")
         self.end_of_text = ends[0]
+        backend = self.tokenizer.backend_tokenizer
+        if getattr(backend.model, "dropout", None) or backend.encode_special_tokens:
+            raise DataError(
+                f"data.tokenizer: {path!r} splits a text differently each time, or special tokens; in a copy, write "
+                '"dropout": null into tokenizer.json, and remove split_special_tokens from tokenizer_config.json'
+            )
         if self._leaves_out_unknown():
             raise DataError(
                 f"data.tokenizer: {path!r} leaves out characters that it does not know; use one with an unknown token, "
                 "or of bytes"
             )
-        self.tokenizer.backend_tokenizer.no_truncation()
-        self.tokenizer.backend_tokenizer.no_padding()
+        backend.no_truncation()
+        backend.no_padding()
         if stored is not None and self._differs_from(stored):
             raise DataError(
                 f"data.tokenizer: transformers reads {path!r} as {type(self.tokenizer).__name__}, which splits text "
@@ -117,9 +123,14 @@ class PretrainedTokenizer:
         return [[*document.ids, self.end_of_text] for document in encoded]
 
     def special_token_in(self, text: str) -> str | None:
-        """What of a text would be read as a special token."""
-        found = self._special_token.search(text)
+        """What of a text would be read as a special token, or is not text."""
+        given, normalized = self._special_token
+        found = given.search(text) or normalized.search(self._normalized(text))
         return found and found[0]
+
+    def _normalized(self, text: str) -> str:
+        normalizer = self.tokenizer.backend_tokenizer.normalizer
+        return normalizer.normalize_str(text) if normalizer else text
 
     def merges_spaces_in(self, text: str) -> bool:
         """Whether line breaks, tabs or several spaces within a text are read as one space."""
@@ -132,14 +143,16 @@ class PretrainedTokenizer:
         return [space for space in ("  ", "\n", "\t") if self.encode([f"a{space}a"]) == [one]]
 
     @cached_property
-    def _special_token(self) -> "re.Pattern[str]":
-        patterns = []
+    def _special_token(self) -> "list[re.Pattern[str]]":
+        """What is sought in a text as it is, and in a normalized one."""
+        # Zero bytes and halves of characters; an end that nothing can follow.
+        patterns = ([r"[\0\ud800-\udfff]"], [r"\Z."])
         for number, token in self.tokenizer.added_tokens_decoder.items():
-            if number in self.special_tokens and token.content:
+            content = self._normalized(token.content) if token.normalized else token.content
+            if number in self.special_tokens and content:
                 word = r"(?<!\w){}(?!\w)" if token.single_word else "{}"
-                patterns.append(word.format(re.escape(token.content)))
-        # Without any, an end that nothing can follow.
-        return re.compile("|".join(patterns) or r"\Z.")
+                patterns[token.normalized].append(word.format(re.escape(content)))
+        return [re.compile("|".join(each)) for each in patterns]
 
     def _differs_from(self, stored: tokenizers.Tokenizer) -> bool:
         """Whether it splits a text differently from tokenizer.json."""
