@@ -211,11 +211,29 @@ def test_models_that_cannot_be_built(fields, message):
         {"model_type": "mistral", "sliding_window": 8},
         {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
         {"model_type": "qwen2", "sliding_window": None},
+        {"model_type": "minimax", "sliding_window": 8, "layer_types": ["full_attention", "linear_attention"]},
+        {"model_type": "recurrent_gemma", "sliding_window": 8, "block_types": ["attention"]},
     ],
 )
 def test_windows_that_layers_have(more):
     sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
     assert configuration(section(config=sizes | more)).sliding_window == more["sliding_window"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model_type": "moshi", "sliding_window": 8},
+        {"model_type": "zaya", "sliding_window": 8},
+        {"model_type": "nemotron_h", "sliding_window": 8},
+        {"model_type": "lfm3", "sliding_window": 8, "num_hidden_layers": 2, "layer_types": ["full_attention", "conv"]},
+        {"model_type": "recurrent_gemma", "attention_window_size": 8, "block_types": ["recurrent"]},
+    ],
+)
+def test_windows_that_no_layer_has(given):
+    """With 2 instead of 20, the models' outputs are the same."""
+    with pytest.raises(UserError, match=f"model.config: {list(given)[1]} would have no effect"):
+        configuration(section(config=given))
 
 
 @pytest.mark.parametrize(
