@@ -56,6 +56,12 @@ def _own_environment(monkeypatch):
 
 
 @pytest.fixture
+def run_dir(tmp_path):
+    """The folder of a run, which the run makes."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
 def hub(tmp_path, monkeypatch):
     """An empty hub on this machine, which this process's libraries use."""
     # It imports `datasets`.

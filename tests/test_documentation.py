@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import accumulate, chain, pairwise, product
 from pathlib import Path
@@ -50,7 +49,7 @@ STAND_INS += ("docker", "enroot", "apptainer", "shellcheck")
 SSH = 'exec bash -c "${@: -1}"'
 
 
-def commands(document: Path) -> list[str]:
+def commands(document):
     """The commands after the prompts of a document's console blocks, with continued lines, and whole bash blocks."""
     found = []
     blocks = re.findall(r"(?ms)^```(console|bash)\n(.*?)^```$", document.read_text())
@@ -116,7 +115,7 @@ def repository(project, monkeypatch):
     return project
 
 
-def write_own_data() -> None:
+def write_own_data():
     """Write what the page on data takes for the reader's own: a folder of text, a file of pairs, folders of images."""
     from datasets import Dataset
 
@@ -137,7 +136,7 @@ def write_own_data() -> None:
         file.write_bytes(b"\0\xb0")
 
 
-def write_own_recipe(text: str) -> None:
+def write_own_recipe(text):
     """Write the recipe, on the reader's own documents, that a document's commands name."""
     place = Path("recipes", BERT.parent.name, "my_bert.json")
     if str(place) in text:
@@ -148,7 +147,7 @@ def write_own_recipe(text: str) -> None:
         place.write_text(json.dumps(config))
 
 
-def calls_of(command: str) -> list[list[str]]:
+def calls_of(command):
     """Run a command; the programs that it called, with their words."""
     file = Path("calls.jsonl")
     file.unlink(missing_ok=True)
@@ -157,11 +156,11 @@ def calls_of(command: str) -> list[list[str]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def assert_planned(recipe: str, words: list[str], world_size: int) -> None:
+def assert_planned(recipe, words, world_size):
     assert main(["plan", recipe, "--world-size", str(world_size), *words]) == 0, (recipe, words)
 
 
-def check_launch(words: list[str]) -> None:
+def check_launch(words):
     """As Accelerate itself reads it."""
     from accelerate.commands.launch import launch_command_parser
 
@@ -177,12 +176,12 @@ def check_launch(words: list[str]) -> None:
     assert_planned(recipe, overrides, launch.num_processes or 2)
 
 
-def check_preflight(words: list[str]) -> None:
+def check_preflight(words):
     """The options exist; the nodes do not."""
     build_parser("preflight").parse_known_args(words)
 
 
-def check_submission(words: list[str]) -> None:
+def check_submission(words):
     """Options of sbatch, the script, and overrides of its recipe, which stand-ins for `largebatch submit` have, too."""
     at = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
     script = Path(words[at])
@@ -196,7 +195,7 @@ def check_submission(words: list[str]) -> None:
     return assert_planned(recipe, overrides, 4)
 
 
-def check_image(words: list[str]) -> None:
+def check_image(words):
     """A command in a container is a command here."""
     if "run" in words:
         program, command, recipe, *_ = words[words.index("largebatch") + 1 :]
@@ -204,14 +203,14 @@ def check_image(words: list[str]) -> None:
         assert_planned(recipe, [], 8)
 
 
-def check_measurement(words: list[str]) -> None:
+def check_measurement(words):
     """The program knows the study."""
     program, study = words[:2]
     told = subprocess.run([sys.executable, program, "--help"], capture_output=True, text=True, check=True).stdout
     assert study in told
 
 
-def plan_instead(options) -> bool:
+def plan_instead(options):
     """What stands in for the runs of `verify`: the recipe, with what takes the place of its data, has a plan on each
     number of processes."""
     tiny = tiny_data_overrides(load_config(options.config, options.overrides)) if options.tiny_data else []
@@ -237,7 +236,7 @@ def trained(tmp_path_factory):
     return run_dir
 
 
-def anchors(document: Path) -> set[str]:
+def anchors(document):
     """The anchors that GitHub makes of the headings."""
     text = re.sub(r"(?ms)^```.*?^```$", "", document.read_text())
     headings = re.findall(r"(?m)^#+ (.*)$", text)
@@ -318,7 +317,7 @@ UNITS = {"epochs", "steps", "samples", "tokens"}
 FOR_MEASUREMENTS = {".compute.cudnn_attention", ".compute.gather_in_bf16"}
 
 
-def options_of(command: str) -> dict:
+def options_of(command):
     """The options of a command, and so the fields that it overrides, by dotted name."""
     found = {}
     for word, following in pairwise([*shlex.split(command.replace("\\\n", ""), comments=True), ""]):
@@ -330,13 +329,13 @@ def options_of(command: str) -> dict:
     return found
 
 
-def overriding_blocks(document: Path) -> list[dict]:
+def overriding_blocks(document):
     """The fields that are shown as parts of a recipe's JSON, by dotted name."""
     blocks = re.findall(r'(?ms)^```json\n(".*?)^```$', document.read_text())
     return [json.loads(f"{{{block}}}") for block in blocks]
 
 
-def names_in(value, path: str) -> Iterator[str]:
+def names_in(value, path):
     """The paths of all fields of a JSON value, and the words that they hold."""
     if isinstance(value, dict):
         for name, each in value.items():
@@ -349,7 +348,7 @@ def names_in(value, path: str) -> Iterator[str]:
         yield f"{path}={value}"
 
 
-def names_of(schema: dict, field: dict, path: str) -> Iterator[str]:
+def names_of(schema, field, path):
     """The same for all fields that a schema knows, and for the words that tell kinds of sections apart."""
     if "$ref" in field:
         field = schema["$defs"][field["$ref"].rpartition("/")[2]]

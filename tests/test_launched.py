@@ -31,17 +31,17 @@ WORDS = (f"--train.stop_after_steps={STEPS}", "--logging.every=1")
 STRATEGY = "zero2"
 
 
-def launch_command(recipe: Path, run_dir: Path, *overrides: str, strategy: str) -> list[str | Path]:
+def launch_command(recipe, run_dir, *overrides, strategy):
     command = [LAUNCH, "--config_file", f"recipes/accelerate_configs/{strategy}.yaml"]
     return [*command, recipe.parent / "train.py", "--config", recipe, "--run-dir", run_dir, *overrides]
 
 
-def launch(recipe: Path, run_dir: Path, *overrides: str, strategy: str = "ddp") -> subprocess.CompletedProcess[str]:
+def launch(recipe, run_dir, *overrides, strategy="ddp"):
     command = launch_command(recipe, run_dir, *overrides, strategy=strategy)
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
-def launch_by_accelerate(strategy: str, script: Path) -> None:
+def launch_by_accelerate(strategy, script):
     """What `accelerate launch` does, in a process that has imported it."""
     from accelerate.commands.launch import launch_command, launch_command_parser
 
@@ -70,7 +70,7 @@ def test_forked_jobs_have_the_environment_of_real_ones(strategy, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
+def launched(tmp_path_factory):
     """The output of a launched run, and its folder."""
     run_dir = tmp_path_factory.mktemp("launched") / "run"
     words = [*WORDS, "--data.num_eval_samples=40", "--demonstration=false"]
@@ -79,7 +79,7 @@ def launched(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
     return result, run_dir
 
 
-def noise_in(output: str) -> list[str]:
+def noise_in(output):
     """Lines that nobody wants to read; the launcher itself imports DeepSpeed, before any code of ours runs."""
     lines = [line for line in output.splitlines() if "Setting accelerator to CPU" not in line]
     return [line for line in lines if re.search("Warning|WARNING|INFO|deprecated|Traceback", line)]
@@ -124,8 +124,8 @@ def test_saved_weights_give_the_reported_evaluation(launched, tmp_path):
 # --- bad input: one clear message, a non-zero exit, nothing started ------------------------------------------------
 
 
-def test_bad_config_through_the_launcher(tmp_path):
-    result = launch(MAPS, tmp_path / "run", "--batch.micro_batch_siz=5", "--optimizer.softnes=1")
+def test_bad_config_through_the_launcher(run_dir):
+    result = launch(MAPS, run_dir, "--batch.micro_batch_siz=5", "--optimizer.softnes=1")
     assert result.returncode != 0
     # By one of two processes; the launcher's own report of failed workers ends with it.
     assert result.stderr.count("error: 2 problems in") == 1
@@ -140,7 +140,7 @@ def test_bad_config_through_the_launcher(tmp_path):
     assert "exitcode  : 2" in result.stderr
     assert 'train.py", line' not in result.stderr
     assert "src/largebatch/" not in result.stderr
-    assert not (tmp_path / "run").exists()
+    assert not run_dir.exists()
 
 
 def test_make_train_refuses_before_launching():

@@ -21,10 +21,9 @@ WORDS = (*TINY_MAPS, '--train.duration={"steps": 100000}')
 @pytest.mark.parametrize(
     ("number", "to_everybody", "num_workers"), [(signal.SIGTERM, False, 0), (signal.SIGINT, True, 1)]
 )
-def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(number, to_everybody, num_workers, tmp_path):
+def test_a_signal_to_the_launcher_stops_the_run_behind_a_checkpoint(number, to_everybody, num_workers, run_dir):
     """A signal to the launcher is passed on; Slurm and Ctrl-C signal all processes, loaders too, and it is passed on as
     well."""
-    run_dir = tmp_path / "run"
     words = (*WORDS, f"--data.num_workers={num_workers}")
     job = subprocess.Popen(
         launch_command(MAPS, run_dir, *words, strategy="ddp"),

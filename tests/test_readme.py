@@ -18,7 +18,7 @@ README, RECIPE_TABLE, STRATEGY_PAGE = (
 ON_H100S = ("--gpu", "h100", "--network", "400G/gpu")
 
 
-def shown_outputs() -> list[tuple[str, str]]:
+def shown_outputs():
     """Each `largebatch plan` of the README and of the page on strategies with the output below it."""
     shown = r"(?ms)^```console\n\$ (largebatch plan.*?)\n(.*?)^```$"
     return [each for page in (README, STRATEGY_PAGE) for each in re.findall(shown, page)]
@@ -73,7 +73,7 @@ def run_the_loop_that_is_shown(run_dir):
 
 
 @pytest.mark.slow
-def test_the_loop_that_is_shown_trains(tmp_path):
-    run_job(run_the_loop_that_is_shown, tmp_path / "run")
-    assert read_run(tmp_path / "run").evaluations[-1]["tokens"] == 16
-    assert len(read_run(tmp_path / "run").weights) > 5
+def test_the_loop_that_is_shown_trains(run_dir):
+    run_job(run_the_loop_that_is_shown, run_dir)
+    assert read_run(run_dir).evaluations[-1]["tokens"] == 16
+    assert len(read_run(run_dir).weights) > 5

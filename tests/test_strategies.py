@@ -2,7 +2,6 @@
 
 import json
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,7 +78,7 @@ RECIPES = {
 TOLERANCE = 1e-5
 
 
-def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
+def recorded(recipe, run_dir, *overrides):
     """Train, and return the metrics, the weights after the first and last step (on rank 0) and the evaluations."""
     from largebatch.run import Run
 
@@ -112,13 +111,13 @@ def recorded(recipe: Path, run_dir: Path, *overrides: str) -> dict:
 
 
 @cache
-def reference(name: str) -> dict:
+def reference(name):
     recipe, overrides, (train_plainly, *arguments) = RECIPES[name]
     (result,) = run_job(train_plainly, recipe, overrides, STEPS, *arguments, strategy="single")
     return result
 
 
-def assert_same(result: dict, expected: dict, steps: int = STEPS, tolerance: float = TOLERANCE) -> None:
+def assert_same(result, expected, steps=STEPS, tolerance=TOLERANCE):
     """Loss, learning rate and gradient norm of each step, and weights after the first and last, up to rounding."""
     assert len(expected["metrics"]) == steps
     for name, allowed in (("loss", tolerance), ("lr", 1e-12), ("grad_norm", tolerance)):
@@ -130,7 +129,7 @@ def assert_same(result: dict, expected: dict, steps: int = STEPS, tolerance: flo
             assert difference <= tolerance, (name, difference)
 
 
-def differences(mine: dict, theirs: dict) -> list[str]:
+def differences(mine, theirs):
     """What is not equal to the last bit in two results of `recorded`."""
     found = [
         key
@@ -167,20 +166,20 @@ SAMPLE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", SAMPLE, ids=lambda sample: "-".join(map(str, sample)))
-def test_same_as_a_plain_loop(sample, tmp_path):
+def test_same_as_a_plain_loop(sample, run_dir):
     name, strategy, world_size, *others = sample
     recipe, overrides, _ = RECIPES[name]
     words = (*overrides, *(f"--batch.micro_batch_size={size}" for size in others), "--evaluation.max_samples=8")
-    result = run_job(recorded, recipe, tmp_path / "run", *words, strategy=strategy, world_size=world_size)[0]
+    result = run_job(recorded, recipe, run_dir, *words, strategy=strategy, world_size=world_size)[0]
     assert_same(result, reference(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
-def test_bf16_keeps_weights_and_their_reduction_in_fp32(strategy, tmp_path):
+def test_bf16_keeps_weights_and_their_reduction_in_fp32(strategy, run_dir):
     """Matrix products round to 8 bits, so losses agree to some 1e-3 only; the start checks weights and reduction."""
     words = (*SMALL_GPT, "--precision=bf16", "--evaluation.max_samples=8")
-    result = run_job(recorded, PYDOC, tmp_path / "run", *words, strategy=strategy)[0]
+    result = run_job(recorded, PYDOC, run_dir, *words, strategy=strategy)[0]
     mine, theirs = ([line["loss"] for line in run["metrics"]] for run in (result, reference("adamw")))
     assert mine == pytest.approx(theirs, rel=2e-3)
     # It did compute in bf16.

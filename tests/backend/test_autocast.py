@@ -42,9 +42,9 @@ def copies_after_the_blocks(folder, *words):
     return len(copies), alive[0]
 
 
-def test_recomputed_blocks_keep_no_copies(tmp_path):
+def test_recomputed_blocks_keep_no_copies(run_dir):
     words = ("--compute.activation_checkpointing=full", "--data.block_size=24")
-    for made, alive in run_job(copies_after_the_blocks, tmp_path / "run", *words, strategy="zero3"):
+    for made, alive in run_job(copies_after_the_blocks, run_dir, *words, strategy="zero3"):
         assert (made, alive) == (3 * 3, 0)
 
 

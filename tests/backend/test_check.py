@@ -71,8 +71,8 @@ def train_with(change, run_dir):
     train(PYDOC, *SMALL, "--train.stop_after_steps=1", run_dir=run_dir)
 
 
-def test_deepspeed(tmp_path):
-    report = failure_of(train_with, change_deepspeed, tmp_path / "run", strategy="zero2")
+def test_deepspeed(run_dir):
+    report = failure_of(train_with, change_deepspeed, run_dir, strategy="zero2")
     for words in (
         "gradient clipping in DeepSpeed: the plan says 1.0, the engine has 0.5",
         "gradient accumulation inside the engine: the plan says 1, the engine has 4",
@@ -86,8 +86,8 @@ def test_deepspeed(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
-def test_an_optimizer_that_wrapping_changes(strategy, tmp_path):
-    report = failure_of(train_with, change_the_optimizer, tmp_path / "run", strategy=strategy)
+def test_an_optimizer_that_wrapping_changes(strategy, run_dir):
+    report = failure_of(train_with, change_the_optimizer, run_dir, strategy=strategy)
     found = report[report.index("hyperparameters per group") :]
     assert "'weight_decay': 0.1" in found
     assert "'maximize': True" in found
@@ -107,6 +107,6 @@ def test_ddp_holds_single_numbers_whole(tmp_path):
     assert "got no gradient, such as temperature" in failure_of(train_with, add_a_single_number, tmp_path)
 
 
-def test_master_weights(tmp_path):
-    report = failure_of(train_with, halve_the_weights, tmp_path / "run", strategy="fsdp")
+def test_master_weights(run_dir):
+    report = failure_of(train_with, halve_the_weights, run_dir, strategy="fsdp")
     assert "master weights: the plan says {'torch.float32'}" in report

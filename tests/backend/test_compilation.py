@@ -81,19 +81,19 @@ def eager(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_same_training(eager, tmp_path):
+def test_the_same_training(eager, run_dir):
     """Blocks share their code, whatever flags change from micro-batch to micro-batch: of training and of evaluation
     there is a graph of the first length, and one of any."""
-    result = run_job(trace_here, tmp_path / "run", COMPILED, strategy="zero3")[0]
+    result = run_job(trace_here, run_dir, COMPILED, strategy="zero3")[0]
     assert_same(result, eager)
     assert 1 < result["graphs"] <= 5
 
 
 @pytest.mark.slow
-def test_blocks_whose_weights_are_gathered_in_bf16_share_their_graphs(tmp_path):
+def test_blocks_whose_weights_are_gathered_in_bf16_share_their_graphs(run_dir):
     """The names of weights are not compiled: training and evaluation have a graph each, besides that of the trial."""
     words = ("--model.num_layers=3", "--train.stop_after_steps=2", COMPILED, "--precision=bf16")
-    assert run_job(trace_gpt, tmp_path / "run", *words, strategy="fsdp")[0]["graphs"] == 3
+    assert run_job(trace_gpt, run_dir, *words, strategy="fsdp")[0]["graphs"] == 3
 
 
 def test_what_is_compiled(monkeypatch):
@@ -147,15 +147,15 @@ def train_where_one_fails(run_dir, part):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "strategy"), [("forward", "ddp"), ("backward", "zero3")])
-def test_if_one_process_cannot_compile_none_does(part, strategy, eager, tmp_path):
+def test_if_one_process_cannot_compile_none_does(part, strategy, eager, run_dir):
     """A compiler that is missing shows before the first step; a graph that cannot be built, in its passes."""
-    results = run_job(train_where_one_fails, tmp_path / "run", part, strategy=strategy)
+    results = run_job(train_where_one_fails, run_dir, part, strategy=strategy)
     assert_same(results[0], eager)
     first, *later = results[0]["calls"]
     assert later == [first] * 7
     # The trial of the compiler; and graphs of each block, forward and backward.
     assert (first == 1) if part == "forward" else (first > 4)
-    (event,) = events(tmp_path / "run", "not_compiled")
+    (event,) = events(run_dir, "not_compiled")
     assert event["reason"].startswith("on rank 1: torch.compile does not work on ")
     assert "No working C++ compiler" in event["reason"]
 
@@ -172,11 +172,11 @@ LORA = '--model.lora={"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}'
         ("zero3", SIMCLR, (), "Encoder"),
     ],
 )
-def test_what_is_cut_up_inside(strategy, recipe, words, region, tmp_path):
+def test_what_is_cut_up_inside(strategy, recipe, words, region, run_dir):
     """FSDP2 gathers each stage of a ResNet by itself, and ZeRO-3 each layer of a model."""
     remedy = f'compute.compile: {strategy} .* of {region} .*; write "auto", or launch with ddp'
     with pytest.raises(JobFailed, match=remedy):
-        train_in_job(recipe, tmp_path / "run", *TWO_STEPS, *words, strategy=strategy)
+        train_in_job(recipe, run_dir, *TWO_STEPS, *words, strategy=strategy)
 
 
 def train_as_on_gpus(run_dir, recipe, *words):
@@ -186,31 +186,31 @@ def train_as_on_gpus(run_dir, recipe, *words):
 
 
 @pytest.mark.slow
-def test_what_is_not_asked_for_runs_eagerly(tmp_path):
+def test_what_is_not_asked_for_runs_eagerly(run_dir):
     """Where compiling it would be refused: a compiled backward pass needs frozen weights whole, and ZeRO-3 has let them
     go again."""
-    history = run_job(train_as_on_gpus, tmp_path / "run", ADDITION, LORA, strategy="zero3")[0]
+    history = run_job(train_as_on_gpus, run_dir, ADDITION, LORA, strategy="zero3")[0]
     assert [line["event"] for line in history] == ["started", "not_compiled", "finished"]
     assert "zero3 does not gather all weights of" in history[1]["reason"]
 
 
 @pytest.mark.slow
-def test_stages_that_fsdp_gathers_are_compiled(tmp_path):
+def test_stages_that_fsdp_gathers_are_compiled(run_dir, tmp_path):
     """Accelerate's own units would be the convolutions inside them."""
     train_digits = partial(trace_here, recipe=DIGITS)
     two_steps = "--train.stop_after_steps=2"
     expected = run_job(train_digits, tmp_path / "eager", two_steps, strategy="ddp")[0]
-    result = run_job(train_digits, tmp_path / "run", two_steps, COMPILED, strategy="fsdp")[0]
+    result = run_job(train_digits, run_dir, two_steps, COMPILED, strategy="fsdp")[0]
     assert_same(result, expected)
     assert result["graphs"] > 1
-    assert events(tmp_path / "run", "not_compiled") == []
+    assert events(run_dir, "not_compiled") == []
 
 
 @pytest.mark.slow
-def test_a_whole_model_is_the_same_training(eager, tmp_path):
-    result = run_job(trace_here, tmp_path / "run", "--compute.compile=model", strategy="ddp")[0]
+def test_a_whole_model_is_the_same_training(eager, run_dir):
+    result = run_job(trace_here, run_dir, "--compute.compile=model", strategy="ddp")[0]
     assert_same(result, eager)
-    assert events(tmp_path / "run", "not_compiled") == []
+    assert events(run_dir, "not_compiled") == []
     assert result["graphs"] > 1
 
 
@@ -264,13 +264,13 @@ def test_where_models_are_compiled(words, world_size, devices, line):
     ("what", "strategy", "train_gpt"),
     [("selective", "fsdp", trace_gpt), ("full", "single", partial(train_here, recipe=PYDOC))],
 )
-def test_blocks_that_are_computed_again_are_compiled(what, strategy, train_gpt, tmp_path):
+def test_blocks_that_are_computed_again_are_compiled(what, strategy, train_gpt, run_dir, tmp_path):
     """In one graph of training, which all blocks share, and one of evaluation, besides that of the first trial; what
     dropout has drawn is drawn again. On one process, kernels are compiled. A run that began eagerly goes on."""
     (expected,) = run_job(train_gpt, tmp_path / "eager", strategy="single")
-    run_job(train_gpt, tmp_path / "run", "--train.stop_after_steps=4", strategy=strategy)
+    run_job(train_gpt, run_dir, "--train.stop_after_steps=4", strategy=strategy)
     words = (COMPILED, f"--compute.activation_checkpointing={what}")
-    result = run_job(train_gpt, tmp_path / "run", *words, strategy=strategy)[0]
+    result = run_job(train_gpt, run_dir, *words, strategy=strategy)[0]
     assert result["evaluations"].pop(0)["step"] == 4
     assert_same(result, expected)
     assert result["graphs"] == 3

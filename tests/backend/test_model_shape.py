@@ -34,6 +34,6 @@ def units_of_a_job(run_dir, recipe):
 
 
 @pytest.mark.parametrize("recipe", [PYDOC, LLAMA, SIMCLR])
-def test_units_are_those_of_fsdp(recipe, tmp_path):
-    for counted, real in run_job(units_of_a_job, tmp_path / "run", recipe, strategy="fsdp"):
+def test_units_are_those_of_fsdp(recipe, run_dir):
+    for counted, real in run_job(units_of_a_job, run_dir, recipe, strategy="fsdp"):
         assert counted == real

@@ -55,12 +55,12 @@ def settings_of_a_run(folder, recipe, hang_seconds, deterministic):
         ("zero1", "null", "true", timedelta(days=2), ["172800", "2000", ":4096:8", "Ring", "Simple"]),
     ],
 )
-def test_settings(strategy, hang_seconds, deterministic, timeout, settings, tmp_path):
+def test_settings(strategy, hang_seconds, deterministic, timeout, settings, run_dir):
     """Without a limit NCCL's own would be 10 minutes. For sums, which have different lengths, cuDNN's attention may not
     be used."""
     recipe = ADDITION if deterministic == "true" else PYDOC
     for timeouts, environment, is_deterministic, uses_cudnn in run_job(
-        settings_of_a_run, tmp_path / "run", recipe, hang_seconds, deterministic, strategy=strategy
+        settings_of_a_run, run_dir, recipe, hang_seconds, deterministic, strategy=strategy
     ):
         assert uses_cudnn == (recipe == PYDOC)
         assert timeouts == [timeout, timedelta(days=2)]
@@ -69,6 +69,6 @@ def test_settings(strategy, hang_seconds, deterministic, timeout, settings, tmp_
 
 
 @pytest.mark.slow
-def test_recipes_use_no_operation_without_a_deterministic_kernel(tmp_path):
+def test_recipes_use_no_operation_without_a_deterministic_kernel(run_dir):
     words = ("--compute.deterministic=true", "--train.stop_after_steps=2")
-    train_in_job(DIGITS, tmp_path / "run", *words, strategy="single")
+    train_in_job(DIGITS, run_dir, *words, strategy="single")

@@ -28,9 +28,9 @@ def elements_of_a_process(run_dir):
 
 
 @pytest.mark.parametrize(("strategy", "world_size"), [("hsdp", 4), ("ddp", 4)])
-def test_the_writing_is_shared(strategy, world_size, tmp_path):
+def test_the_writing_is_shared(strategy, world_size, run_dir):
     """That each element is written once is a condition of every resume."""
-    results = run_job(elements_of_a_process, tmp_path / "run", strategy=strategy, world_size=world_size)
+    results = run_job(elements_of_a_process, run_dir, strategy=strategy, world_size=world_size)
     assert {summed for _, summed in results} == {2 if strategy == "hsdp" else world_size}
     assert all(written.keys() == {"weight", "exp_avg", "exp_avg_sq"} for written, _ in results)
     # A shard has whole rows, so those of FSDP2 differ a little.

@@ -32,13 +32,13 @@ COMMANDS = {
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(run_dir, tmp_path):
     """The folder and the environment of a launch."""
     checkout = copy_checkout(tmp_path / "checkout")
-    (tmp_path / "run").mkdir()
+    run_dir.mkdir()
     (tmp_path / "hosts").write_text("# two machines\na slots=8\nb slots=8\na slots=8\n")
     path = write_commands(tmp_path / "bin", COMMANDS)
-    return checkout, {"HOME": "/", "PATH": path, "RUN_DIR": str(tmp_path / "run"), "LARGEBATCH_ENV": ""}
+    return checkout, {"HOME": "/", "PATH": path, "RUN_DIR": str(run_dir), "LARGEBATCH_ENV": ""}
 
 
 def node(launch, *words, **changes):
@@ -50,9 +50,9 @@ def node(launch, *words, **changes):
 
 
 @pytest.fixture
-def written(tmp_path):
+def written(run_dir):
     """The words in a file that a played command wrote, with a space behind each."""
-    return lambda name: (tmp_path / "run" / name).read_text().replace("\n", " ")
+    return lambda name: (run_dir / name).read_text().replace("\n", " ")
 
 
 def test_a_recipe_elsewhere(launch, tmp_path, written):
@@ -146,7 +146,7 @@ def test_a_refusal_of_the_training_counts_without_a_preflight(launch):
     assert (code, "trains on" in log) == (2, True), log
 
 
-def test_options_of_the_jobset(launch, tmp_path, written):
+def test_options_of_the_jobset(launch, run_dir, written):
     checkout, environment = launch
     spec = yaml.safe_load((checkout / "launch/kubernetes.yaml").read_text())["spec"]
     (container,) = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
@@ -162,7 +162,7 @@ def test_options_of_the_jobset(launch, tmp_path, written):
     assert container["command"] == ["bash", "launch/node.sh"]
     code, log = run_bash("launch/node.sh", *words, cwd=checkout, environment=environment)
     assert code == 0, log
-    assert environment_in(tmp_path / "run")["LARGEBATCH_TOKEN"] == "uid.3"
+    assert environment_in(run_dir)["LARGEBATCH_TOKEN"] == "uid.3"
     assert " --gpus 8 " in written("preflight")
     assert " --num_machines 2 --num_processes 16 --machine_rank 1 " in written("words.n7")
     place = " --main_process_ip largebatch-node-0-0.largebatch --main_process_port 29500 "
@@ -176,8 +176,8 @@ def leave_files_in(start):
         (start / name).write_text('{"kind": "refused"}')
 
 
-def test_the_first_node_removes_what_an_earlier_start_has_left(launch, tmp_path):
-    start = tmp_path / "run/jobs/9/start_0"
+def test_the_first_node_removes_what_an_earlier_start_has_left(launch, run_dir):
+    start = run_dir / "jobs/9/start_0"
     leave_files_in(start)
     assert node(launch, RECIPE)[0] == 2  # the refusal counts, since the second node removes nothing
     code, log = node(launch, "--node-rank", "0", RECIPE)

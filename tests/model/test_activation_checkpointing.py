@@ -40,7 +40,7 @@ def test_not_a_bit_changes(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_models_without_such_blocks_are_refused(tmp_path):
+def test_models_without_such_blocks_are_refused(run_dir):
     with pytest.raises(JobFailed, match=r'Encoder has no blocks that can be recomputed.*write "none"'):
-        run_job(partial(train, run_dir=tmp_path / "run"), SIMCLR, SELECTIVE)
-    assert not (tmp_path / "run").exists()
+        run_job(partial(train, run_dir=run_dir), SIMCLR, SELECTIVE)
+    assert not run_dir.exists()

@@ -66,8 +66,8 @@ def growth_until_prepared(run_dir, *words):
         ("zero3", 3, 2),
     ],
 )
-def test_no_process_holds_the_whole_model(strategy, shares, parameters, tmp_path):
-    for size, grown in run_job(growth_until_prepared, tmp_path / "run", strategy=strategy, world_size=4):
+def test_no_process_holds_the_whole_model(strategy, shares, parameters, run_dir):
+    for size, grown in run_job(growth_until_prepared, run_dir, strategy=strategy, world_size=4):
         limit = shares * size // 4 + parameters * LARGEST + ALLOWANCE
         assert limit < size
         assert grown <= limit, (grown / MIB, limit / MIB, size / MIB)

@@ -51,9 +51,9 @@ def assert_starts_from(found, weights):
     ("strategy", "world_size"),
     [("ddp", 2), ("fsdp", 3), ("zero3", 3)],
 )
-def test_the_same_bits_everywhere(strategy, world_size, tmp_path):
+def test_the_same_bits_everywhere(strategy, world_size, run_dir):
     words = ("--batch.micro_batch_size=2", "--seed=7")
-    results = run_job(prepared, tmp_path / "run", *words, strategy=strategy, world_size=world_size)
+    results = run_job(prepared, run_dir, *words, strategy=strategy, world_size=world_size)
     assert_starts_from(results[0], expected(*words, seed=7))
 
 
@@ -72,23 +72,23 @@ def prepared_with_another_seed_on_rank_1(run_dir):
     prepared(run_dir)
 
 
-def test_processes_that_draw_other_weights_are_refused(tmp_path):
+def test_processes_that_draw_other_weights_are_refused(run_dir):
     with pytest.raises(JobFailed) as failure:
-        run_job(prepared_with_another_seed_on_rank_1, tmp_path / "run", strategy="fsdp")
+        run_job(prepared_with_another_seed_on_rank_1, run_dir, strategy="fsdp")
     assert "rank 1 starts with a different model.layers.1.mlp.up_proj.weight than rank 0" in str(failure.value)
-    assert not (tmp_path / "run").exists()
+    assert not run_dir.exists()
 
 
 # --- going on, and the end ----------------------------------------------------------------------------------------
 
 
-def test_resumed_bit_for_bit(tmp_path):
+def test_resumed_bit_for_bit(run_dir, tmp_path):
     """And what is left at the end, which no process has put together, is what `transformers` reads."""
     words = (*TINY_LLAMA, "--logging.every=1", "--data.num_eval_samples=32")
     stop_and_resume(tmp_path, words, Interruption("signal", 0, 5), strategy="zero3", recipe=LLAMA)
-    assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
+    assert_bit_for_bit(run_dir, tmp_path / "whole")
     (evaluation,) = read_json_lines(tmp_path / "run/evaluations.jsonl")
-    assert evaluation["loss"] == pytest.approx(evaluate_saved(tmp_path / "run")["loss"], rel=1e-5)
+    assert evaluation["loss"] == pytest.approx(evaluate_saved(run_dir)["loss"], rel=1e-5)
     model, about = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model", output_loading_info=True)
     assert not any(about.values())
     # Which training does not keep.
@@ -108,11 +108,11 @@ def train_llama(run_dir, disk_is_full):
     train(LLAMA, *TINY_LLAMA, "--data.num_eval_samples=8", run_dir=run_dir)
 
 
-def test_a_run_whose_last_checkpoint_cannot_be_written_has_no_weights_until_it_is_run_again(tmp_path):
+def test_a_run_whose_last_checkpoint_cannot_be_written_has_no_weights_until_it_is_run_again(run_dir):
     with pytest.raises(JobFailed) as failure:
-        run_job(train_llama, tmp_path / "run", True, strategy="single")
+        run_job(train_llama, run_dir, True, strategy="single")
     assert "the latest complete one: none yet" in str(failure.value)
-    assert RunFolder(tmp_path / "run").history()[-1]["kind"] == "files"
-    assert not (tmp_path / "run/model").exists()
-    run_job(train_llama, tmp_path / "run", False, strategy="single")
-    assert (tmp_path / "run/model").exists()
+    assert RunFolder(run_dir).history()[-1]["kind"] == "files"
+    assert not (run_dir / "model").exists()
+    run_job(train_llama, run_dir, False, strategy="single")
+    assert (run_dir / "model").exists()

@@ -132,9 +132,8 @@ def train_plainly(precision):
         ("zero3", "fp32", 1e-5),
     ],
 )
-def test_as_a_plain_loop_averages(strategy, precision, tolerance, tmp_path):
+def test_as_a_plain_loop_averages(strategy, precision, tolerance, run_dir, tmp_path):
     """Evaluated, in the checkpoint and exported; weights go on as if they had not been evaluated."""
-    run_dir = tmp_path / "run"
     words = (*GROWING, f"--precision={precision}", '--evaluation.every={"steps": 5}')
     found = run_job(recorded_averages, PYDOC, run_dir, *words, strategy=strategy)[0]
     export(run_dir, tmp_path / "ema/model", ema=True)
@@ -158,9 +157,8 @@ def exported_from(run_dir, out, **options):
 
 
 @pytest.mark.slow
-def test_running_statistics_are_averaged_too(tmp_path):
+def test_running_statistics_are_averaged_too(run_dir, tmp_path):
     """A step that is skipped moves no average, and the first that is not is where they begin."""
-    run_dir = tmp_path / "run"
     words = (
         EMA,
         "--train.stop_after_steps=5",
@@ -207,11 +205,11 @@ def test_resumed_bit_for_bit(tmp_path):
 
 
 @pytest.mark.slow
-def test_not_turned_on_between_starts_of_a_run(tmp_path):
+def test_not_turned_on_between_starts_of_a_run(run_dir, tmp_path):
     words = (*GROWING[:-2], "--logging.trackers=[]", "--train.stop_after_steps=2")
-    assert failure_of(partial(train, run_dir=tmp_path / "run"), PYDOC, *words) is None
+    assert failure_of(partial(train, run_dir=run_dir), PYDOC, *words) is None
     with pytest.raises(UserError, match=r"it has no averaged weights; leave out --ema, or train with optimizer.ema_"):
-        export(tmp_path / "run", tmp_path / "none", ema=True)
+        export(run_dir, tmp_path / "none", ema=True)
     words = (*words[:-1], "--train.stop_after_steps=4", EMA, "--allow-change", "optimizer.ema_half_life")
-    failure = failure_of(partial(train, run_dir=tmp_path / "run"), PYDOC, *words)
+    failure = failure_of(partial(train, run_dir=run_dir), PYDOC, *words)
     assert re.search(r"it has no ema/\S+, which this optimizer needs", failure)

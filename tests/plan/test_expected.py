@@ -126,9 +126,8 @@ def test_a_figure_may_be_added_to_an_unfinished_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", [FIGURE, TARGET])
-def test_the_report_says_where_the_run_is(tmp_path, figure):
-    run = tmp_path / "run"
-    plan = write_run(run, ("--expected", json.dumps(figure)), steps=range(50, 441, 10))
-    assert main(["report", str(run)]) == 0
-    page = Page(run / "report.html")
-    assert str(compare(plan, read_json_lines(run / "evaluations.jsonl"))) in page.text
+def test_the_report_says_where_the_run_is(run_dir, figure):
+    plan = write_run(run_dir, ("--expected", json.dumps(figure)), steps=range(50, 441, 10))
+    assert main(["report", str(run_dir)]) == 0
+    page = Page(run_dir / "report.html")
+    assert str(compare(plan, read_json_lines(run_dir / "evaluations.jsonl"))) in page.text

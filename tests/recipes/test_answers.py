@@ -1,7 +1,6 @@
 """Answers that the model writes at evaluations: equal on all strategies, those of `generate`, and harmless."""
 
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -32,14 +31,14 @@ WORDS = (
 ANSWERS = ("--evaluation.answers=5", "--evaluation.max_answer_tokens=3")
 
 
-def generated(model, prompt: str) -> str:
+def generated(model, prompt):
     """What a user of `transformers` gets from a model."""
     tokens = torch.tensor([list(prompt.encode())])
     written = model.generate(tokens, max_new_tokens=3, do_sample=False, eos_token_id=0, pad_token_id=0)
     return bytes(written[0, len(prompt) :].tolist()).decode(errors="replace")
 
 
-def trained(run_dir: Path) -> tuple[list[dict], bytes]:
+def trained(run_dir):
     lines = [{name: line[name] for name in EXACT} for line in read_json_lines(run_dir / "metrics.jsonl")]
     return lines, (run_dir / "model/model.safetensors").read_bytes()
 
@@ -77,7 +76,7 @@ def answer_of(tmp_path, monkeypatch):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     encode = partial(tokenizer.encode, add_special_tokens=False)
 
-    def ask(expected: str, written: str, max_tokens: int = 20, block_size: int = 40) -> str:
+    def ask(expected, written, max_tokens=20, block_size=40):
         prompt = encode("Hello")
         tokens = encode(f"{written}xxxxxxx")
         monkeypatch.setattr(answers, "prompts_and_answers", lambda _: [(prompt, encode(expected))])

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,11 +39,11 @@ MLP = ["gate_proj", "up_proj", "down_proj"]
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
 
 
-def section(**fields) -> AutoCausalLM:
+def section(**fields):
     return AutoCausalLM(architecture="auto", **fields)
 
 
-def loaded(folder: Path, lora: Lora | None = None):
+def loaded(folder, lora=None):
     return load_causal_lm(section(path=str(folder), lora=lora))
 
 

@@ -60,12 +60,12 @@ def test_only_text_that_is_predicted_is_shown(recipe, capsys):
 CODES = {"Anna": "417", "Bert": "902", "Cleo": "385"}
 
 
-def code_of(name: str) -> list[dict[str, str]]:
+def code_of(name):
     """Two turns, whose last answer nobody can know who has not learned it."""
     return [ASK, SAY, {"role": "user", "content": f"{name}?"}, {"role": "assistant", "content": CODES[name]}]
 
 
-def answer(chat, model, name: str) -> str:
+def answer(chat, model, name):
     """What a user of `transformers` gets."""
     asked = chat.apply_chat_template(
         code_of(name)[:3], add_generation_prompt=True, return_tensors="pt", return_dict=True

@@ -49,13 +49,13 @@ def encoder(tmp_path, chat_template, block_size=1000, takes_in_spaces=False, **l
     return tasks.module("sft", "chats").ChatEncoder(data, PretrainedTokenizer(str(tmp_path)))
 
 
-def problems_of(tmp_path, chat_template, *conversations, tools=(), **layout) -> list[str]:
+def problems_of(tmp_path, chat_template, *conversations, tools=(), **layout):
     """What is wrong with each conversation, and its tools; nothing with those that can be used."""
     rows = {layout.get("column", "messages"): conversations, "tools": tools or [None] * len(conversations)}
     return encoder(tmp_path, chat_template, **layout)(rows)["problem"]
 
 
-def samples_of(config) -> list[tuple[list[int], list[int]]]:
+def samples_of(config):
     """What is read, and the labels of that."""
     train, _ = chat_sources(config)
     batches = [train.fetch(np.array([index]), 0) for index in range(train.num_available)]

@@ -35,7 +35,7 @@ SMALL = (
 
 
 @pytest.fixture
-def words(tmp_path) -> tuple[str, ...]:
+def words(tmp_path):
     """96 noisy pictures, so that three steps are an epoch, and the fourth sees other crops."""
     random = np.random.default_rng(0)
     pictures = [png(random.integers(0, 256, size=(32, 32, 3), dtype=np.uint8)) for _ in range(96)]

@@ -75,9 +75,9 @@ def in_micro_batches(config, model, batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 2), ("fsdp", 2), ("ddp", 1)])
-def test_training(strategy, world_size, tmp_path):
+def test_training(strategy, world_size, run_dir):
     """With one micro-batch a process, and with two, whose images are encoded twice."""
-    result = run_job(recorded, CLIP_DIGITS, tmp_path / "run", *WORDS, strategy=strategy, world_size=world_size)[0]
+    result = run_job(recorded, CLIP_DIGITS, run_dir, *WORDS, strategy=strategy, world_size=world_size)[0]
     (expected,) = run_job(plain, CLIP_DIGITS, WORDS, in_micro_batches, strategy="single")
     assert_same(result, expected, STEPS, tolerance=1e-10)
 

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.slow
 FIGURE = {"metric": "accuracy", "value": 0.8, "spread": 0.05, "seeds": 3, "after": {"epochs": 12}, "source": "a paper"}
 
 
-def test_accuracy_and_how_it_compares_with_a_figure(tmp_path):
+def test_accuracy_and_how_it_compares_with_a_figure(run_dir):
     words = ["--batch.global_batch_size=512", f"--expected={json.dumps(FIGURE)}"]
-    train_in_job(DIGITS, tmp_path / "run", *words)
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    train_in_job(DIGITS, run_dir, *words)
+    summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["evaluation"]["accuracy"] >= 0.96
-    lines = read_json_lines(tmp_path / "run/evaluations.jsonl")
+    lines = read_json_lines(run_dir / "evaluations.jsonl")
     # tests/plan has what follows from it.
     assert summary["expected"]["found"] == next(line["accuracy"] for line in lines if line["epoch"] >= 12)
 

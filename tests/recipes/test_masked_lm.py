@@ -41,9 +41,9 @@ def first_phase(tmp_path_factory):
     return run_dir
 
 
-def test_the_second_phase_starts_from_the_weights_of_the_first(first_phase, tmp_path):
+def test_the_second_phase_starts_from_the_weights_of_the_first(first_phase, run_dir):
     words = (*TINY, SECOND, f"--model.initial_weights={first_phase / 'model'}")
-    found = run_job(starting_weights, BERT, tmp_path / "run", *words, strategy="zero3")[0]
+    found = run_job(starting_weights, BERT, run_dir, *words, strategy="zero3")[0]
     for name, parameter in BertForMaskedLM.from_pretrained(first_phase / "model").named_parameters():
         np.testing.assert_array_equal(found[name], parameter.detach().numpy(), err_msg=name)
 

@@ -16,7 +16,7 @@ image_sources = tasks.sources("image_classification")
 partners = tasks.module("image_classification", "mixup").partners
 
 
-def sources(seed: int = 0):
+def sources(seed=0):
     return image_sources(load_config(VIT_DIGITS, ("--loss.mixup_alpha=0.4", f"--seed={seed}")))
 
 

@@ -4,7 +4,6 @@ model where that is not all that `from_pretrained` does."""
 import json
 from contextlib import redirect_stdout
 from io import StringIO
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,7 +40,7 @@ ARCHITECTURES = {
 LORA = '--model.lora={"rank": 2, "alpha": 4.0}'
 
 
-def saved(folder: Path, name: str, **options) -> Path:
+def saved(folder, name, **options):
     """A model in bfloat16, all of its weights random."""
     torch.manual_seed(99)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**ARCHITECTURES[name])).to(torch.bfloat16)
@@ -52,13 +51,13 @@ def saved(folder: Path, name: str, **options) -> Path:
     return folder
 
 
-def words_for(folder: Path, *more: str) -> tuple[str, ...]:
+def words_for(folder, *more):
     batch = '--batch={"global_batch_size": 24, "micro_batch_size": 4}'
     warmup = '--learning_rate.warmup.duration={"steps": 6}'
     return ("--model.config=null", f"--model.path={folder}", "--logging.trackers=[]", batch, warmup, *more)
 
 
-def in_parts(folder: Path, *words: str):
+def in_parts(folder, *words):
     """The model that a run builds, and its weights, read from the folder."""
     config = load_config(ADDITION, words_for(folder, *words))
     model, draws = build_without_weights(lambda: tasks.build_model(ADDITION)(config), is_adapter)
@@ -66,11 +65,11 @@ def in_parts(folder: Path, *words: str):
     return model, {n: weights.read(n, 0, p.numel()).float().view(p.shape) for n, p in model.named_parameters()}
 
 
-def as_transformers_reads(folder: Path):
+def as_transformers_reads(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def assert_reads(weights, folder: Path) -> None:
+def assert_reads(weights, folder):
     """The base as `transformers` alone reads it; adapters that change nothing, of which no two begin alike."""
     base = as_transformers_reads(folder).state_dict()
     drawn = []
@@ -86,7 +85,7 @@ def assert_reads(weights, folder: Path) -> None:
     assert len(set(drawn)) == len(drawn)
 
 
-def weights_of_a_run(run_dir: Path, *words: str) -> dict[str, np.ndarray]:
+def weights_of_a_run(run_dir, *words):
     """As they are when the first step would begin; no process loads the whole model."""
     AutoModelForCausalLM.from_pretrained = None
     return starting_weights(ADDITION, run_dir, *words)
@@ -144,7 +143,7 @@ def test_files_of_the_model_inside(tmp_path):
     assert_reads(in_parts(folder)[1], folder)
 
 
-def with_another_tensor(folder: Path) -> None:
+def with_another_tensor(folder):
     file = folder / "model.safetensors"
     save_file(load_file(file) | {"extra": torch.ones(2)}, file, {"format": "pt"})
 
@@ -164,7 +163,7 @@ def test_what_is_not_just_read_is_refused_in_parts(name, change, reason, tmp_pat
         in_parts(folder)
 
 
-def losses(run_dir: Path, *words: str) -> list[float]:
+def losses(run_dir, *words):
     train(ADDITION, *words, run_dir=run_dir)
     return [line["loss"] for line in read_json_lines(run_dir / "metrics.jsonl")]
 
@@ -193,7 +192,7 @@ def test_frozen_weights_in_bf16_are_refused_where_they_would_not_work():
             load_config(ADDITION, kept)
 
 
-def train_aloud(run_dir: Path, *words: str) -> str:
+def train_aloud(run_dir, *words):
     with redirect_stdout(StringIO()) as said:
         losses(run_dir, *words)
     return said.getvalue()

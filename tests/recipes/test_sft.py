@@ -1,7 +1,6 @@
 """Supervised fine-tuning under every strategy, against a plain PyTorch loop; adapters: trained, saved, resumed."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,17 +34,17 @@ LORA = (*SINGLE, '--model.lora={"rank": 2, "alpha": 4.0}', "--optimizer.weight_d
 
 
 @pytest.mark.parametrize(("words", "strategy"), [(PACKED, "zero3"), (LORA, "fsdp")], ids=["packs", "lora"])
-def test_two_processes(words, strategy, tmp_path):
-    result = run_job(recorded, ADDITION, tmp_path / "run", *words, strategy=strategy)[0]
+def test_two_processes(words, strategy, run_dir):
+    result = run_job(recorded, ADDITION, run_dir, *words, strategy=strategy)[0]
     (plain,) = run_job(reference_addition, ADDITION, words, STEPS, strategy="single")
     assert_same(result, plain)
     if words == PACKED:
-        expected = evaluate_plainly(tmp_path / "run/model")
+        expected = evaluate_plainly(run_dir / "model")
         (line,) = result["evaluations"]
         assert {key: line[key] for key in expected} == pytest.approx(expected, rel=1e-5)
 
 
-def evaluate_plainly(folder: Path) -> dict[str, float]:
+def evaluate_plainly(folder):
     """From the final weights, pair by pair, also where training packs: the loss is a mean over answer tokens, exact
     match over pairs."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -74,7 +73,7 @@ def base(tmp_path_factory):
     return folder
 
 
-def adapter_words(base: Path) -> tuple[str, ...]:
+def adapter_words(base):
     return (
         *SINGLE,
         "--model.config=null",
@@ -86,7 +85,7 @@ def adapter_words(base: Path) -> tuple[str, ...]:
     )
 
 
-def logits_of(base: Path, adapter: Path):
+def logits_of(base, adapter):
     """Of the base with an adapter, as a user of peft loads them."""
     from peft import PeftModel
 
@@ -97,7 +96,7 @@ def logits_of(base: Path, adapter: Path):
         return before, adapted(input_ids=TOKENS).logits.numpy()
 
 
-def logits_after_training(run_dir: Path, *words: str):
+def logits_after_training(run_dir, *words):
     """Train, and return on rank 0 the logits of the whole weights as the strategy has them, without peft's files."""
     state = recorded(ADDITION, run_dir, *words)["weights"][-1]
     model = load_causal_lm(load_config(ADDITION, words).model).eval()
@@ -111,8 +110,7 @@ def difference(found, expected):
     return np.abs(found - expected).max() / np.abs(expected).max()
 
 
-def test_adapters_are_saved_and_exported_as_peft_has_them(base, tmp_path):
-    run_dir = tmp_path / "run"
+def test_adapters_are_saved_and_exported_as_peft_has_them(base, run_dir, tmp_path):
     words = (*adapter_words(base), '--optimizer.ema_half_life={"samples": 100}')
     expected = run_job(logits_after_training, run_dir, *words, strategy="zero3")[0]
     assert main(["export", str(run_dir), str(tmp_path / "exported")]) == 0

@@ -59,13 +59,13 @@ def words(tmp_path):
 
 
 @pytest.mark.slow
-def test_labeled_images_are_classified_as_by_transformers(words, tmp_path):
-    train_in_job(CLIP_DIGITS, tmp_path / "run", *words)
-    lines = read_json_lines(tmp_path / "run/evaluations.jsonl")
+def test_labeled_images_are_classified_as_by_transformers(words, run_dir):
+    train_in_job(CLIP_DIGITS, run_dir, *words)
+    lines = read_json_lines(run_dir / "evaluations.jsonl")
     assert [line["step"] for line in lines if "zero_shot/accuracy" in line] == [2, 4]
     assert all("zero_shot_accuracy" not in line for line in lines)
     config = load_config(CLIP_DIGITS, words)
-    model = CLIPModel.from_pretrained(tmp_path / "run/model").eval()
+    model = CLIPModel.from_pretrained(run_dir / "model").eval()
     texts = encoded_names(model, config)
     pixels = np.stack([noise(100 + number) for number in range(len(LABELS))]).transpose(0, 3, 1, 2)
     with torch.no_grad():

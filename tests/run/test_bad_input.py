@@ -3,7 +3,6 @@
 import errno
 import os
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,16 +16,16 @@ from tasks import SMALL
 pytestmark = pytest.mark.slow
 
 
-def test_tracker_that_is_not_installed(tmp_path):
+def test_tracker_that_is_not_installed(run_dir):
     words = (*SMALL, '--logging.trackers=["wandb"]')
-    report = failure_of(partial(train, run_dir=tmp_path / "run"), PYDOC, *words)
+    report = failure_of(partial(train, run_dir=run_dir), PYDOC, *words)
     assert "logging.trackers: wandb is not installed" in report
     assert "exit code 2" in report
     assert "Traceback" not in report
     assert report.count("error: ") == 1
 
 
-def alone_in_a_job_of_two(run_dir: Path) -> None:
+def alone_in_a_job_of_two(run_dir):
     """What Accelerate does with `use_cpu` and FSDP: each process takes itself for the only one."""
     from accelerate.state import DistributedType, PartialState
 
@@ -43,7 +42,7 @@ def test_processes_that_do_not_see_each_other(run_dir):
     assert not run_dir.exists()
 
 
-def different_configs(run_dir: Path) -> None:
+def different_configs(run_dir):
     train(PYDOC, *SMALL, f"--seed={os.environ['RANK']}", run_dir=run_dir)
 
 
@@ -53,7 +52,7 @@ def test_machines_with_different_configs(run_dir):
     assert not run_dir.exists()
 
 
-def different_shard_sizes(run_dir: Path) -> None:
+def different_shard_sizes(run_dir):
     os.environ["LARGEBATCH_SHARD_SIZE"] = "2" if os.environ["RANK"] in ("0", "1") else "4"
     train(PYDOC, *SMALL, run_dir=run_dir)
 
@@ -63,7 +62,7 @@ def test_nodes_with_different_numbers_of_shards(run_dir):
         run_job(different_shard_sizes, run_dir, strategy="hsdp", world_size=4)
 
 
-def block_left_out_of_the_last_micro_batch(run_dir: Path) -> None:
+def block_left_out_of_the_last_micro_batch(run_dir):
     """In the second step, so that each weight has had a gradient in the first."""
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
@@ -92,7 +91,7 @@ def test_gradients_that_hsdp_would_sum_in_the_next_step(run_dir):
         run_job(block_left_out_of_the_last_micro_batch, run_dir, strategy="hsdp", world_size=4)
 
 
-def data_missing_on_one_machine(run_dir: Path, error: Exception) -> None:
+def data_missing_on_one_machine(run_dir, error):
     """Rank 1 stands for a second machine, whose copy of the data is not there."""
     from accelerate import Accelerator
 
@@ -124,7 +123,7 @@ def test_an_error_of_one_process_ends_all_of_them(error, message, code, run_dir)
     assert "Traceback" not in report
 
 
-def train_beside_secret_checkpoints(run_dir: Path) -> None:
+def train_beside_secret_checkpoints(run_dir):
     """As for another user than the one who trained with umask 077."""
     from largebatch.run import resume
 

@@ -16,7 +16,7 @@ from largebatch.system.endings import OwnEnding
 from recording import begin
 
 
-def bad_steps(**faults) -> BadSteps:
+def bad_steps(**faults):
     backend = SimpleNamespace(plan=SimpleNamespace(faults=Faults(**faults)))
     return BadSteps(backend, Start(), recorder=None, writer=None)
 

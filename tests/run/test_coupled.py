@@ -54,7 +54,7 @@ BATCH_NORM = (
 )
 
 
-def recorded_with_dropout(*arguments) -> dict:
+def recorded_with_dropout(*arguments):
     """In the projection head of the model that the recipe builds."""
     import largebatch.optim
 
@@ -68,7 +68,7 @@ def recorded_with_dropout(*arguments) -> dict:
     return recorded(*arguments)
 
 
-def plain(words: tuple[str, ...], steps: int) -> dict:
+def plain(words, steps):
     """The same training in plain PyTorch, the whole global batch at once."""
     from largebatch.data.images import normalize_pixels
 
@@ -99,7 +99,7 @@ def plain(words: tuple[str, ...], steps: int) -> dict:
 
 
 @cache
-def reference(words: tuple[str, ...], steps: int) -> dict:
+def reference(words, steps):
     (result,) = run_job(plain, words, steps, strategy="single")
     return result
 
@@ -186,7 +186,7 @@ def test_neighbors_vote(run_dir):
     assert 0.2 < expected < 1
 
 
-def accuracy_of(file, words) -> float:
+def accuracy_of(file, words):
     from largebatch.config import load_config
     from largebatch.data.images import digits, normalize_pixels
 
@@ -209,7 +209,7 @@ def accuracy_of(file, words) -> float:
 # --- what is refused, and what is not finite ----------------------------------------------------------------------
 
 
-def loop_with(mistake: str, run_dir) -> str:
+def loop_with(mistake, run_dir):
     """Train with a mistake in the loop, and return the error."""
     if mistake == "not declared":
         tasks.module("contrastive", "config").Config.coupled_features = 0
@@ -282,7 +282,7 @@ def test_mistakes_of_a_loop(mistake, words, run_dir):
         assert words in report
 
 
-def train_with_nan(run_dir, where: str, words) -> None:
+def train_with_nan(run_dir, where, words):
     """The loss, or the features of the second process, are not finite in the third step."""
     from largebatch.run import Step
 

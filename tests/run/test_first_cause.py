@@ -9,7 +9,7 @@ from paths import PYDOC
 from resuming import TINY_GPT
 
 
-def train_and_fail(run_dir) -> str:
+def train_and_fail(run_dir):
     """What this process raises; the others are not ended, unlike after an error."""
     from largebatch.run import Run
 

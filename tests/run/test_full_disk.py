@@ -1,7 +1,5 @@
 """A disk that is full for a while costs checkpoints and nothing else."""
 
-from pathlib import Path
-
 import pytest
 
 from disks import fill, small_disk
@@ -15,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 WORDS = (*TINY_GPT, '--checkpoint.every={"steps": 2}', "--train.stop_after_steps=14")
 
 
-def train_on_a_full_disk(run_dir: Path, words: tuple[str, ...]) -> None:
+def train_on_a_full_disk(run_dir, words):
     """The disk is full from step 5 to step 9."""
     from largebatch.run import Run
 

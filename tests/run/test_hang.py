@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -35,7 +34,7 @@ def patient_watchdogs():
     return end
 
 
-def train_and_hang(run_dir: Path, how: str, rank: int, words: tuple[str, ...]) -> None:
+def train_and_hang(run_dir, how, rank, words):
     from largebatch.run import Run
 
     update = Run.update
@@ -78,7 +77,7 @@ def test_a_hang_ends_the_job_and_the_run_goes_on(how, rank, strategy, run_dir, t
     assert RunFolder(run_dir).history()[-1]["event"] == "finished"
 
 
-def train_and_export(run_dir: Path, seconds_per_parameter: float) -> None:
+def train_and_export(run_dir, seconds_per_parameter):
     """Write the final weights slowly; both processes may be taken for hanging from then on."""
     from largebatch.run.checkpoint import export
     from largebatch.run.record import recorder

@@ -1,7 +1,5 @@
 """A step that is not finite on one process, or spikes, is left out by all, as if it had never been there."""
 
-from pathlib import Path
-
 import pytest
 from test_not_finite import failure, train_poisoned
 
@@ -24,7 +22,7 @@ TINY = {
 }
 
 
-def train_without(run_dir: Path, recipe: Path, words, left_out) -> None:
+def train_without(run_dir, recipe, words, left_out):
     """The loop never sees these steps."""
     from largebatch.run import Run
 
@@ -107,7 +105,7 @@ def test_nothing_to_roll_back_to(run_dir):
     assert "no checkpoint can be restored (none has been written yet)" in report
 
 
-def train_poisoned_and_damaged(run_dir: Path, words) -> None:
+def train_poisoned_and_damaged(run_dir, words):
     """The checkpoint of step 8 is damaged before step 10 is left out."""
     from largebatch.run import Run
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from largebatch.run.record.recorder import Recorder
 from largebatch.storage.attempts import claim
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import OwnEnding
@@ -19,7 +18,7 @@ def now(monkeypatch):
     return time
 
 
-def measure(recorder: Recorder, step: int) -> None:
+def measure(recorder, step):
     parts = [(0.5, torch.tensor(2.0))] * 2
     recorder.noise_scale.add(step, parts, torch.tensor(3.0))
     recorder.noise_scale.complete()

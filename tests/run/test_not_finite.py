@@ -1,7 +1,5 @@
 """A loss or gradient that is not finite stops every process, names step and rank, and writes no weights."""
 
-from pathlib import Path
-
 import pytest
 
 from jobs import failure_of, train
@@ -11,7 +9,7 @@ from tasks import SMALL
 pytestmark = pytest.mark.slow
 
 
-def train_poisoned(run_dir: Path, recipe: Path, words, bad_steps: set[int], bad_rank: int, where: str) -> None:
+def train_poisoned(run_dir, recipe, words, bad_steps, bad_rank, where):
     """Train with a loss, its gradient, or a loss without its gradient that is NaN in some steps of one process.
 
     Or with both a thousand times as large, or with an evaluation that is infinite.
@@ -45,7 +43,7 @@ def train_poisoned(run_dir: Path, recipe: Path, words, bad_steps: set[int], bad_
     train(recipe, *words, run_dir=run_dir)
 
 
-def failure(run_dir: Path, *words: str, bad_steps: set[int], where: str = "loss", strategy: str = "ddp") -> str:
+def failure(run_dir, *words, bad_steps, where="loss", strategy="ddp"):
     """The report of a run of which the second process is poisoned."""
     report = failure_of(train_poisoned, run_dir, PYDOC, words, bad_steps, 1, where, strategy=strategy)
     assert "exit code 1" in report

@@ -35,9 +35,8 @@ def test_samples_in_another_order(run_dir):
 
 
 @pytest.mark.slow
-def test_samples_that_change_while_a_run_is_interrupted(tmp_path):
+def test_samples_that_change_while_a_run_is_interrupted(run_dir):
     place = {"strategy": "single"}
-    run_dir = tmp_path / "run"
     run_job(train_on_other_samples, run_dir, 0, **place)
     longer = "--train.stop_after_steps=2"
     report = failure_of(train_on_other_samples, run_dir, 1, longer, **place)

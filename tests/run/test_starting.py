@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ from paths import PYDOC
 pytestmark = pytest.mark.slow
 
 
-def start(run_dir: Path, *overrides: str) -> Run:
+def start(run_dir, *overrides):
     return Run(load_config(PYDOC, overrides), RunOptions(run_dir / "run", recipe=PYDOC))
 
 
@@ -27,11 +26,11 @@ def sources():
     return tasks.sources("causal_lm")(load_config(PYDOC))
 
 
-def note_opened(folder: Path) -> None:
+def note_opened(folder):
     (folder / f"opened {os.environ['RANK']}").touch()
 
 
-def load_in_turns(folder: Path) -> list[float]:
+def load_in_turns(folder):
     """The first process takes two seconds; returns when each began and ended."""
     times = [time.monotonic()]
 
@@ -56,7 +55,7 @@ def test_the_first_process_prepares_before_the_others_open_the_data(run_dir, tmp
     assert all(began >= first[1] for began, _ in others)
 
 
-def load_and_stop(folder: Path, how: str) -> None:
+def load_and_stop(folder, how):
     def open_sources(*_):
         note_opened(folder)
         time.sleep(0.4)
@@ -94,7 +93,7 @@ def test_a_start_ends_on_request_while_data_is_prepared(tmp_path, how, name, rea
     assert (ending.kind, ending.reason.name, ending.rank) == ("stopped", name, 0)
 
 
-def load_what_cannot_be_used(folder: Path) -> None:
+def load_what_cannot_be_used(folder):
     def open_sources(*_):
         note_opened(folder)
         time.sleep(1.5)
@@ -111,7 +110,7 @@ def test_data_that_cannot_be_used_is_told_once_and_nobody_waits(tmp_path):
     assert not (tmp_path / "opened 1").exists()
 
 
-def hang_while_another_loads(folder: Path) -> None:
+def hang_while_another_loads(folder):
     """The second process stops while the first, which prepares, asks whether all are still there."""
     import largebatch.run.watch.starting as starting
 

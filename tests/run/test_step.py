@@ -96,7 +96,7 @@ def small_run(run_dir, *words):
     return run, run.load(tasks.module("causal_lm", "data").sources)
 
 
-def loop_with(mistake: str, run_dir) -> str:
+def loop_with(mistake, run_dir):
     """Train with a mistake in the loop, and return the error."""
     from largebatch.optim import build_optimizer
 
@@ -169,7 +169,7 @@ def test_processes_that_start_from_different_weights(run_dir):
         assert "the starting weights differ from rank 0's on rank 1;" in report
 
 
-def modes_of(run_dir) -> list[tuple[bool, bool]]:
+def modes_of(run_dir):
     """Whether the model and one frozen part of it are in training mode, before and after an evaluation."""
     from largebatch.optim import build_optimizer
 

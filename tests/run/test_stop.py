@@ -13,11 +13,11 @@ from largebatch.run.watch.stop import REASONS, StopRequests
 from largebatch.system.endings import StopReason
 
 
-def named(requests: StopRequests) -> StopReason | None:
+def named(requests):
     return REASONS[requests.requested()]
 
 
-def looking_in(folder: Path) -> StopRequests:
+def looking_in(folder):
     return StopRequests({StopReason.STOP_FILE: folder / "stop", StopReason.BATCH_SCRIPT: folder / "stop.7"}, None, 0)
 
 

@@ -67,26 +67,26 @@ def checkout(tmp_path):
 
 
 @pytest.fixture
-def start(tmp_path, checkout):
+def start(run_dir, tmp_path, checkout):
     """One start of a job: its exit code, its log, and the environment that was trained in."""
     path = write_commands(tmp_path / "bin", COMMANDS)
     (tmp_path / "node").write_text("[[ $# == 0 ]] || exit 9\necho activated\n[[ -d /nowhere ]] && export X=1\n")
     usual = dict(setting.split("=") for setting in USUAL.split())
-    paths = {"PATH": path, "RUN_DIR": str(tmp_path / "run"), "LARGEBATCH_ENV": str(tmp_path / "node")}
-    (tmp_path / "run").mkdir()
+    paths = {"PATH": path, "RUN_DIR": str(run_dir), "LARGEBATCH_ENV": str(tmp_path / "node")}
+    run_dir.mkdir()
 
     def run(*words, **changes):
         environment = {**usual, "ENDED": "leave 0 finished", **paths, **changes}
         code, log = run_bash("slurm/gpt_pydoc.sbatch", *words, cwd=checkout, environment=environment)
-        return code, log, environment_in(tmp_path / "run")
+        return code, log, environment_in(run_dir)
 
     return run
 
 
 @pytest.fixture
-def written(tmp_path):
+def written(run_dir):
     """The words in a file that a played command wrote, with a space behind each."""
-    return lambda name: (tmp_path / "run" / name).read_text().replace("\n", " ")
+    return lambda name: (run_dir / name).read_text().replace("\n", " ")
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,11 @@ def test_commands_that_are_not_there(start, tmp_path):
     assert "error: largebatch cannot be run on n1" in log
 
 
-def test_another_jobs_stop_file_stays(start, tmp_path):
+def test_another_jobs_stop_file_stays(start, run_dir):
     for name in ("stop", "stop.4", "stop.5"):
-        (tmp_path / "run" / name).touch()
+        (run_dir / name).touch()
     assert start()[0] == 0
-    assert sorted(path.name for path in (tmp_path / "run").glob("stop*")) == ["stop", "stop.4"]
+    assert sorted(path.name for path in run_dir.glob("stop*")) == ["stop", "stop.4"]
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_gpus_that_slurm_does_not_manage(start, tmp_path, written):
 # --- code, sites and containers ---------------------------------------------------------------------------------------
 
 
-def test_later_starts_run_the_code_of_the_first(start, checkout, tmp_path, written):
+def test_later_starts_run_the_code_of_the_first(start, checkout, run_dir, written):
     assert start()[0] == 0
     for file in ("launch/node.sh", "launch/environment.sh"):
         (checkout / file).write_text("exit 99\n")
@@ -245,7 +245,7 @@ def test_later_starts_run_the_code_of_the_first(start, checkout, tmp_path, writt
     launch = (checkout / "slurm/launch.sh").read_text()
     (checkout / "slurm/launch.sh").write_text(launch.replace("\n# --- what to run", "\nexit 99\n# --- what to run"))
     assert start(SLURM_RESTART_COUNT="1")[0] == 0
-    code = tmp_path / "run/jobs/5/code"
+    code = run_dir / "jobs/5/code"
     task = f"{code}/recipes/causal_lm"
     assert f" {task}/train.py --config {task}/gpt_pydoc.json " in written("words.n1")
     assert f"--config_file {code}/recipes/accelerate_configs/ddp.yaml " in written("words.n1")

@@ -7,7 +7,6 @@ import pytest
 
 from largebatch.storage.layout import (
     CheckpointError,
-    Manifest,
     Range,
     overlaps,
     read_manifest,
@@ -56,7 +55,7 @@ def changed(path, value):
 def parse(tmp_path):
     """The manifest that a file with this content is."""
 
-    def parse(raw) -> Manifest:
+    def parse(raw):
         (tmp_path / "manifest.json").write_text(json.dumps(raw))
         return read_manifest(tmp_path)
 

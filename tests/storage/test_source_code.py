@@ -50,11 +50,11 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_job_gets_what_it_needs_and_nothing_else(project, tmp_path):
+def test_a_job_gets_what_it_needs_and_nothing_else(project, run_dir):
     (project / "launch/node.sh").chmod(0o755)
-    take_snapshot(project, tmp_path / "run/jobs/snapshot_1")
-    assert files(tmp_path / "run/jobs/snapshot_1") == sorted((*FILES, "git.json"))
-    assert (tmp_path / "run/jobs/snapshot_1/launch/node.sh").stat().st_mode & 0o100
+    take_snapshot(project, run_dir / "jobs/snapshot_1")
+    assert files(run_dir / "jobs/snapshot_1") == sorted((*FILES, "git.json"))
+    assert (run_dir / "jobs/snapshot_1/launch/node.sh").stat().st_mode & 0o100
 
 
 def test_links_are_followed_but_not_to_a_parent(project, tmp_path):

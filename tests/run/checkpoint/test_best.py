@@ -17,7 +17,7 @@ from resuming import TINY_GPT
 from saving import FakeRun, usable
 
 
-def found(best: Best, values: list[float]) -> list[int]:
+def found(best, values):
     """The steps, from 1, whose values are better than all before."""
     return [step for step, value in enumerate(values, 1) if best.is_found(step, {"loss": value})]
 
@@ -114,7 +114,7 @@ def test_a_run_keeps_its_best(run_dir):
 
 
 @pytest.mark.slow
-def test_a_run_without_the_metric_says_so(tmp_path, capfd):
+def test_a_run_without_the_metric_says_so(run_dir, capfd):
     words = (*WORDS, '--checkpoint.keep_best={"metric": "f1", "mode": "max"}', "--train.stop_after_steps=4")
-    train(PYDOC, *words, run_dir=tmp_path / "run")
+    train(PYDOC, *words, run_dir=run_dir)
     assert capfd.readouterr().out.count("no evaluation so far had 'f1', but only loss, perplexity") == 2

@@ -23,7 +23,7 @@ DIED = 9
 
 
 @contextmanager
-def interruption(folder: Path, number: int = -1, moment: str = "before"):
+def interruption(folder, number=-1, moment="before"):
     """Note the calls that change a folder, and do something at one of them.
 
     Args:

@@ -27,7 +27,7 @@ TIED = LLAMA | {"tie_word_embeddings": True}
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
 
-def adapted(config: dict, **lora):
+def adapted(config, **lora):
     """A model whose weights are all random, those of the adapters, too."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).eval()

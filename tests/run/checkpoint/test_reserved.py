@@ -1,7 +1,6 @@
 """What the first checkpoint needs is reserved in the first step; and what exists before training is not collected."""
 
 import gc
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from paths import LLAMA
 from starting import TINY_LLAMA
 
 
-def sizes_before_and_in_the_first_save(run_dir: Path) -> list[tuple[dict, bool]]:
+def sizes_before_and_in_the_first_save(run_dir):
     """Dtype and number of elements of each vector that this process writes, and whether the model is frozen."""
     noted = []
     engine_state = Backend.engine_state

@@ -32,7 +32,7 @@ def followed(tmp_path, monkeypatch):
     """
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
 
-    def follow(program: str, checkpoint: str = "", steps: tuple[int, ...] = (4,), seconds: float = 30.0):
+    def follow(program, checkpoint="", steps=(4,), seconds=30.0):
         answers = []
         failures = []
         then = Then(

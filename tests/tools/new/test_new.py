@@ -91,14 +91,14 @@ SMALL_VOCABULARY = {"sft_qwen_gsm8k": ["--model.config.vocab_size=512"]}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_large_recipe_trains_when_it_is_made_small(name, tmp_path):
+def test_a_large_recipe_trains_when_it_is_made_small(name, run_dir, tmp_path):
     main(["new", "job", "--recipe", name])
     (recipe,) = tmp_path.glob(f"job/recipes/*/{name}.json")
     config = load_config(recipe)
     overrides = [*debug_model_overrides(config), *tiny_data_overrides(config), *SMALL_VOCABULARY.get(name, ())]
     overrides += ["--train.stop_after_steps=2", "--evaluation.max_samples=8", "--logging.every=1"]
-    run_job(train_copy, recipe, overrides, tmp_path / "run", strategy="single")
-    assert [line["step"] for line in read_run(tmp_path / "run").metrics] == [1, 2]
+    run_job(train_copy, recipe, overrides, run_dir, strategy="single")
+    assert [line["step"] for line in read_run(run_dir).metrics] == [1, 2]
 
 
 def test_the_smallest_task(monkeypatch, output_of):
@@ -120,11 +120,11 @@ def test_the_smallest_task(monkeypatch, output_of):
 
 
 @pytest.mark.slow
-def test_the_smallest_task_learns(tmp_path):
+def test_the_smallest_task_learns(run_dir, tmp_path):
     main(["new", "job", "--task=tides"])
     recipe = tmp_path / "job/recipes/tides/tides.json"
-    run_job(train_copy, recipe, (), tmp_path / "run", strategy="single")
-    losses = [line["loss"] for line in read_run(tmp_path / "run").evaluations]
+    run_job(train_copy, recipe, (), run_dir, strategy="single")
+    losses = [line["loss"] for line in read_run(run_dir).evaluations]
     # The values' variance is 4 (1 - sin(6) / 6) / 2, which is 2.1.
     assert losses[0] < 1 > 100 * losses[-1]
 

@@ -20,11 +20,6 @@ LAST = started(150, 4, recipe="recipes/x/last.json", versions=VERSIONS, world_si
 EVIL = 'run<b></script><script>alert("1")&amp;$x$'
 
 
-@pytest.fixture
-def run_dir(tmp_path):
-    return tmp_path / "run"
-
-
 def report(*folders, axis=None):
     out = folders[0].with_name("report.html")
     words = [f"--axis={axis}"] if axis else []

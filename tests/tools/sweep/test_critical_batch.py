@@ -34,14 +34,13 @@ WORDS = (
 
 
 @pytest.mark.slow
-def test_branches_of_a_run(tmp_path, capsys):
+def test_branches_of_a_run(run_dir, tmp_path, capsys):
     """The branch of the run's own batch is the run itself, bit for bit.
 
     The command that follows the run's checkpoints does not follow those of branches.
 
     bench/results/critical_batch has all batches and enough seeds, of losses that are known in closed form.
     """
-    run_dir = tmp_path / "run"
     folder = tmp_path / "branches"
     commanded = tmp_path / "commanded"
     words = (*WORDS, f"--train.stop_after_steps={STEP + WINDOW // BATCH}", f"--evaluation.every.steps={STEP}")
@@ -191,12 +190,11 @@ def test_a_checkpoint_that_is_not_complete(tmp_path, refusal_of):
     assert "--at 128: there is no complete.json in it" in error
 
 
-def test_a_plan_without_an_end_is_not_copied(tmp_path, run_command):
+def test_a_plan_without_an_end_is_not_copied(run_dir, run_command):
     """A link to a device, or to another file of the reader's."""
-    run = tmp_path / "run"
-    save_checkpoint(run)
-    (run / "config.json").write_text("{}")
-    (run / "plan.json").symlink_to("/dev/zero")
-    code, _, error = run_command("critical-batch", run, "--at", STEP, "--recipe", MAPS, "--window=512")
+    save_checkpoint(run_dir)
+    (run_dir / "config.json").write_text("{}")
+    (run_dir / "plan.json").symlink_to("/dev/zero")
+    code, _, error = run_command("critical-batch", run_dir, "--at", STEP, "--recipe", MAPS, "--window=512")
     assert code == 2
     assert "its run must have a plan.json" in error
