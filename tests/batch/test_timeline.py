@@ -72,13 +72,6 @@ def test_rounding_of_fractions_of_an_epoch():
     assert timeline.steps_in(Length("epochs", 1e-6)) == 1
 
 
-def test_multiples_of_a_length():
-    timeline = timeline_of({0: 10})
-    done = [step for step in range(1, 21) if timeline.crosses_multiple(step, Length("epochs", 0.25))]
-    assert done == [3, 5, 8, 10, 13, 15, 18, 20]
-    assert all(timeline.crosses_multiple(step, Length("samples", 1)) for step in range(1, 21))
-
-
 def test_counting_back_from_the_end():
     timeline = timeline_of({0: 10, 5: 20})
     # 50 samples in 5 steps, then 20 a step: after 10 steps 140 (ten of the first epoch are dropped).
