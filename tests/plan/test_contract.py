@@ -29,12 +29,6 @@ def test_goyal_8k_on_256_gpus():
     assert plan.uses_batch_norm
 
 
-def test_world_size_changes_accumulation_and_nothing_of_the_optimization():
-    plans = [planned(IMAGENET, world_size=world_size) for world_size in (1, 8, 256)]
-    assert [plan.max_gradient_accumulation_steps for plan in plans] == [256, 32, 1]
-    assert len({(plan.schedule, plan.timeline, plan.total_steps) for plan in plans}) == 1
-
-
 def test_tokens():
     words = ["--train.duration", '{"tokens": 40961}', "--learning_rate.warmup", "null", "--evaluation.every.epochs=0.1"]
     plan = planned(PYDOC, *words)
@@ -239,11 +233,6 @@ def test_a_linear_ramp():
     plan = planned(DIGITS, "--batch.global_batch_size", ramp)
     assert [phase.global_batch_size for phase in plan.timeline.phases] == [32, 64, 96, 128]
     assert [phase.epoch for phase in plan.timeline.phases] == [0, 1, 2, 3]
-
-
-def test_every_size_of_a_ramp_must_divide():
-    with pytest.raises(ConfigError, match="32 is not a multiple of micro_batch_size x world_size = 16 x"):
-        planned(DIGITS, "--batch.global_batch_size", RAMP, world_size=4)
 
 
 def test_keep_is_refused_for_batch_norm():
