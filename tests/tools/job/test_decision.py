@@ -147,12 +147,6 @@ def test_failures_that_are_not_the_same_twice(now, earlier):
     assert decided(now, begun_at=0, earlier=earlier)[0] is None
 
 
-def test_a_failure_that_comes_twice_before_the_run_has_begun():
-    first = next_start(Evidence(1, [BUG]))
-    assert first.code is None
-    assert decided(BUG, earlier=first.failure)[0] == 1
-
-
 def test_out_of_memory_has_a_remedy():
     _, message = decided(OOM)
     assert "batch.micro_batch_size" in message
