@@ -40,15 +40,6 @@ def assert_reads(found, folder):
 
 
 @pytest.mark.slow
-def test_several_files_and_their_index_in_bfloat16(tmp_path):
-    folder = saved(tmp_path / "model", TIED, dtype=torch.bfloat16, max_shard_size="10KB")
-    assert len(list(folder.glob("*.safetensors"))) > 2
-    words = (f"--model.initial_weights={folder}", TIED)
-    results = run_job(prepared, tmp_path / "run", *words, strategy="fsdp", world_size=3)
-    assert_reads(results[0], folder)
-
-
-@pytest.mark.slow
 def test_what_an_earlier_run_has_left(tmp_path):
     """Its own format round trip: another run goes on from a run's model folder."""
     folder = saved(tmp_path / "model")
