@@ -54,7 +54,6 @@ def output_of(capsys, *words, code=0):
 def test_config_schema_and_plans(capsys):
     for wrong, told in (
         ("--optimizer.softnes=1", "optimizer.softnes: unknown key, did you mean softness?"),
-        ("--bordr.x=1", "--bordr.x: neither an option here nor a field of the recipe, did you mean border?"),
         ("--border.width=6", "border.width: 6 leaves nothing of 12 pixels; write at most 5"),
     ):
         assert told in output_of(capsys, "plan", RECIPE, "--world-size=2", wrong, code=2)
