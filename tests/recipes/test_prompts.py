@@ -37,7 +37,7 @@ def opened(tmp_path):
     return open_sources
 
 
-def texts_in(tokens) -> list[bytes]:
+def texts_in(tokens):
     """Rows of bytes, with a dash where nothing is predicted."""
     return [bytes(row) for row in tokens.masked_fill(tokens < 0, ord("-")).tolist()]
 
@@ -63,7 +63,7 @@ def tokenizer(tmp_path):
     return save
 
 
-def targets_of(source, index: int) -> list[int]:
+def targets_of(source, index):
     labels = fetched(source, index)["labels"]
     return labels[labels != -100].tolist()
 
@@ -77,13 +77,6 @@ def test_answers_are_predicted_with_their_end_and_prompts_are_not(opened):
     assert train.weight(batch) == 3 + 7
     assert batch.keys() == {"input_ids", "labels"}
     assert targets_of(evaluation, 0) == [*b" 5", 0]
-
-
-def test_pretrained_tokenizers_begin_a_prompt_and_not_an_answer(opened, tokenizer):
-    train, _ = opened(tokenizer=tokenizer(), prompt="{question} ")
-    batch = fetched(train, 1)
-    assert batch["input_ids"].tolist() == [[MASK, BOS, BETA, ALPHA, ALPHA, BETA]]
-    assert batch["labels"].tolist() == [[-100, -100, ALPHA, ALPHA, BETA, EOS]]
 
 
 @pytest.mark.parametrize(
@@ -278,17 +271,10 @@ def test_the_longest_pair_that_fits(opened):
         opened(rows, block_size=63)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"prompt": "{query}"}, "data.prompt: no column 'query'; the data has 'question', 'reply', 'both'"),
-        ({"answer": "{both}"}, r"line 1: 'both' holds \[\"gamma\"\], which is not text"),
-    ],
-)
-def test_data_that_is_not_as_the_recipe_says(data, message, opened):
+def test_an_answer_is_text(opened):
     rows = [row | {"both": [row["reply"]]} for row in ROWS]
-    with pytest.raises(DataError, match=message):
-        opened(rows, **data)
+    with pytest.raises(DataError, match=r"line 1: 'both' holds \[\"gamma\"\], which is not text"):
+        opened(rows, answer="{both}")
 
 
 @pytest.mark.parametrize(
