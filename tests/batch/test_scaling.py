@@ -1,16 +1,10 @@
-"""Scaling rules, and where that of moments ends; tests/plan/test_contract.py has what it makes of them."""
+"""Where the scaling of moments ends; tests/plan/test_contract.py has what rules make of rates and moments."""
 
 import re
 
 import pytest
 
-from largebatch.batch.scaling import scaled_moments, scaling_factor
-
-
-@pytest.mark.parametrize(("rule", "factor"), [("linear", 32), ("sqrt", 32**0.5), ("none", 1)])
-def test_factor(rule, factor):
-    """Goyal et al. 2017, section 5.1: 0.1 x 32 = 3.2."""
-    assert scaling_factor(rule, 8192, 256) == pytest.approx(factor, rel=1e-15)
+from largebatch.batch.scaling import scaled_moments
 
 
 @pytest.mark.parametrize(
