@@ -110,6 +110,17 @@ OTHERS = {
         [("(model.parameters(), 1.0)", "(list(model.parameters())[dist.get_rank() :: dist.get_world_size()], 0.1)")],
         r"W = 2, A = 1; W = 2, A = 2: the same, but the update .* clipped \(a shard's own",
     ),
+    "clipped by the norm of all copies": (
+        [
+            ("nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "scaled([each.grad for each in model.parameters()])"),
+            (
+                "def train(",
+                "def scaled(grads):\n    square = sum(each.square().sum() for each in grads)\n"
+                "    dist.all_reduce(square)\n    for each in grads:\n        each /= square.sqrt()\n\n\ndef train(",
+            ),
+        ],
+        r"the gradient is 1/√W times .*: it is clipped by a norm that is added up over processes",
+    ),
     "clipped by a shard's norm, in FSDP2": (
         [
             ("DistributedDataParallel(nn.S", "torch.distributed.fsdp.fully_shard(nn.S"),
@@ -170,7 +181,7 @@ OTHERS = {
                 "(Subset(data, range(dist.get_rank(), len(data), dist.get_world_size())), micro_batch_size)",
             )
         ],
-        "^if 3 samples are left at the end of an epoch, training fails: W = 2, A = 2: rank 0: .* others had returned: "
+        "^if 3 samples are left at the end of an epoch, training fails: W = 2, A = 2: rank 0: .* others had ended: "
         "all processes must make the same calls; drop them",
     ),
     "divided by the optimizer": (

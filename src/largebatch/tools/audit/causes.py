@@ -50,6 +50,10 @@ OF_GRADIENTS = {
         "losses are added over micro-batches and divided by the number of processes, over which DDP and FSDP average "
         "already: divide by the accumulation steps instead"
     ),
+    "1/√W": (
+        "it is clipped by a norm that is added up over processes, each of which has the whole gradient: take the norm "
+        "of one process"
+    ),
 }
 # By `Outcome.kind`. What each process does differently, it does in its micro-batches.
 OF_KINDS = {
@@ -86,7 +90,7 @@ OF_KINDS = {
         "with their gradient; accumulation divides them always); or a term that has no samples, such as a "
         "regularizer, is added for each; or a buffer that changes in each forward pass is used by the next one; or "
         "each process or micro-batch clips its part of the gradient by that part's norm; or random numbers or data "
-        "differ between them"
+        "differ between them, or one computes a part of the loss that others do not"
     ),
 }
 OF_STATISTICS = "BatchNorm's statistics are its own (SyncBatchNorm takes them over processes only), or "

@@ -62,6 +62,7 @@ class Layout:
             "W·A": w * a,
             "1/(W·A)": 1 / (w * a),
             "A/W": a / w,
+            "1/√W": w**-0.5,
             "√W": w**0.5,
             "√A": a**0.5,
             "√(W·A)": (w * a) ** 0.5,
@@ -72,7 +73,7 @@ ALONE = Layout(1, 1)
 
 
 class NotTogether(UserError):
-    """Processes did not end in time, or failed after others had returned: another try would end in the same way."""
+    """Processes did not end in time, or failed after others had ended: another try would end in the same way."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Loop:
 
         Raises:
             UserError: A process failed or ended; the message says how.
-            NotTogether: Some processes did not return, or failed when others had.
+            NotTogether: Some processes did not return, or failed when others had ended.
         """
         environment = rehearsal_environment(self.accelerate_config, layout.world_size) | {"ACCELERATE_USE_CPU": "true"}
         try:
@@ -113,7 +114,7 @@ class Loop:
                 said += "; the audit is on the CPU: choose the device, and device_ids, by torch.cuda.is_available()"
             is_late = isinstance(failure, JobTimedOut)
             if is_late or len(failure.reports) < layout.world_size:
-                why = "give it a longer --timeout if it is slow, or" if is_late else "others had returned:"
+                why = "give it a longer --timeout if it is slow, or" if is_late else "others had ended:"
                 raise NotTogether(f"{layout}: {said}; {why} all processes must make the same calls") from failure
             raise UserError(f"{layout}: {said}") from failure
         if None in observed:
