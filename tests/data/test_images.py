@@ -277,7 +277,7 @@ def test_folders_in_folders_are_no_classes(tmp_path):
     train, _ = image_sources(files_config(tmp_path / "train/*/*/*", tmp_path / "val/*/*/*", path="imagefolder"))
     assert len(train) == 4
     write_pictures(tmp_path, "cat/two.png")
-    told = r"'train' have no class: they are in one folder or at .*; write folders of"
+    told = r"'train' have no class: they are in one folder, or .*; write folders of"
     with pytest.raises(DataError, match=told):
         open_folder(tmp_path)
     # `datasets` has a class for each folder of these, and no image of one.
@@ -297,10 +297,21 @@ def test_labels_of_a_table_may_lie_in_any_folders(tmp_path, capsys):
 
 
 def test_preparing_names_classes_and_files_that_are_no_images(tmp_path, capsys):
+    """And so does a run that is the first to read them."""
     write_pictures(tmp_path, "10/one.png", "2/one.png")
     (tmp_path / "train/10/0.HEIC").write_bytes(b"ftypheic")
-    open_folder(tmp_path)
-    assert capsys.readouterr().out == "1 file that nothing reads: .heic\n2 classes of data.num_classes 3: 0 10, 1 2\n"
+    told = "1 file that nothing reads: .heic\n"
+    for allowed, said in (("small", told), ("small", ""), ("everything", f"{told}2 classes of data.num_classes 3: ")):
+        open_folder(tmp_path, allowed=allowed)
+        assert capsys.readouterr().out.partition("0 10")[0] == said
+
+
+def test_classes_beyond_the_recipe_s_are_named(tmp_path):
+    write_pictures(tmp_path, *(f"{name}/1.png" for name in ("ant", "bee", "cat", "dog")))
+    with pytest.raises(
+        DataError, match=r"the label 3 of the classes ant, bee, cat, dog; .* correct data\.num_classes 3"
+    ):
+        open_folder(tmp_path)
 
 
 def written_apart(folder, train, evaluation):

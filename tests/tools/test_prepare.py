@@ -61,6 +61,15 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, run_command,
     assert "17 samples found; the recipe expects 17" in output_of("prepare", "mine")
 
 
+def test_no_samples_are_no_number_to_write(recipe, run_command):
+    content = recipe.read_text().replace('"block_size": 8', '"block_size": 200')
+    recipe.write_text(content)
+    code, _, error = run_command("prepare", "mine", "--workers=1", "--write")
+    assert code == 2
+    assert "error: data.num_train_samples: the data is smaller than one sample" in error
+    assert recipe.read_text() == content
+
+
 def refusal_of_a_run(recipe, *words):
     """What a run says when it opens the recipe's data."""
     config = load_config(recipe, words)

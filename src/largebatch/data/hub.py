@@ -103,7 +103,8 @@ def open_splits(
                     f"data.{texts[0]}: `datasets` would take texts such as NA in {tables[0]} for nothing; write "
                     "metadata.jsonl instead"
                 )
-        if not Path(builder.cache_dir).is_dir():
+        is_new = not Path(builder.cache_dir).is_dir()
+        if is_new:
             preparation.check(config, _size(builder))
             if is_parquet or builder.name == "arrow":
                 check_types(local_files, uses)
@@ -135,8 +136,10 @@ def open_splits(
         is_guessed = kind is not None and builder.name == "json" and use.kind == "text"
         if is_guessed and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
             raise DataError(f"data.{use.field}: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
-    if preparation.allowed == "everything":
+    is_told = preparation.allowed == "everything"
+    if is_told or is_new:
         name_files(config, builder, local_files)
+    if is_told:
         name_columns(builder, train.column_names, uses)
     return train, evaluation
 
@@ -144,8 +147,8 @@ def open_splits(
 def no_class(split: str) -> DataError:
     """The error that `datasets` finds no classes in the folders of a split's images."""
     return DataError(
-        f"data.path: images of {split!r} have no class: they are in one folder or at different depths, or have "
-        f"metadata without a column 'label'; {IMAGE_FOLDERS}"
+        f"data.path: images of {split!r} have no class: they are in one folder, or the paths of all images, also of "
+        f"other splits, have different depths, or metadata has no column 'label'; {IMAGE_FOLDERS}"
     )
 
 

@@ -178,7 +178,8 @@ def _labeled(rows: Rows, config: HubImages, split: str) -> LabeledRows:
         raise no_class(split)
     # Null becomes NaN.
     numbers = (_numbers(given) if is_text else given.cast(float64(), safe=False)).to_numpy()
-    labels = _classes(numbers, config, split, lambda index: json.dumps(given[index].as_py()))
+    of_classes = f" of the classes {some(names, MAX_CLASSES_SHOWN)}" if names else ""
+    labels = _classes(numbers, config, split, lambda index: json.dumps(given[index].as_py()) + of_classes)
     # An empty cell of a CSV is a path without a letter.
     paths = compute.fill_null(compute.struct_field(table[images], "path"), "")
     missing = compute.struct_field(table[images], "bytes").is_null().to_numpy() & (paths.to_numpy() == "")

@@ -204,7 +204,7 @@ def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int
             if cells and len(cells) != len(names):
                 raise ValueError(
                     f"it has {len(cells)} cells, but the header has {len(names)}, "
-                    f"if they are separated by {separator!r}; correct it"
+                    f"if they are separated by {separator!r}; correct it (quotes count only right after a separator)"
                 )
             # Joined files may have another order.
             if len(names) > 1 and sorted(cells) == sorted(names):

@@ -136,7 +136,11 @@ def _prepare(config: RecipeConfig, where: str, preparation: Preparation, options
     for index in range(min(options.show, counts["num_train_samples"])):
         sample = opened["num_train_samples"].fetch(np.array([index]), 0)
         print(f"{where}sample {index}:\n{_shown(sample, getattr(config.data, 'tokenizer', 'bytes'))}")
-    if not options.write:
+    if options.write:
+        for field in COUNTED:
+            if not counts[field]:
+                raise UserError(f"data.{field}: the data is smaller than one sample; give it more, or smaller samples")
+    else:
         sources = tuple(opened.values())
         if uncounted is not config:
             # With the recipe's numbers, as a run opens it.
