@@ -9,6 +9,7 @@ import os
 import re
 import zipfile
 from decimal import Decimal
+from itertools import product
 
 import datasets
 import pandas
@@ -336,12 +337,23 @@ def test_types_of_parquet_that_are_written_alike(parts, tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False, "write_page_index": True}])
 def test_parquet_files_that_cat_has_joined_are_refused(options, tmp_path):
-    """Of them, pyarrow reads the rows of the first."""
-    file = tmp_path / "rows.parquet"
-    parquet.write_table(pyarrow.table({"q": ["x", "y"]}), file, **options)
-    assert len(rows_of(file, "parquet")) == 2
-    file.write_bytes(file.read_bytes() * 2)
-    assert_refused(f"{file} is joined of several Parquet files; write them apart", file, "parquet")
+    """Of them, pyarrow reads the rows of one, or bytes of one as rows of the other."""
+    contents = []
+    for number, size in enumerate((1, 3000)):
+        file = tmp_path / f"{number}.parquet"
+        parquet.write_table(pyarrow.table({"q": [f"{size * number}"] * size, "n": range(size)}), file, **options)
+        assert len(rows_of(file, "parquet")) == size
+        contents.append(file.read_bytes())
+    for number, parts in enumerate(product(contents, repeat=2)):
+        file = tmp_path / f"joined_{number}.parquet"
+        file.write_bytes(b"".join(parts))
+        assert_refused(f"{file} was made of several Parquet files by `cat`", file, "parquet")
+
+
+def test_numbers_in_another_order_than_in_the_header_are_data(tmp_path):
+    (tmp_path / "rows.csv").write_text("0,1\n1,0\n")
+    read = rows_of(tmp_path / "rows.csv", "csv", {"0": Use("prompt"), "1": Use("answer")})
+    assert read == [{"0": "1", "1": "0"}]
 
 
 UUID = pyarrow.array([b"0" * 16], pyarrow.uuid())

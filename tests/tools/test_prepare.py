@@ -66,7 +66,7 @@ def test_no_samples_are_no_number_to_write(recipe, run_command):
     recipe.write_text(content)
     code, _, error = run_command("prepare", "mine", "--workers=1", "--write")
     assert code == 2
-    assert "error: data.num_train_samples: the data is smaller than one sample" in error
+    assert "error: data.num_train_samples: the data has no whole sample" in error
     assert recipe.read_text() == content
 
 

@@ -1,6 +1,7 @@
 """The columns of Parquet and Arrow files that are used, and their types, which must be the same in all files."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import datasets
@@ -107,13 +108,19 @@ def _schema_of(file: Path) -> pa.Schema:
 def _check_not_joined(file: Path) -> None:
     """Raise DataError for Parquet files joined by `cat`, of which only rows of the first would be read."""
     metadata = pq.read_metadata(file)
-    if metadata.num_row_groups and metadata.num_columns:
-        last = metadata.row_group(metadata.num_row_groups - 1).column(metadata.num_columns - 1)
-        start = last.dictionary_page_offset or last.data_page_offset
-        with file.open("rb") as opened:
-            opened.seek(start + last.total_compressed_size)
-            if b"PAR1PAR1" in opened.read():
-                raise DataError(f"data.path: {file} is joined of several Parquet files; write them apart")
+    if not (metadata.num_row_groups and metadata.num_columns):
+        return
+    last = metadata.row_group(metadata.num_row_groups - 1)
+    chunks = map(last.column, range(last.num_columns))
+    end = max((each.dictionary_page_offset or each.data_page_offset) + each.total_compressed_size for each in chunks)
+    # The last file's metadata count from its own start: what is left is the size of those before it, and of an index.
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
+        left = len(content) - 8 - metadata.serialized_size - end
+        if content.find(b"PAR1PAR1", 0, max(left, 0) + 8) >= 0:
+            raise DataError(
+                f"data.path: {file} was made of several Parquet files by `cat`, of which only one would be read; keep "
+                "them apart"
+            )
 
 
 def _features(file: Path, schema: pa.Schema, names: Container[str]) -> Features:

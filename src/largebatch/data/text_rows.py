@@ -199,6 +199,9 @@ def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int
         names = _header(reader)
         # Spreadsheets leave columns without a name.
         _check_names(names, uses)
+        in_order = sorted(names)
+        # Joined files may have another order; numbers in another one are data.
+        is_of_words = all(re.search(r"[^\W\d]", name) for name in names)
         for cells in reader:
             # As csv.DictReader does, leave out empty lines.
             if cells and len(cells) != len(names):
@@ -206,8 +209,8 @@ def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int
                     f"it has {len(cells)} cells, but the header has {len(names)}, "
                     f"if they are separated by {separator!r}; correct it (quotes count only right after a separator)"
                 )
-            # Joined files may have another order.
-            if len(names) > 1 and sorted(cells) == sorted(names):
+            are_names = cells == names or (is_of_words and sorted(cells) == in_order)
+            if len(names) > 1 and are_names:
                 raise ValueError(
                     "it has the names of the columns again, as in joined files; remove it or, if it is data, "
                     "rename the columns"

@@ -83,10 +83,15 @@ class PretrainedTokenizer:
             raise DataError(f"data.tokenizer: {path!r} has no end-of-text token to separate documents; use another one")
         self.end_of_text = ends[0]
         backend = self.tokenizer.backend_tokenizer
-        if getattr(backend.model, "dropout", None) or backend.encode_special_tokens:
+        if getattr(backend.model, "dropout", None):
             raise DataError(
-                f"data.tokenizer: {path!r} splits a text differently each time, or special tokens; in a copy, write "
-                '"dropout": null into tokenizer.json, and remove split_special_tokens from tokenizer_config.json'
+                f'data.tokenizer: {path!r} splits a text differently each time; write "dropout": null into '
+                "tokenizer.json in a copy"
+            )
+        if backend.encode_special_tokens:
+            raise DataError(
+                f"data.tokenizer: {path!r} splits its special tokens; remove split_special_tokens from "
+                "tokenizer_config.json in a copy"
             )
         if self._leaves_out_unknown():
             raise DataError(
@@ -125,7 +130,7 @@ class PretrainedTokenizer:
     def special_token_in(self, text: str) -> str | None:
         """What of a text would be read as a special token, or is not text."""
         given, normalized = self._special_token
-        found = given.search(text) or normalized.search(self._normalized(text))
+        found = given.search(text) or (normalized and normalized.search(self._normalized(text)))
         return found and found[0]
 
     def _normalized(self, text: str) -> str:
@@ -143,16 +148,17 @@ class PretrainedTokenizer:
         return [space for space in ("  ", "\n", "\t") if self.encode([f"a{space}a"]) == [one]]
 
     @cached_property
-    def _special_token(self) -> "list[re.Pattern[str]]":
-        """What is sought in a text as it is, and in a normalized one."""
-        # Zero bytes and halves of characters; an end that nothing can follow.
-        patterns = ([r"[\0\ud800-\udfff]"], [r"\Z."])
+    def _special_token(self) -> "tuple[re.Pattern[str], re.Pattern[str] | None]":
+        """What is sought in a text as it is and, if there is any, in a normalized one."""
+        # Zero bytes and halves of characters.
+        patterns: tuple[list[str], list[str]] = ([r"[\0\ud800-\udfff]"], [])
         for number, token in self.tokenizer.added_tokens_decoder.items():
             content = self._normalized(token.content) if token.normalized else token.content
             if number in self.special_tokens and content:
                 word = r"(?<!\w){}(?!\w)" if token.single_word else "{}"
                 patterns[token.normalized].append(word.format(re.escape(content)))
-        return [re.compile("|".join(each)) for each in patterns]
+        given, normalized = map("|".join, patterns)
+        return re.compile(given), re.compile(normalized) if normalized else None
 
     def _differs_from(self, stored: tokenizers.Tokenizer) -> bool:
         """Whether it splits a text differently from tokenizer.json."""

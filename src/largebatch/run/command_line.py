@@ -137,7 +137,8 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
             # The disk of the log may be the one that is full.
             with suppress(OSError):
                 print(printable(message), file=sys.stderr, flush=True)
-                if is_reported:
+            if is_reported:
+                with suppress(OSError):
                     _record_message(error)
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.

@@ -139,7 +139,7 @@ def _prepare(config: RecipeConfig, where: str, preparation: Preparation, options
     if options.write:
         for field in COUNTED:
             if not counts[field]:
-                raise UserError(f"data.{field}: the data is smaller than one sample; give it more, or smaller samples")
+                raise UserError(f"data.{field}: the data has no whole sample; give it more, or smaller ones")
     else:
         sources = tuple(opened.values())
         if uncounted is not config:

@@ -165,8 +165,8 @@ class CheckpointWriter:
         """The complete checkpoint of the last step; StorageError, on all processes, if it could not be written."""
         if self.latest is None or self.last_step < step:
             raise StorageError(
-                f"the last checkpoint, of step {step}, could not be written: {self.problem}; the same command tries "
-                f"again, from the latest complete one: {self.latest or 'none yet'}",
+                f"the last checkpoint, of step {step}, could not be written: {self.problem}; correct that, and the "
+                f"same command tries again, from the latest complete one: {self.latest or 'none yet'}",
                 everywhere=True,
             )
         return self.latest
