@@ -24,7 +24,10 @@ NOT_PART_OF_TRAINING = (
 
 
 def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
-    """The fields whose change would train something else: their values in a recorded config, and now."""
+    """The fields whose change would train something else: their values in a recorded config, and now.
+
+    A field that the recorded config lacks is of a later version, whose default is what was trained before.
+    """
     theirs = flatten(recorded)
     mine = flatten(as_json(config))
     free = {*NOT_PART_OF_TRAINING, *config.free_on_resume}
@@ -36,10 +39,12 @@ def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, 
     # Text was blocks or documents, and is always blocks now.
     if theirs.get("data.samples") == "blocks" and "data.samples" not in mine:
         free.add("data.samples")
+    given = flatten(config.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+    known = theirs.keys() | given.keys()
     return {
         name: (theirs.get(name), mine.get(name))
         for name in sorted(theirs.keys() | mine.keys())
-        if theirs.get(name) != mine.get(name) and not is_within(name, free)
+        if theirs.get(name) != mine.get(name) and is_within(name, known) and not is_within(name, free)
     }
 
 

@@ -1,0 +1,26 @@
+"""What a recorded config and one of now would train differently."""
+
+import pytest
+
+from largebatch.config import as_json, load_config
+from largebatch.config.differences import differences
+from paths import PYDOC
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [((), {}), (("--batch.drop_last=false",), {"batch.drop_last": (None, False)})],
+)
+def test_a_field_that_an_earlier_version_did_not_have_was_at_its_default(words, found):
+    recorded = as_json(load_config(PYDOC))
+    del recorded["batch"]["drop_last"]
+    assert differences(recorded, load_config(PYDOC, words)) == found
+
+
+def test_a_section_that_was_null_has_changed_with_all_of_its_fields():
+    recorded = as_json(load_config(PYDOC, ("--learning_rate.warmup=null",)))
+    found = differences(recorded, load_config(PYDOC, ('--learning_rate.warmup={"duration": {"steps": 5}}',)))
+    assert found == {
+        f"learning_rate.warmup.{field}": (None, value)
+        for field, value in (("duration.steps", 5), ("shape", "gradual"), ("start", "base_lr"))
+    }
