@@ -51,6 +51,7 @@ train: install
 	fi; \
 	$(BIN)/largebatch plan $(CONFIG) --world-size $$processes $(ARGS) >/dev/null; \
 	echo "starting: the first line of the run follows in 10 to 60 seconds"; \
+	export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=$${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-1800}; \
 	set -x; \
 	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) --num_processes $$processes \
 		$(dir $(CONFIG))train.py --config $(CONFIG) $(ARGS)

@@ -5,11 +5,12 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from jobs import launch_environment
-from largebatch.backend.launch import read_launch
+from largebatch.backend.launch import notes_on_stopping, read_launch
 from largebatch.config import load_config
 from largebatch.errors import LaunchError
 from paths import DIGITS, ROOT, STRATEGIES
@@ -140,3 +141,19 @@ def test_workers_end_with_their_launcher():
         os.kill(child, signal.SIGKILL)
     process.stdout.close()
     assert ended
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_noted"),
+    [
+        ({}, False),
+        ({"TORCHELASTIC_RUN_ID": "1"}, True),
+        ({"TORCHELASTIC_RUN_ID": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1800"}, False),
+    ],
+)
+def test_a_launcher_that_kills_processes_while_they_save(environment, is_noted, monkeypatch):
+    for name in ("TORCHELASTIC_RUN_ID", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert ("touch runs/x/stop" in " ".join(notes_on_stopping(Path("runs/x/stop")))) == is_noted

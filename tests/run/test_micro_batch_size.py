@@ -123,7 +123,7 @@ def test_the_size_divides_all_batches_that_are_to_come():
     assert [resolve(config, 2, None, step).micro_batch_size for step in (0, 9)] == [6, 48]
     with pytest.raises(ConfigError, match="micro_batch_size x world_size = 1 x 5"):
         resolve(config, 5)
-    assert "at most half of one that was out of memory" in explain(resolve(config, 2), "p")
+    assert "find the largest that fits into memory" in explain(resolve(config, 2), "p")
 
 
 class Counting(torch.nn.Module):

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from largebatch.backend.deepspeed_config import read_deepspeed_config
@@ -15,6 +16,7 @@ from largebatch.system.variables import whole_number
 
 # The values of distributed_type for which `accelerate launch` starts as many processes as requested.
 STARTS_PROCESSES = ("MULTI_GPU", "FSDP", "DEEPSPEED")
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # of torch's launcher, in seconds
 FSDP_VERSION = "2"
 DATA_PARALLELISM = "largebatch supports data parallelism only"
 NOT_FSDP2 = "version 1 keeps parameters in flat buffers, which largebatch is not tested with"
@@ -171,8 +173,23 @@ def _check_shard_size(shard_size: int, world_size: int, local_world_size: int) -
 
 def end_with_the_launcher() -> None:
     """Have the kernel end this process when its launcher dies, even by SIGKILL, which would otherwise orphan it."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if is_launched():
         end_with_parent()
+
+
+def is_launched() -> bool:
+    """Whether torch's launcher, which `accelerate launch` uses for several processes, has started this one."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def notes_on_stopping(stop_file: Path) -> list[str]:
+    """Lines for people whose launcher would kill the processes before they have saved."""
+    if not is_launched() or SHUTDOWN_TIMEOUT in os.environ:
+        return []
+    return [
+        "30 s after Ctrl+C or SIGTERM, the launcher kills processes that still save a checkpoint: start it with",
+        f"{SHUTDOWN_TIMEOUT}=1800, or stop the run by `touch {stop_file}`",
+    ]
 
 
 def refused_settings(is_fsdp: bool, precision: str = "no") -> list[Setting]:

@@ -11,7 +11,7 @@ from largebatch.plan.expected import describe_figure
 from largebatch.words import counted
 
 MAX_LINES = 6
-AUTO = '"auto": the largest, or at most half of one that was out of memory; `plan --gpu-memory` estimates it'
+AUTO = '"auto": starts of the run find the largest that fits into memory; `plan --gpu-memory` estimates it'
 
 
 def explain(plan: RunPlan, title: str, notes: Iterable[str] = ()) -> str:

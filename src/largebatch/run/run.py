@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.check import DTYPES, check_backend, check_before, expect
-from largebatch.backend.launch import end_with_the_launcher, read_launch
+from largebatch.backend.launch import end_with_the_launcher, notes_on_stopping, read_launch
 from largebatch.backend.start import start
 from largebatch.backend.state import check_savable
 from largebatch.config import RecipeConfig
@@ -89,7 +89,8 @@ class Run(Generic[Config]):
         self._stop.listen()
         self._starting = Starting(self.backend, self._stop, options.ending)
         self._agree_on_the_plan()
-        self._print(explain(self.plan, self.folder.path.name, [*notes, *notes_on(config, self.plan)]))
+        notes += [*notes_on(config, self.plan), *notes_on_stopping(self.folder.stop_file)]
+        self._print(explain(self.plan, self.folder.path.name, notes))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
         self._print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}{groups}")
 
