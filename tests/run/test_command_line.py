@@ -113,9 +113,14 @@ def test_a_crash_says_which_traceback_to_read(variables, count, launcher, monkey
 
 def test_logs_that_cannot_be_written_hide_no_message(tmp_path, monkeypatch, capsys):
     (tmp_path / "a file").touch()
-    monkeypatch.setenv("LARGEBATCH_LOGS", str(tmp_path / "a file"))
+    for name, value in (LAUNCHERS[0] | {"LARGEBATCH_LOGS": str(tmp_path / "a file")}).items():
+        monkeypatch.setenv(name, value)
+    # torchrun's is in a full file system, or as here a folder.
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path))
     assert leave_with(UserError("seed: no")) == 2
     assert "error: seed: no" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="gone"), user_errors(OwnEnding()):
+        raise RuntimeError("gone")
 
 
 def test_a_stop_is_no_failure(logs, capsys):

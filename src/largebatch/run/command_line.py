@@ -117,15 +117,14 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
         with storage_errors():
             yield
     except UserError as error:
-        rank = whole_number_or_none("RANK") or 0
-        local_rank = whole_number_or_none("LOCAL_RANK") or 0
         joined = torch.distributed.is_initialized()
+        # In its machine, until the processes have joined.
+        rank = whole_number_or_none("RANK" if joined else "LOCAL_RANK") or 0
         # To a launcher, any other code is a failure, which it reports, and some start again.
         as_asked = isinstance(error, RunStopped) and error.by_a_person and _has_a_launcher()
         exit_code = 0 if as_asked else error.exit_code
         alone = joined and not error.everywhere
-        place = rank if joined else local_rank
-        if alone or place == 0:
+        if alone or rank == 0:
             # Who has stopped the run has written why.
             if not isinstance(error, RunStopped):
                 ending.fail(error)
@@ -138,28 +137,27 @@ def user_errors(ending: OwnEnding) -> Iterator[None]:
             with suppress(OSError):
                 print(printable(message), file=sys.stderr, flush=True)
             if is_reported:
-                with suppress(OSError):
-                    _record_message(error)
+                # The launcher's report, the last on the screen, ends with the message.
+                error.args = (printable(str(error)),)
+                error.__cause__ = None  # which also hides the context
+                error.__traceback__ = None
+                _record(error)
         else:
             # The launcher ends the job when a process exits, so the one that reports should exit first.
             time.sleep(SECONDS_FOR_THE_REPORT)
         sys.exit(exit_code)
     except Exception as error:
         ending.fail(error)
-        # Put the traceback where torchrun looks for that of a worker, so that its own report shows it.
-        with suppress(OSError):
-            get_error_handler().record_exception(error)
+        _record(error)
         if _has_a_launcher():
             error.add_note(AFTER_A_TRACEBACK)
         raise
 
 
-def _record_message(error: UserError) -> None:
-    """Put the message, without a traceback, where torchrun looks: its report, the last on the screen, ends with it."""
-    error.args = (printable(str(error)),)
-    error.__cause__ = None  # which also hides the context
-    error.__traceback__ = None
-    get_error_handler().record_exception(error)
+def _record(error: Exception) -> None:
+    """Put an error, with its traceback, where torchrun looks for that of a worker, so that its report shows it."""
+    with suppress(OSError):
+        get_error_handler().record_exception(error)
 
 
 def _has_a_launcher() -> bool:
