@@ -95,8 +95,9 @@ def check_types(files: Iterable[Path], uses: Uses | None) -> None:
 
 def _schema_of(file: Path) -> pa.Schema:
     if file.suffix != ".arrow":
-        _check_not_joined(file)
-        return pq.read_schema(file)
+        with pq.ParquetFile(file) as opened:
+            _check_not_joined(file, opened.metadata)
+            return opened.schema_arrow
     with pa.memory_map(str(file)) as opened:
         try:
             return pa.ipc.open_stream(opened).schema
@@ -105,9 +106,8 @@ def _schema_of(file: Path) -> pa.Schema:
             return pa.ipc.open_file(opened).schema
 
 
-def _check_not_joined(file: Path) -> None:
-    """Raise DataError for Parquet files joined by `cat`, of which only rows of the first would be read."""
-    metadata = pq.read_metadata(file)
+def _check_not_joined(file: Path, metadata: pq.FileMetaData) -> None:
+    """Raise DataError for files joined by `cat`: bytes of the first would be read by the metadata of the last."""
     if not (metadata.num_row_groups and metadata.num_columns):
         return
     last = metadata.row_group(metadata.num_row_groups - 1)
@@ -118,8 +118,8 @@ def _check_not_joined(file: Path) -> None:
         left = len(content) - 8 - metadata.serialized_size - end
         if content.find(b"PAR1PAR1", 0, max(left, 0) + 8) >= 0:
             raise DataError(
-                f"data.path: {file} was made of several Parquet files by `cat`, of which only one would be read; keep "
-                "them apart"
+                f"data.path: {file} was made of several Parquet files by `cat`, which cannot be read as one; keep them "
+                "apart"
             )
 
 
