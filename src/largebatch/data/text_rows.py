@@ -199,32 +199,30 @@ def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int
         names = _header(reader)
         # Spreadsheets leave columns without a name.
         _check_names(names, uses)
-        in_order = sorted(names)
         # Joined files may have another order; numbers in another one are data.
         is_of_words = all(re.search(r"[^\W\d]", name) for name in names)
         for cells in reader:
             # As csv.DictReader does, leave out empty lines.
-            if cells and len(cells) != len(names):
+            if not cells:
+                continue
+            if len(cells) != len(names):
                 raise ValueError(
                     f"it has {len(cells)} cells, but the header has {len(names)}, "
                     f"if they are separated by {separator!r}; correct it (quotes count only right after a separator)"
                 )
-            are_names = cells == names or (is_of_words and sorted(cells) == in_order)
-            if len(names) > 1 and are_names:
+            # Only rows that may be names are sorted.
+            may_be_names = len(names) > 1 and cells[0] in names
+            if may_be_names and (cells == names or (is_of_words and sorted(cells) == sorted(names))):
                 raise ValueError(
                     "it has the names of the columns again, as in joined files; remove it or, if it is data, "
                     "rename the columns"
                 )
-            if cells:
-                # In a TSV, a quote that is only text takes all rows up to the next one into its cell.
-                may_hold_rows = [
-                    cell for cell in cells if re.search("[\r\n]", cell) and cell.count("\t") >= len(names) - 1
-                ]
-                if separator == "\t" and may_hold_rows:
-                    raise ValueError(
-                        "a cell in quotes has tabs and line breaks, as rows have; write a CSV or JSON lines"
-                    )
-                yield reader.line_num, dict(zip(names, cells, strict=True))
+            # In a TSV, a quote that is only text takes all rows up to the next one into its cell.
+            if separator == "\t" and any(
+                cell.count("\t") >= len(names) - 1 and re.search("[\r\n]", cell) for cell in cells
+            ):
+                raise ValueError("a cell in quotes has tabs and line breaks, as rows have; write a CSV or JSON lines")
+            yield reader.line_num, dict(zip(names, cells, strict=True))
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num}: {error}; correct it") from error
     except ValueError as error:
