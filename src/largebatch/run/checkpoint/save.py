@@ -73,7 +73,6 @@ class CheckpointWriter:
     heartbeat: Callable[[], None]  # called while a process writes that others wait for
     last_step: int = 0  # step of the latest checkpoint that is known to be complete; 0 if there is none
     latest: Path | None = None  # its folder
-    problem: str = ""  # why the latest save failed, if one has
 
     def __post_init__(self) -> None:
         # Threads must not share a group.
@@ -87,6 +86,7 @@ class CheckpointWriter:
         self._progress = threading.Event()
         self._writing = 0
         self._completed: list[int] = []
+        self._problem = ""  # why the latest save failed, if one has
 
     def save(self, step: int, about: Mapping[str, Any]) -> None:
         """Write a checkpoint of the current state, with `about` in its manifest; waits for one that is being written.
@@ -153,19 +153,19 @@ class CheckpointWriter:
         elif kind_of(error) != Kind.FILES:
             raise error
         else:
-            self.problem = str(error)
+            self._problem = str(error)
             if self.backend.is_main_process:
                 self.warn(
                     f"WARNING: the checkpoint of step {step} could not be written: {error}. Training continues and "
                     f"will write the next checkpoint; the latest complete one: {self.latest or 'none yet'}"
                 )
-                self.not_written(step, self.problem)
+                self.not_written(step, self._problem)
 
     def require(self, step: int) -> Path:
         """The complete checkpoint of the last step; StorageError, on all processes, if it could not be written."""
         if self.latest is None or self.last_step < step:
             raise StorageError(
-                f"the last checkpoint, of step {step}, could not be written: {self.problem}; correct that, and the "
+                f"the last checkpoint, of step {step}, could not be written: {self._problem}; correct that, and the "
                 f"same command tries again, from the latest complete one: {self.latest or 'none yet'}",
                 everywhere=True,
             )
