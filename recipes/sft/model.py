@@ -23,8 +23,10 @@ from .trial import trial
 RANDOM_SETTINGS = ("drop", "jitter")
 # Settings of a loss of mixtures of experts, which training does not add.
 ROUTER_SETTINGS = ("output_router_logits", "router_aux_loss_coef")
-# Kinds of layers, and architectures with only one kind.
-WITHOUT_WINDOW = {"full_attention", "linear_attention", "conv", "hybrid", "moe", "mlp", "moshi"}
+# Kinds of layers that leave `sliding_window` out.
+WITHOUT_WINDOW = {"full_attention", "linear_attention", "conv", "hybrid", "moe", "mlp"}
+# Architectures of which the kinds do not tell it: Moshi has none and reads no window, MiniMax's full attention has one.
+HAS_WINDOW = {"moshi": False, "minimax": True}
 MAX_LAYERS = 1000
 MAX_LABELS = 10**6
 
@@ -69,11 +71,10 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
     # `transformers` raises exceptions of many kinds for configurations that cannot be reached or read.
     except Exception as error:
         raise _unusable(model, error) from error
-    kinds = {*(getattr(text, "layer_types", None) or [text.model_type])}
-    # As in Qwen2, unless `use_sliding_window` is true and `max_window_layers` is below the number of layers.
-    # MiniMax has it in layers of full attention.
-    has_no_window = not getattr(text, "sliding_window", None) or (
-        kinds <= WITHOUT_WINDOW and text.model_type != "minimax"
+    kinds = getattr(text, "layer_types", None)
+    # Qwen2 has none, unless `use_sliding_window` is true and `max_window_layers` is below the number of layers.
+    has_window = getattr(text, "sliding_window", None) and HAS_WINDOW.get(
+        text.model_type, not kinds or not WITHOUT_WINDOW.issuperset(kinds)
     )
     idle = []
     for name, value in given.items():
@@ -81,7 +82,7 @@ def configuration(model: AutoCausalLM) -> PretrainedConfig:
         is_own = name == "model_type" or (hasattr(type(config)(), name) and not hasattr(PretrainedConfig(), name))
         is_twice = config.attribute_map.get(name) in given
         is_of_a_window = "sliding_window" in name or name in ("max_window_layers", "attention_window_size")
-        is_off = value and (_is_random(name) or (is_of_a_window and has_no_window))
+        is_off = value and (_is_random(name) or (is_of_a_window and not has_window))
         if not is_own or is_twice or name in ROUTER_SETTINGS or is_off:
             idle.append(name)
     if idle:
