@@ -12,6 +12,7 @@ from datasets.fingerprint import Hasher
 
 from largebatch.data.columns import Use
 from largebatch.data.forked import forked_by_datasets
+from largebatch.data.not_text import not_text_in
 from largebatch.data.preparation import Preparation
 from largebatch.data.tokenizer import IndivisibleText, Tokenizer
 from largebatch.errors import DataError
@@ -76,10 +77,12 @@ class Encoder(ABC):
         for text in all_in(value):
             if not isinstance(text, str):
                 continue
+            if wrong := not_text_in(text):
+                raise Unusable(f"{what} has {wrong}, which is not text; remove it")
             if token := self.tokenizer.special_token_in(text):
                 raise Unusable(
-                    f"{what} has {token!r} in its text, which the tokenizer reads as a special token, or which "
-                    "is not text; write it otherwise"
+                    f"{what} has {token!r} in its text, which the tokenizer reads as a special token; write it "
+                    "otherwise"
                 )
             if self.tokenizer.merges_spaces_in(text):
                 raise Unusable(

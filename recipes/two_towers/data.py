@@ -19,6 +19,7 @@ from largebatch.data.columns import Use
 from largebatch.data.hub import open_splits
 from largebatch.data.images import TensorImages, digits
 from largebatch.data.mixture import open_mixed
+from largebatch.data.not_text import not_text_in
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation, kept
 from largebatch.data.source import Batch, Sources
@@ -139,6 +140,8 @@ def _try_texts(rows: Any, split: str, data: TextPairs, texts: Texts, preparation
                     raise DataError(f"{where} has text in {column!r} that is not UTF-8: {error}") from error
                 if not isinstance(text, str) or not text.strip():
                     raise DataError(f"{where} has no text in {column!r}; remove it, or write the text")
+                if wrong := not_text_in(text):
+                    raise DataError(f"{where} has {wrong} in {column!r}, which is not text; remove it")
                 if texts.special_token_in(text) or not texts.knows(text):
                     misread.append(row)
         ids = [

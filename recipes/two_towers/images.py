@@ -23,6 +23,7 @@ from largebatch.config.data import HubImages
 from largebatch.data.columns import Use
 from largebatch.data.crops import Crop, Pixels, center_crop, crop_box, random_box
 from largebatch.data.images import HubImageSource, Rows, decode, open_images, open_rows
+from largebatch.data.not_text import not_text_in
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import NotPrepared, Preparation, kept
 from largebatch.data.source import Batch
@@ -162,10 +163,13 @@ class CaptionedImageSource:
         column = self.config.caption_column
         (caption,) = row[column]
         where = encoded["path"] or "the data"
-        if not isinstance(caption, str) or not caption.strip() or caption != caption.encode(errors="ignore").decode():
-            raise DataError(f"sample {index} has no {column!r} in UTF-8, in {where}; write one, or remove it")
+        if not isinstance(caption, str) or not caption.strip():
+            raise DataError(f"sample {index} has no {column!r}, in {where}; write one, or remove it")
+        if wrong := not_text_in(caption):
+            what = f"{wrong} in {column!r}, which is not text"
+            raise DataError(f"sample {index}, in {where}, has {what}; remove it, or write UTF-8")
         if token := self.texts.special_token_in(caption):
-            what = f"{token!r} in {column!r}, which the tokenizer reads as a special token, or which is not text"
+            what = f"{token!r} in {column!r}, which the tokenizer reads as a special token"
             raise DataError(f"sample {index}, in {where}, has {what}; write it otherwise, or remove it")
         if not self.texts.knows(caption):
             told = f"the tokenizer does not know most of {column!r}"

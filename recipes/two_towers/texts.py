@@ -15,7 +15,7 @@ from largebatch.errors import DataError
 
 from .config import Config, ImageText
 
-FORMAT = "3"
+FORMAT = "4"
 """Another number where other texts are accepted."""
 
 

@@ -379,7 +379,6 @@ def test_special_tokens_that_are_normalized(tmp_path):
     found = [tokenizer.special_token_in(text) is not None for text in texts]
     assert found == [True, True, True, False, False, False]
     assert found == [not {1, 3, 4}.isdisjoint(tokens) for *tokens, _ in tokenizer.encode(texts)]
-    assert [tokenizer.special_token_in(text) for text in ("a\0", "a\ud800")] == ["\0", "\ud800"]
 
 
 @pytest.mark.parametrize(

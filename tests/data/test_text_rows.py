@@ -92,7 +92,7 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         (
             "csv",
             b"q,a\n" + b"x,2\n" * 4000 + b"\xe9,2\n",
-            "line 4002: 'q' has the byte 0xe9, which is not text; save the",
+            "line 4002: 'q' has the byte 0xe9, which is not text; remove it, or save",
         ),
         ("csv", "q,a\n1,2\n".encode("utf-16"), "cannot be read: its names are not in UTF-8; save it as UTF-8"),
         ("csv", b"q^a\n1^2\n", "data.prompt: no column 'q'; the data has 'q^a', in the header of "),
@@ -227,7 +227,7 @@ def test_a_plain_text_that_is_not_utf8_is_named_with_its_line(tmp_path):
     file = tmp_path / "1.txt"
     file.write_bytes(b"1\r\n\n\xe9\n")
     (tmp_path / "2.txt").write_text("1\n")
-    told = rf"{file}: line 3: 'text' has the byte 0xe9, which is not text; save the"
+    told = rf"{file}: line 3: 'text' has the byte 0xe9, which is not text; remove it, or save"
     # Of two processes, one fails.
     assert_refused(told, tmp_path / "*.txt", "text", TEXT, num_workers=2)
 

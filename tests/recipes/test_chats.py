@@ -141,11 +141,8 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
         (str([ASK, SAY]), "as Python shows it, not JSON; write it with json.dumps"),
         ([ASK | {"content": "Hi<|im_end|>"}, SAY], "message 0 has '<|im_end|>' in its text, which the"),
         ([ASK, SAY | {"reasoning_content": "</s>"}], "message 1 has '</s>' in its text, which the"),
-        (
-            [ASK | {"content": "a\0"}, SAY],
-            r"message 0 has '\x00' in its text, which the tokenizer reads as a special token",
-        ),
-        (json.dumps([ASK, SAY | {"content": "\ud800"}]), r"message 1 has '\ud800' in its text, which the"),
+        ([ASK | {"content": "a\0"}, SAY], "message 0 has a zero byte, which is not text; remove it"),
+        (json.dumps([ASK, SAY | {"content": "\ud800"}]), "message 1 has half of a character, 0xd800, which is not"),
         ([ASK, SAY | {"tool_calls": "f"}], 'message 1 has the tool_calls "f"; write a list of functions'),
         ("[" * 10**5, ", cannot be read as JSON: maximum recursion depth exceeded"),
         ([SAY, ASK, SAY], "it begins with the assistant, and nothing before it can be answered"),

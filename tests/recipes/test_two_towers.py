@@ -272,6 +272,7 @@ NO_TEXT = "has no text in 'query'"
         ([1, 2], f"row 0 of 'train' {NO_TEXT}"),
         (["a", None], f"row 1 of 'train' {NO_TEXT}"),
         (["a", " "], f"row 1 of 'train' {NO_TEXT}"),
+        (["a", "b\0"], "row 1 of 'train' has a zero byte in 'query', which is not text; remove it"),
         ([b"a", b"\xff"], "row 1 of 'train' has text in 'query' that is not UTF-8"),
     ],
 )

@@ -23,6 +23,7 @@ import fsspec
 
 from largebatch.data.columns import Use, Uses, no_column
 from largebatch.data.damage import damage_told, tell_of_the_rest
+from largebatch.data.not_text import not_text_in
 from largebatch.errors import DataError
 from largebatch.words import printable
 
@@ -92,15 +93,10 @@ def _text(where: str, name: str, use: Use, value: Any) -> str | None:
         return value.literal
     try:
         text = value if isinstance(value, str) else _as_json(value)
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-        what = f"the byte {code - 0xDC00:#x}" if 0xDC80 <= code <= 0xDCFF else f"half of a character, {code:#x}"
-        raise DataError(f"{where}: {name!r} has {what}, which is not text; save the file as UTF-8") from None
     except ValueError as error:
         raise DataError(f"{where}: {name!r} holds {error}") from None
-    if "\0" in text:
-        raise DataError(f"{where}: {name!r} has a zero byte, which is not text; remove it, or save the file as UTF-8")
+    if what := not_text_in(text):
+        raise DataError(f"{where}: {name!r} has {what}, which is not text; remove it, or save the file as UTF-8")
     is_text = isinstance(value, str) or (use.kind == "text" and not isinstance(value, list | dict))
     if use.kind != "any" and not is_text:
         raise DataError(f"{where}: {name!r} holds {text[:60]}, which is not text; write text")

@@ -39,9 +39,9 @@ class ByteTokenizer:
         """The documents' tokens, each with an end-of-text token."""
         return [[*(document or "").encode(), self.end_of_text] for document in documents]
 
-    def special_token_in(self, text: str) -> str | None:
+    def special_token_in(self, text: str) -> str | None:  # noqa: ARG002 - a zero byte is not text
         """What of a text would be read as a special token."""
-        return "\0" if "\0" in text else None
+        return None
 
     def merges_spaces_in(self, text: str) -> bool:  # noqa: ARG002 - bytes are kept
         """Whether line breaks, tabs or several spaces within a text are read as one space."""
@@ -128,9 +128,9 @@ class PretrainedTokenizer:
         return [[*document.ids, self.end_of_text] for document in encoded]
 
     def special_token_in(self, text: str) -> str | None:
-        """What of a text would be read as a special token, or is not text."""
+        """What of a text would be read as a special token."""
         given, normalized = self._special_token
-        found = given.search(text) or (normalized and normalized.search(self._normalized(text)))
+        found = (given and given.search(text)) or (normalized and normalized.search(self._normalized(text)))
         return found and found[0]
 
     def _normalized(self, text: str) -> str:
@@ -148,17 +148,15 @@ class PretrainedTokenizer:
         return [space for space in ("  ", "\n", "\t") if self.encode([f"a{space}a"]) == [one]]
 
     @cached_property
-    def _special_token(self) -> "tuple[re.Pattern[str], re.Pattern[str] | None]":
-        """What is sought in a text as it is and, if there is any, in a normalized one."""
-        # Zero bytes and halves of characters.
-        patterns: tuple[list[str], list[str]] = ([r"[\0\ud800-\udfff]"], [])
+    def _special_token(self) -> list[re.Pattern[str] | None]:
+        """What is sought in a text as it is, and in a normalized one; None where there is nothing to seek."""
+        patterns: tuple[list[str], list[str]] = ([], [])
         for number, token in self.tokenizer.added_tokens_decoder.items():
             content = self._normalized(token.content) if token.normalized else token.content
             if number in self.special_tokens and content:
                 word = r"(?<!\w){}(?!\w)" if token.single_word else "{}"
                 patterns[token.normalized].append(word.format(re.escape(content)))
-        given, normalized = map("|".join, patterns)
-        return re.compile(given), re.compile(normalized) if normalized else None
+        return [re.compile("|".join(each)) if each else None for each in patterns]
 
     def _differs_from(self, stored: tokenizers.Tokenizer) -> bool:
         """Whether it splits a text differently from tokenizer.json."""
