@@ -61,12 +61,14 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, run_command,
     assert "17 samples found; the recipe expects 17" in output_of("prepare", "mine")
 
 
-def test_no_samples_are_no_number_to_write(recipe, run_command):
-    content = recipe.read_text().replace('"block_size": 8', '"block_size": 200')
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_no_samples_are_no_number_to_write(split, recipe, run_command):
+    Path("short.jsonl").write_text('{"text": "short"}\n')
+    content = recipe.read_text().replace(f'"{split}": "text', f'"{split}": "short')
     recipe.write_text(content)
     code, _, error = run_command("prepare", "mine", "--workers=1", "--write")
     assert code == 2
-    assert "error: data.num_train_samples: the data has no whole sample" in error
+    assert f"error: data.num_{split}_samples: the data has no whole sample" in error
     assert recipe.read_text() == content
 
 
