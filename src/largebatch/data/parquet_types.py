@@ -108,15 +108,14 @@ def _schema_of(file: Path) -> pa.Schema:
 
 def _check_not_joined(file: Path, metadata: pq.FileMetaData) -> None:
     """Raise DataError for files joined by `cat`: bytes of the first would be read by the metadata of the last."""
-    if not (metadata.num_row_groups and metadata.num_columns):
-        return
-    last = metadata.row_group(metadata.num_row_groups - 1)
-    chunks = map(last.column, range(last.num_columns))
-    end = max((each.dictionary_page_offset or each.data_page_offset) + each.total_compressed_size for each in chunks)
+    end = 0
+    if metadata.num_row_groups:
+        last = metadata.row_group(metadata.num_row_groups - 1)
+        for each in map(last.column, range(last.num_columns)):
+            end = max(end, (each.dictionary_page_offset or each.data_page_offset) + each.total_compressed_size)
     # The last file's metadata count from its own start: what is left is the size of those before it, and of an index.
     with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
-        left = len(content) - 8 - metadata.serialized_size - end
-        if content.find(b"PAR1PAR1", 0, max(left, 0) + 8) >= 0:
+        if content.find(b"PAR1PAR1", 0, len(content) - metadata.serialized_size - end) >= 0:
             raise DataError(
                 f"data.path: {file} was made of several Parquet files by `cat`, which cannot be read as one; keep them "
                 "apart"
