@@ -3,10 +3,11 @@
 import json
 
 import pytest
+import torch
 
 import tasks
 from largebatch.errors import RunStopped, UserError
-from largebatch.run import from_command_line
+from largebatch.run import command_line, from_command_line
 from largebatch.run.command_line import user_errors
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import OwnEnding, read_endings
@@ -109,6 +110,20 @@ def test_a_crash_says_which_traceback_to_read(variables, count, launcher, monkey
     reported = json.loads(launcher.read_text())["message"]["extraInfo"]["py_callstack"]
     assert reported.startswith("Traceback (most recent call last):\n")
     assert reported.endswith("RuntimeError: gone\n")
+
+
+@pytest.mark.parametrize(
+    ("joined", "everywhere", "said"),
+    [(False, False, "error: seed: no\n"), (True, True, ""), (True, False, "[rank 2] error: seed: no\n")],
+)
+def test_an_error_of_all_is_told_once_by_each_machine_or_by_the_job(joined, everywhere, said, monkeypatch, capsys):
+    """The first process of a second machine tells it, unless the first of all does."""
+    for name, value in (("RANK", "2"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: joined)
+    monkeypatch.setattr(command_line, "SECONDS_FOR_THE_REPORT", 0)
+    assert leave_with(UserError("seed: no", everywhere=everywhere)) == 2
+    assert capsys.readouterr().err == said
 
 
 def test_logs_that_cannot_be_written_hide_no_message(tmp_path, monkeypatch, capsys):
