@@ -36,6 +36,7 @@ class ReportedRun:
     last_step: float | None  # that it shall train, also by the plan of a different version
     metrics: list[Line]  # one line per logged step, in the order of steps
     evaluations: list[Line]  # one line per evaluation, in the order of steps
+    history: list[Line]  # one line per event, such as a start
     start: Line  # of the latest attempt, in history.jsonl; if there is none, summary.json, or empty
     ending: Ending | None  # how that has ended; None if it is still running, or was killed
 
@@ -101,7 +102,8 @@ def _read(folder: Path, name: str) -> ReportedRun:
             explain(plan, "")
     except (ValueError, ArithmeticError, LookupError):
         plan = None
-    starts = [line for line in run.history() if line.get("event") == "started"]
+    history = run.history()
+    starts = [line for line in history if line.get("event") == "started"]
     return ReportedRun(
         name=name,
         config=config,
@@ -109,6 +111,7 @@ def _read(folder: Path, name: str) -> ReportedRun:
         last_step=number(read_object(run.plan_file), "stop_after_steps"),
         metrics=_by_step(run.metrics()),
         evaluations=_by_step(run.evaluations()),
+        history=history,
         start=starts[-1] if starts else run.summary(),
         ending=run.ending(),
     )

@@ -57,6 +57,12 @@ def test_results_are_those_of_the_files(comparison):
     assert page.column("processes x strategy") == ["4 x ddp", "2 x ddp", "2 x ddp"]
     assert page.row("recipe") == ["recipes/x/last.json", "–", "–"]
     assert page.row("versions")[0] == "largebatch 0.1.0, torch 2.13.0"
+    assert page.row("history")[0].splitlines()[2:6] == [
+        "after step 73: stopped by SIGTERM, after step 73",
+        "after step 60: started on 2 x ddp",
+        "after step 120: skipped the loss is nan",
+        "after step 150: failed no progress",
+    ]
     assert page.row("batch.global_batch_size") == ["64", "512", "32"]
     fields = page.tables[1][1:]
     shared = [len(set(values)) == 1 for _, *values in fields]

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader
 from largebatch import __version__
 from largebatch.errors import UserError
 from largebatch.plan.expected import compare
-from largebatch.storage.files import replace_file
+from largebatch.storage.files import Line, replace_file
 from largebatch.system.failures import Kind
 from largebatch.system.regular_file import read_bytes
 from largebatch.tools.report.curves import curves_html
@@ -19,6 +19,7 @@ from largebatch.tools.reported_runs import EVALUATION, ReportedRun, columns
 GENERATOR = b'<meta name="generator" content="largebatch report '
 """In the pages of all versions."""
 NONE = "–"
+MAX_EVENTS = 20
 # What most decides the outcome: these fields precede others.
 DECISIVE = ("batch.", "learning_rate.", "model.", "optimizer.")
 
@@ -103,10 +104,19 @@ def _results(run: ReportedRun) -> dict[str, str]:
         if weights.any():
             results[f"{name}, mean"] = f"{np.average(values, weights=weights):,.3f}"
     results["recipe"] = _started_with(run, "recipe")
+    results["history"] = "\n".join(_event(line) for line in run.history[-MAX_EVENTS:]) or NONE
     versions = run.start.get("versions")
     if isinstance(versions, dict):
         results["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
     return results
+
+
+def _event(line: Line) -> str:
+    """What happened in a run, and where it was started, or why."""
+    about = f"on {line.get('world_size')} x {line.get('strategy')}"
+    if line.get("event") != "started":
+        about = str(line.get("message") or line.get("reason") or "")
+    return f"after step {line.get('step')}: {line.get('event')} {about}"
 
 
 def _started_with(run: ReportedRun, name: str) -> str:
