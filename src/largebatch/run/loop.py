@@ -242,8 +242,7 @@ class Loop:
         self._finish_checkpoint()
         step = self.completed_steps
         self.writer.require(step)
-        total = self.plan.total_steps
-        message = f"by {reason}, after step {step:,} of {total:,}, with a checkpoint"
+        message = f"by {reason}, after step {step:,} of {self.plan.stop_after_steps:,}, with a checkpoint"
         self.recorder.stopped(reason, message)
         self._leave()
         raise RunStopped(f"{message}; the same command resumes from there", reason == StopReason.STOP_FILE)
