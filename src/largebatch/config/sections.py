@@ -246,7 +246,7 @@ class Checkpoint(Section):
     then: NonEmptyList[NonEmpty] | None = None
     """A command, word by word, that the main process runs beside training for each checkpoint that `keep_every` or
     `keep_best` keeps, and for the last. `{model}` stands for a folder with the exported weights, deleted afterwards,
-    `{step}` for the step. Numbers in a JSON object in its last line go into evaluations.jsonl, as "then/<name>"."""
+    `{step}` for the step. Numbers in its last line that is a JSON object go into evaluations.jsonl as "then/<name>"."""
     then_seconds: NonNegativeFloat = 600.0
     """How long a run that is finished waits for the command, which it then ends."""
     asynchronous: bool = True

@@ -238,7 +238,7 @@ class Loop:
     def _end_stopped(self, reason: StopReason) -> None:
         """Wait for the checkpoint, report that the run can be resumed, and leave the process group."""
         self.recorder.say(f"stopping after step {self.completed_steps:,}: writing a checkpoint")
-        self.then.end()
+        self.then.end("the run was stopped")
         self._finish_checkpoint()
         step = self.completed_steps
         self.writer.require(step)

@@ -36,6 +36,7 @@ from largebatch.plan import explain, notes_on, resolve
 from largebatch.plan.strategies import POLICY_WORDS
 from largebatch.run.checkpoint.load import StartingWeights, load, set_weights
 from largebatch.run.checkpoint.model_files import end_generation_at, model_files
+from largebatch.run.checkpoint.then import check_program
 from largebatch.run.command_line import RunOptions
 from largebatch.run.evaluate import PerSample, RowsPerSample
 from largebatch.run.loop import Loop
@@ -81,6 +82,8 @@ class Run(Generic[Config]):
         self._given = config.with_micro_batch_size(self.plan.micro_batch_size)
         self.folder.check_usable()
         check_trackers(self.plan.logging.trackers)
+        if launch.rank == 0:
+            check_program(self.plan.checkpoint)
         try_optimizer(self.plan)
 
         self.backend = start(launch, self.plan)

@@ -5,13 +5,15 @@ import os
 import shutil
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 from safetensors.numpy import load_file
 
 from jobs import train_in_job
 from largebatch.config.sections import Checkpoint
-from largebatch.run.checkpoint.then import Then
+from largebatch.errors import UserError
+from largebatch.run.checkpoint.then import Then, check_program
 from largebatch.run.record import recorder
 from largebatch.storage.files import read_json_lines
 from largebatch.storage.run_folder import RunFolder
@@ -85,6 +87,11 @@ def test_what_fails_is_noted(followed):
         # Only finite numbers are answers, and words are none.
         ("""print('{"a": 1, "b": NaN, "c": true, "d": "2", "e": 0.5}')""", [(4, {"a": 1.0, "e": 0.5})]),
         ("print('uploaded')", []),
+        # Others may write last, as bars of progress do, without a line of their own.
+        (
+            """import sys; print(' 50%\\r{"a": 1}'); sys.stdout.flush(); sys.stderr.write('bye')""",
+            [(4, {"a": 1.0})],
+        ),
         # What it leaves running does not hold up its answer.
         (
             "import subprocess; subprocess.Popen(['sleep', '40'], start_new_session=True); print('{\"a\": 1}')",
@@ -110,13 +117,25 @@ def test_a_hanging_command_is_ended_with_its_own_processes(followed, tmp_path):
     began = time.monotonic()
     _, [(_, reason)] = followed(program, seconds=3.0)
     assert 3.0 <= time.monotonic() - began < 9.0
-    assert "has ended with code -9" in reason
+    assert reason == "it was still running 3 s after the end of training; raise checkpoint.then_seconds"
     assert not is_running(mark.read_text())
 
 
-def test_a_checkpoint_that_is_gone_by_its_turn(followed):
-    _, failures = followed("print(1)", "step_4")
-    assert failures == [(4, "a better checkpoint has replaced this one before its turn")]
+@pytest.mark.parametrize(
+    ("checkpoint", "reason"),
+    [("", "its weights could not be exported: "), ("step_4", "a better checkpoint has replaced this one before")],
+)
+def test_an_export_that_fails(checkpoint, reason, followed, monkeypatch):
+    """As it does, too, if the checkpoint goes while it is read."""
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    assert followed("print(1)", checkpoint)[1][0][1].startswith(reason)
+
+
+def test_a_program_that_is_not_there_is_refused_before_training():
+    with pytest.raises(UserError, match="there is no program 'pyhton' that may be run; write one on PATH"):
+        check_program(Checkpoint(then=["pyhton", "evaluate.py"]))
+    check_program(Checkpoint(then=[PYTHON]))
+    check_program(Checkpoint())
 
 
 def test_a_flood_of_output_is_refused(followed):
@@ -140,12 +159,15 @@ def test_without_a_command_nothing_follows(tmp_path):
 
 
 def test_an_answer_is_no_result_of_the_run(tmp_path, monkeypatch):
-    """The answer of the last checkpoint is not there yet when the summary is written."""
+    """The answer of the last checkpoint is not there yet when the summary is written. Trackers show all answers."""
     monkeypatch.setattr(recorder, "export_intact", lambda *_, **__: None)
     own = OwnEnding()
     recording = begin(tmp_path, own)
+    recording.trackers = Mock()
     recording.evaluated({"loss": 2.0})
     recording.answered(0, {"loss": 9.0})
+    shown = [each.args for each in recording.trackers.add.call_args_list]
+    assert shown == [("evaluation", {"loss": 2.0}, 0), ("evaluation", {"then/loss": 9.0}, 0)]
     recording.finished(tmp_path, {"best": None}, lambda: None)
     assert RunFolder(tmp_path).summary()["evaluation"] == {"loss": 2.0}
 

@@ -3,6 +3,7 @@
 import atexit
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from largebatch.config.sections import Checkpoint
-from largebatch.errors import TrainingFailed
+from largebatch.errors import TrainingFailed, UserError
 from largebatch.run.watch.waiting import in_thread
 from largebatch.storage.files import parse_object, remove_folder
 from largebatch.system.parent_process import die_with_thread
@@ -37,6 +38,14 @@ JOB_VARIABLES = (
 """Prefixes of environment variables that would make a program believe that it is a process of a distributed job."""
 
 
+def check_program(settings: Checkpoint) -> None:
+    """Raise UserError if this process cannot run the command's program."""
+    if settings.then is not None and shutil.which(settings.then[0]) is None:
+        raise UserError(
+            f"checkpoint.then: there is no program {settings.then[0]!r} that may be run; write one on PATH, or its path"
+        )
+
+
 @dataclass
 class Then:
     """Runs the command beside training, for one checkpoint at a time; a newer one replaces one that waits.
@@ -46,12 +55,13 @@ class Then:
 
     settings: Checkpoint  # the recipe's section, with the command
     folder: Path  # for the exported weights
-    # Called with the step and the numbers that the command has printed as its last line, a JSON object.
+    # Called with the step and the numbers in the last JSON object that the command has printed on a line.
     answered: Callable[[int, dict[str, float]], None]
     failed: Callable[[int, str], None]  # called with the step and what went wrong
     _waiting: tuple[int, Path] | None = None
     _running: tuple[int, "Future[dict[str, float]]"] | None = None
     _process: "subprocess.Popen[bytes] | None" = None
+    _why_ended: str = ""  # why the command was killed, if it was
 
     def __post_init__(self) -> None:
         if self.settings.then is not None:
@@ -69,7 +79,7 @@ class Then:
             step, work = self._running
             self._running = None
             if error := work.exception():
-                self.failed(step, str(error))
+                self.failed(step, self._why_ended or str(error))
             elif answer := work.result():
                 self.answered(step, answer)
         if self._running is None and self._waiting is not None:
@@ -83,13 +93,15 @@ class Then:
         while self._running is not None and time.monotonic() < deadline:
             time.sleep(SECONDS_BETWEEN_LOOKS)
             self.poll()
-        self.end()
+        seconds = self.settings.then_seconds
+        self.end(f"it was still running {seconds:g} s after the end of training; raise checkpoint.then_seconds")
 
-    def end(self) -> None:
+    def end(self, why: str = "the run ended before it did") -> None:
         """Kill the command with its process group, without waiting for processes that have left the group."""
         if self._waiting is not None:
             self.failed(self._waiting[0], "the run ended before it began")
             self._waiting = None
+        self._why_ended = why
         deadline = time.monotonic() + SECONDS_UNTIL_ENDED
         while self._running is not None and time.monotonic() < deadline:
             if self._process is not None:
@@ -103,22 +115,27 @@ class Then:
         assert self.settings.then is not None
         model = self.folder / f"step_{step}"
         words = [word.replace("{model}", str(model)).replace("{step}", str(step)) for word in self.settings.then]
-        if not checkpoint.exists():
-            raise TrainingFailed("a better checkpoint has replaced this one before its turn")
         remove_folder(self.folder)
         self.folder.mkdir()
         try:
-            # By another process, whose work does not slow down training.
-            self._last_line_of([sys.executable, "-m", "largebatch", "export", str(checkpoint), str(model)])
-            answer = parse_object(self._last_line_of(words)) or {}
+            try:
+                # By another process, whose work does not slow down training.
+                self._output_of([sys.executable, "-m", "largebatch", "export", str(checkpoint), str(model)])
+            except TrainingFailed as error:
+                if checkpoint.exists():
+                    raise TrainingFailed(f"its weights could not be exported: {error}") from error
+                raise TrainingFailed("a better checkpoint has replaced this one before its turn") from error
+            # Bars of progress and warnings may come after it.
+            found = map(parse_object, reversed(self._output_of(words).splitlines()))
+            answer = next(filter(None, found), {})
         finally:
             remove_folder(self.folder)
         return {
             name: float(value) for name, value in answer.items() if type(value) in (int, float) and math.isfinite(value)
         }
 
-    def _last_line_of(self, command: list[str]) -> bytes:
-        """Run a command, and return the last line that it prints."""
+    def _output_of(self, command: list[str]) -> bytes:
+        """Run a command, and return what it prints."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(JOB_VARIABLES)}
         # A Python program would print what it has kept in its buffer after its error, which comes last.
         environment["PYTHONUNBUFFERED"] = "1"
@@ -148,10 +165,9 @@ class Then:
                 else:
                     time.sleep(SECONDS_BETWEEN_LOOKS)
             process.stdout.close()
-        last = output.strip().rpartition(b"\n")[2]
         if len(output) >= MAX_OUTPUT_BYTES:
             raise TrainingFailed(f"{command[0]} prints more than {MAX_OUTPUT_BYTES:,} bytes")
         if process.returncode:
-            text = last.decode(errors="replace")
+            text = output.strip().rpartition(b"\n")[2].decode(errors="replace")
             raise TrainingFailed(f"{command[0]} has ended with code {process.returncode}: {text}")
-        return last
+        return output

@@ -168,14 +168,16 @@ class Recorder:
 
     def evaluated(self, means: dict[str, float]) -> None:
         """Log an evaluation's means by name."""
-        self._add("evaluations", position_fields(self._plan, self.step) | means)
-        self.trackers.add("evaluation", means, self.step)
+        self._add_evaluation(means, self.step)
         self.say(f"evaluation after step {self.step}: {numbers(means)}")
+
+    def _add_evaluation(self, means: dict[str, float], step: int) -> None:
+        self._add("evaluations", position_fields(self._plan, step) | means)
+        self.trackers.add("evaluation", means, step)
 
     def answered(self, step: int, values: dict[str, float]) -> None:
         """On the main process: log what the command of `checkpoint.then` has found after a step."""
-        means = {f"then/{name}": value for name, value in values.items()}
-        self._add("evaluations", position_fields(self._plan, step) | means)
+        self._add_evaluation({f"then/{name}": value for name, value in values.items()}, step)
         self.say(f"checkpoint.then, of step {step}: {numbers(values)}")
 
     def not_answered(self, step: int, reason: str) -> None:
