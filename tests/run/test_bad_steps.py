@@ -53,6 +53,8 @@ def test_goodput():
     ]
     # Of 100 seconds of training in 10 steps, 8 steps counted, in 200 seconds since the start.
     assert goodput(history, 10, 100.0, 1200.0) == 0.4
+    # Another restart applied step 6.
+    assert goodput([*history, {"event": "started", "time": 1300.0, "step": 5}], 10, 100.0, 1400.0) == 0.225
     assert goodput([], 10, 100.0, 1200.0) is None
 
 

@@ -18,6 +18,12 @@ def raised_from(error, cause):
         (ModuleNotFoundError("x"), "import"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
         (RuntimeError("CUDA error: out of memory"), "out_of_memory"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "out_of_memory"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "out_of_memory"),
+        (
+            torch.distributed.DistBackendError("NCCL error, unhandled cuda error: Cuda failure 2 'out of memory'"),
+            "out_of_memory",
+        ),
         (torch.distributed.DistBackendError("NCCL error"), "communication"),
         (torch.distributed.DistNetworkError("x"), "communication"),
         (ConnectionResetError("x"), "communication"),

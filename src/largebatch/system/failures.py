@@ -37,7 +37,8 @@ _OF_CLASSES = {
     "ImportError": Kind.IMPORT,
     "OSError": Kind.FILES,
 }
-_OUT_OF_MEMORY = re.compile("CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+# Of a GPU, also inside what NCCL, cuBLAS, cuDNN and Triton say.
+_OUT_OF_MEMORY = re.compile("out of memory|STATUS_ALLOC_FAILED")
 _NO_MEMORY = re.compile("can't allocate memory|Storage size calculation overflowed")  # the host's
 # What libraries written in Rust say of the file system, such as safetensors.
 _FILES = re.compile(r"Os \{ code: \d+|\(os error \d+\)|IoError")
@@ -59,12 +60,12 @@ def kind_of(error: BaseException) -> Kind:
         return kinds.get(error.exit_code, Kind.REFUSED)
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, RuntimeError) and _OUT_OF_MEMORY.search(str(cause)):
+            return Kind.OUT_OF_MEMORY
         names = {parent.__name__ for parent in type(cause).__mro__}
         for name, kind in _OF_CLASSES.items():
             if name in names:
                 return kind
-        if isinstance(cause, RuntimeError) and _OUT_OF_MEMORY.search(str(cause)):
-            return Kind.OUT_OF_MEMORY
         if isinstance(cause, RuntimeError) and _COMMUNICATION.search(str(cause)):
             return Kind.COMMUNICATION
         if _FILES.search(str(cause)):

@@ -216,6 +216,9 @@ def goodput(history: Sequence[Mapping[str, Any]], step: int, train_seconds: floa
         return None
     lost: set[int] = set()
     for line in history:
+        if line.get("event") == "started":
+            # Later steps are repeated, perhaps with another outcome.
+            lost = {each for each in lost if each <= line["step"]}
         if line.get("event") == "skipped":
             lost.update(range(line["first_skipped_step"], line["step"] + 1))
     share: float = train_seconds * (1 - len(lost) / step) / (now - min(starts))
