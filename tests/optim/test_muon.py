@@ -212,13 +212,20 @@ class Model(nn.Module):
         # No module of its own, as in timm.
         self.pos_embed = nn.Parameter(torch.zeros(1, 5, 6))
         self.head = nn.Sequential(nn.Linear(4, 6), nn.LogSoftmax(dim=1))
+        # Named as output layers are, but inside a block.
+        self.block = nn.ModuleDict({"fc": nn.Linear(6, 6)})
 
 
 def test_parameters_are_stepped_by_their_roles():
     model = Model()
     groups = groups_of(model, '{"name": "muon", "split": {"c_attn.weight": 3, "linear.weight": [3, 1]}}')
     matrices = {name: (each["inputs_first"], each["matrices"]) for name, each in groups.items() if each["layerwise"]}
-    assert matrices == {"c_attn.weight": (True, 3), "linear.weight": (False, (3, 1)), "conv.weight": (False, 1)}
+    assert matrices == {
+        "c_attn.weight": (True, 3),
+        "linear.weight": (False, (3, 1)),
+        "conv.weight": (False, 1),
+        "block.fc.weight": (False, 1),
+    }
     model.lm_head = nn.Linear(6, 10)
     assert not groups_of(model, '{"name": "muon"}')["lm_head.weight"]["layerwise"]
 
