@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from contextlib import suppress
 from itertools import accumulate, chain, pairwise, product
 from pathlib import Path
@@ -44,7 +45,7 @@ with open("calls.jsonl", "a") as file:
 """
 # `make` is the real one.
 STAND_INS = ("accelerate", "sbatch", "pytest", "ruff", "mypy", "pip", "git", "tail", "wandb", "largebatch")
-STAND_INS += ("docker", "enroot", "apptainer", "shellcheck")
+STAND_INS += ("curl", "docker", "enroot", "apptainer", "shellcheck")
 # Where every host is this machine: the last word is the command.
 SSH = 'exec bash -c "${@: -1}"'
 
@@ -52,8 +53,10 @@ SSH = 'exec bash -c "${@: -1}"'
 def commands(document):
     """The commands after the prompts of a document's console blocks, with continued lines, and whole bash blocks."""
     found = []
-    blocks = re.findall(r"(?ms)^```(console|bash)\n(.*?)^```$", document.read_text())
-    for kind, block in blocks:
+    # A list's blocks are indented.
+    blocks = re.findall(r"(?ms)^ *```(console|bash)\n(.*?)^ *```$", document.read_text())
+    for kind, indented in blocks:
+        block = textwrap.dedent(indented)
         if kind == "bash":
             found.append(block)
             continue
