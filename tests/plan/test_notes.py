@@ -57,6 +57,12 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
         (GPT2, '--evaluation.every={"steps":4687}', [NO_EVALUATION]),
         (GPT2, '--checkpoint.every={"epochs":2}', [NO_CHECKPOINT]),
         (GPT2, "--train.stop_after_steps=250", [NO_EVALUATION, NO_CHECKPOINT]),
+        (GPT2, '--train.duration={"steps":500} --faults.spike={"window":499}', []),
+        (
+            GPT2,
+            '--train.duration={"steps":500} --faults.spike={"window":500}',
+            ["faults.spike compares no step: its window of 500 is as long as the run; write a smaller one"],
+        ),
         (GPT2, '--train.duration={"epochs":4}', []),
         (
             GPT2,

@@ -36,7 +36,7 @@ def largest_to_try(folder: RunFolder, config: RecipeConfig, launch: Launch) -> t
                 return size, []
             half = max(1, size // 2)
             tried = f"micro_batch_size {size} did not fit (rank {failure.rank} was out of memory)"
-            return half, [f"{tried}; trying at most {half}"]
+            return half, [f"{tried}; trying {f'at most {half}' if half < size else 'it again'}"]
     return None, []
 
 

@@ -144,11 +144,11 @@ def test_a_flood_of_output_is_refused(followed):
 
 
 def test_it_does_not_take_itself_for_a_process_of_the_job(followed, monkeypatch):
-    names = ("RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "LARGEBATCH_LOGS", "MINE")
+    names = ("RANK", "LOCAL_RANK", "GROUP_WORLD_SIZE", "ACCELERATE_USE_FSDP", "LARGEBATCH_LOGS", "LOCAL_SCRATCH")
     for name in names:
         monkeypatch.setenv(name, "0")
     program = f"import json, os; print(json.dumps({{name: 1 for name in {names} if name in os.environ}}))"
-    assert followed(program) == ([(4, {"MINE": 1.0})], [])
+    assert followed(program) == ([(4, {"LOCAL_SCRATCH": 1.0})], [])
 
 
 def test_without_a_command_nothing_follows(tmp_path):

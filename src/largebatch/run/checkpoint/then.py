@@ -26,9 +26,11 @@ SECONDS_UNTIL_ENDED = 5.0
 JOB_VARIABLES = (
     "ACCELERATE_",
     "FSDP_",
-    "GROUP_",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
     "LARGEBATCH_",
-    "LOCAL_",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
     "MASTER_",
     "RANK",
     "ROLE_",
