@@ -212,4 +212,4 @@ def test_not_turned_on_between_starts_of_a_run(run_dir, tmp_path):
         export(run_dir, tmp_path / "none", ema=True)
     words = (*words[:-1], "--train.stop_after_steps=4", EMA, "--allow-change", "optimizer.ema_half_life")
     failure = failure_of(partial(train, run_dir=run_dir), PYDOC, *words)
-    assert re.search(r"it has no ema/\S+, which this optimizer needs", failure)
+    assert re.search(r"it has no ema/\S+, which this optimizer needs; restore the earlier section", failure)

@@ -54,7 +54,10 @@ def _check_same_model(state: EngineState, manifest: Manifest) -> None:
             )
     for piece in state.pieces:
         if piece.vector not in manifest.vectors:
-            raise CheckpointError(f"it has no {piece.vector}, which this optimizer needs")
+            raise CheckpointError(
+                f"it has no {piece.vector}, which this optimizer needs; restore the earlier section optimizer, or "
+                "start over with --resume none"
+            )
 
 
 def _load_buffers(backend: Backend, files: TensorFiles, state: EngineState, manifest: Manifest) -> None:
