@@ -109,6 +109,13 @@ def rename_folder(old: Path, new: Path) -> None:
     sync_folder(new.parent)
 
 
+def link_folder(folder: Path, path: Path) -> None:
+    """Make a folder whose files are those of another, which never change; deleting either leaves the other whole."""
+    path.mkdir(parents=True)
+    for file in folder.iterdir():
+        os.link(file, path / file.name)
+
+
 def remove_folder(path: Path) -> None:
     """Delete a folder and everything in it, or a link to one, if it is there; OSError if something of it stays."""
 

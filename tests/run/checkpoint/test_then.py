@@ -33,8 +33,9 @@ def followed(tmp_path, monkeypatch):
     A quick program is in the place of the Python that exports.
     """
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    (tmp_path / "step_4").mkdir()
 
-    def follow(program, checkpoint="", steps=(4,), seconds=30.0):
+    def follow(program, checkpoint="step_4", steps=(4,), seconds=30.0):
         answers = []
         failures = []
         then = Then(
@@ -123,12 +124,21 @@ def test_a_hanging_command_is_ended_with_its_own_processes(followed, tmp_path):
 
 @pytest.mark.parametrize(
     ("checkpoint", "reason"),
-    [("", "its weights could not be exported: "), ("step_4", "a better checkpoint has replaced this one before")],
+    [("step_4", "its weights could not be exported: "), ("gone", "a better checkpoint has replaced this one before")],
 )
 def test_an_export_that_fails(checkpoint, reason, followed, monkeypatch):
-    """As it does, too, if the checkpoint goes while it is read."""
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     assert followed("print(1)", checkpoint)[1][0][1].startswith(reason)
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_exported(followed, tmp_path, monkeypatch):
+    """As with better evaluations that come faster than exports end; the exporter's fourth argument is the folder."""
+    (tmp_path / "step_4/weights").touch()
+    exporter = tmp_path / "export"
+    exporter.write_text(f'#!/bin/sh\nrm -r "{tmp_path}/step_4" && test -e "$4/weights"\n')
+    exporter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(exporter))
+    assert followed("print('{\"a\": 1}')") == ([(4, {"a": 1.0})], [])
 
 
 def test_a_program_that_is_not_there_is_refused_before_training():

@@ -17,7 +17,7 @@ from pathlib import Path
 from largebatch.config.sections import Checkpoint
 from largebatch.errors import TrainingFailed, UserError
 from largebatch.run.watch.waiting import in_thread
-from largebatch.storage.files import parse_object, remove_folder
+from largebatch.storage.files import link_folder, parse_object, remove_folder
 from largebatch.system.parent_process import die_with_thread
 
 MAX_OUTPUT_BYTES = 2**20
@@ -117,16 +117,18 @@ class Then:
         assert self.settings.then is not None
         model = self.folder / f"step_{step}"
         words = [word.replace("{model}", str(model)).replace("{step}", str(step)) for word in self.settings.then]
+        # A better checkpoint may replace this one meanwhile.
+        kept = self.folder / checkpoint.name
         remove_folder(self.folder)
-        self.folder.mkdir()
         try:
             try:
+                link_folder(checkpoint, kept)
                 # By another process, whose work does not slow down training.
-                self._output_of([sys.executable, "-m", "largebatch", "export", str(checkpoint), str(model)])
-            except TrainingFailed as error:
-                if checkpoint.exists():
-                    raise TrainingFailed(f"its weights could not be exported: {error}") from error
+                self._output_of([sys.executable, "-m", "largebatch", "export", str(kept), str(model)])
+            except FileNotFoundError as error:
                 raise TrainingFailed("a better checkpoint has replaced this one before its turn") from error
+            except TrainingFailed as error:
+                raise TrainingFailed(f"its weights could not be exported: {error}") from error
             # Bars of progress and warnings may come after it.
             found = map(parse_object, reversed(self._output_of(words).splitlines()))
             answer = next(filter(None, found), {})

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from largebatch.config import flatten, override_words, split_overrides
 from largebatch.errors import UserError, file_errors, reason_of
-from largebatch.storage.files import remove_folder, replace_file, replace_json_file, write_file
+from largebatch.storage.files import link_folder, remove_folder, replace_file, replace_json_file, write_file
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
 from largebatch.system.regular_file import read_bytes
@@ -131,21 +130,16 @@ def _is_done(run_dir: Path) -> bool:
 
 
 def _branch_off(checkpoint: Path, run_dir: Path) -> None:
-    """Make the folder of a run that stands at a checkpoint of another run.
-
-    They share its files, which never change; each deletes its own links.
+    """Make the folder of a run that stands at a checkpoint of another run; they share its files.
 
     Raises:
         UserError: The file system does not allow this.
     """
     run = RunFolder(checkpoint.parent.parent)
     new = RunFolder(run_dir.with_name(f".{run_dir.name}.new"))
-    branched = new.checkpoints_dir / checkpoint.name
     try:
         remove_folder(new.path)
-        branched.mkdir(parents=True)
-        for file in checkpoint.iterdir():
-            os.link(file, branched / file.name)
+        link_folder(checkpoint, new.checkpoints_dir / checkpoint.name)
         for file in (run.plan_file, run.config_file):
             write_file(new.path / file.name, read_bytes(file))
         new.path.rename(run_dir)
