@@ -184,12 +184,11 @@ class RecipeConfig(Section):
             yield f'evaluation.sets: train.py does not evaluate "{name}"; remove it, or add it to Config.further_sets'
         if faults.on_non_finite == "roll_back" and not (checkpoint.every or checkpoint.keep_every):
             yield 'checkpoint.every: faults.on_non_finite "roll_back" needs it; write one, such as {"steps": 100}'
-        if (
-            checkpoint.keep_best
-            and "ema" in checkpoint.keep_best.metric.split("/")
-            and not self.optimizer.ema_half_life
-        ):
+        metric = checkpoint.keep_best.metric.split("/") if checkpoint.keep_best else []
+        if "ema" in metric and not self.optimizer.ema_half_life:
             yield "checkpoint.keep_best.metric: averaged weights need optimizer.ema_half_life; write it, or another one"
+        if metric[:1] == ["then"]:
+            yield "checkpoint.keep_best.metric: checkpoint.then follows what is kept; write a number of an evaluation"
         if normalizes and not self.batch.drop_last:
             yield "batch.drop_last: false changes the loss of a model with BatchNorm at the end of an epoch; write true"
         if self.coupled_features and min(sizes) == 1:

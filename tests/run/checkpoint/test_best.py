@@ -70,10 +70,16 @@ def test_a_set_that_is_evaluated_less_often():
     assert "but only shifted/accuracy" in best.not_found()
 
 
-def test_averages_that_there_are_not():
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        ("ema/loss", "averaged weights need optimizer.ema_half_life; write it, or another one"),
+        ("then/score", "checkpoint.then follows what is kept; write a number of an evaluation"),
+    ],
+)
+def test_metrics_that_there_are_not(metric, problem):
     load_config(PYDOC, ['--checkpoint.keep_best={"metric": "schema/loss", "mode": "min"}'])
-    problem = problem_of('--checkpoint.keep_best={"metric": "ema/loss", "mode": "min"}')
-    assert problem.endswith("averaged weights need optimizer.ema_half_life; write it, or another one")
+    assert problem_of(f'--checkpoint.keep_best={{"metric": "{metric}", "mode": "min"}}').endswith(problem)
 
 
 @pytest.mark.slow
