@@ -148,6 +148,7 @@ def test_workers_end_with_their_launcher():
     [
         ({}, False),
         ({"TORCHELASTIC_RUN_ID": "1"}, True),
+        ({"TORCHELASTIC_RUN_ID": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}, True),
         ({"TORCHELASTIC_RUN_ID": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1800"}, False),
     ],
 )
@@ -156,4 +157,4 @@ def test_a_launcher_that_kills_processes_while_they_save(environment, is_noted, 
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert ("touch runs/x/stop" in " ".join(notes_on_stopping(Path("runs/x/stop")))) == is_noted
+    assert ("touch 'my runs/x/stop'" in " ".join(notes_on_stopping(Path("my runs/x/stop")))) == is_noted

@@ -9,12 +9,21 @@ from paths import PYDOC
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [((), {}), (("--batch.drop_last=false",), {"batch.drop_last": (None, False)})],
+    [((), {}), (("--batch.drop_last=false",), {"batch.drop_last": (True, False)})],
 )
 def test_a_field_that_an_earlier_version_did_not_have_was_at_its_default(words, found):
-    recorded = as_json(load_config(PYDOC))
+    """Also one of the objects in a list."""
+    words = ('--optimizer.groups=[{"parameters": "*wte*"}]', *words)
+    recorded = as_json(load_config(PYDOC, words[:1]))
     del recorded["batch"]["drop_last"]
+    del recorded["optimizer"]["groups"][0]["lr_factor"]
     assert differences(recorded, load_config(PYDOC, words)) == found
+
+
+def test_a_field_that_is_gone_is_a_difference():
+    recorded = as_json(load_config(PYDOC))
+    recorded["batch"]["gone"] = 1
+    assert differences(recorded, load_config(PYDOC)) == {"batch.gone": (1, None)}
 
 
 def test_a_section_that_was_null_has_changed_with_all_of_its_fields():

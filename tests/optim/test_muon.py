@@ -213,7 +213,7 @@ class Model(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(1, 5, 6))
         self.head = nn.Sequential(nn.Linear(4, 6), nn.LogSoftmax(dim=1))
         # Named as output layers are, but inside a block.
-        self.block = nn.ModuleDict({"fc": nn.Linear(6, 6)})
+        self.blocks = nn.ModuleList([nn.ModuleDict({"fc": nn.Linear(6, 6)})])
 
 
 def test_parameters_are_stepped_by_their_roles():
@@ -224,7 +224,7 @@ def test_parameters_are_stepped_by_their_roles():
         "c_attn.weight": (True, 3),
         "linear.weight": (False, (3, 1)),
         "conv.weight": (False, 1),
-        "block.fc.weight": (False, 1),
+        "blocks.0.fc.weight": (False, 1),
     }
     model.lm_head = nn.Linear(6, 10)
     assert not groups_of(model, '{"name": "muon"}')["lm_head.weight"]["layerwise"]

@@ -61,7 +61,7 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
         (
             GPT2,
             '--train.duration={"steps":500} --faults.spike={"window":500}',
-            ["faults.spike compares no step: its window of 500 is as long as the run; write a smaller one"],
+            ["faults.spike compares no step before step 501, after the end; write a smaller window"],
         ),
         (GPT2, '--train.duration={"epochs":4}', []),
         (

@@ -1,6 +1,7 @@
 """The launcher's settings, read from the environment before torch is imported, and which of them are refused."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from largebatch.system.variables import whole_number
 # The values of distributed_type for which `accelerate launch` starts as many processes as requested.
 STARTS_PROCESSES = ("MULTI_GPU", "FSDP", "DEEPSPEED")
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # of torch's launcher, in seconds
+SECONDS_TO_SAVE = 300  # that are enough for most runs
 FSDP_VERSION = "2"
 DATA_PARALLELISM = "largebatch supports data parallelism only"
 NOT_FSDP2 = "version 1 keeps parameters in flat buffers, which largebatch is not tested with"
@@ -183,12 +185,13 @@ def is_launched() -> bool:
 
 
 def notes_on_stopping(stop_file: Path) -> list[str]:
-    """Lines for people whose launcher would kill the processes before they have saved."""
-    if not is_launched() or SHUTDOWN_TIMEOUT in os.environ:
+    """Lines for people whose launcher may kill the processes before they have saved."""
+    seconds = whole_number(SHUTDOWN_TIMEOUT, 30)
+    if not is_launched() or seconds >= SECONDS_TO_SAVE:
         return []
     return [
-        "30 s after Ctrl+C or SIGTERM, the launcher kills processes that still save a checkpoint: start it with",
-        f"{SHUTDOWN_TIMEOUT}=1800, or stop the run by `touch {stop_file}`",
+        f"{seconds} s after Ctrl+C or SIGTERM, the launcher kills processes that still save a checkpoint: start it",
+        f"with {SHUTDOWN_TIMEOUT}=1800, or stop the run by `touch {shlex.quote(str(stop_file))}`",
     ]
 
 

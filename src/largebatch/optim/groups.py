@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
@@ -116,16 +117,14 @@ def _roles_of(trainable: Mapping[str, nn.Parameter], model: nn.Module, plan: Run
 def _output_layer(model: nn.Module) -> nn.Module | None:
     """The layer of `transformers`' output embeddings or, in other models, the last one inside a usual name's module.
 
-    Blocks may have modules of these names, too: those nearest to the whole model count.
+    Blocks, whose paths have numbers, may have modules of these names, too.
     """
     output = embedding_layer(model, "get_output_embeddings")
     if output is None:
-        found: dict[int, nn.Module] = {}
         for path, module in model.named_modules():
-            depths = [depth for depth, name in enumerate(path.split(".")) if name in OUTPUT_NAMES]
-            if depths and [*module.parameters(recurse=False)]:
-                found[depths[0]] = module
-        output = found[min(found)] if found else None
+            outside_blocks = takewhile(lambda name: not name.isdigit(), path.split("."))
+            if OUTPUT_NAMES.intersection(outside_blocks) and [*module.parameters(recurse=False)]:
+                output = module
     return output
 
 

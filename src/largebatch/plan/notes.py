@@ -51,7 +51,7 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
             yield f"no {name} before the end{lost}: write a shorter {name}.every"
     spike = plan.faults.spike
     if spike and spike.window >= plan.stop_after_steps:
-        yield f"faults.spike compares no step: its window of {spike.window} is as long as the run; write a smaller one"
+        yield f"faults.spike compares no step before step {spike.window + 1:,}, after the end; write a smaller window"
     for name, data in (config.data.sections() or {"": config.data}).items():
         if isinstance(data, HubOrLocal) and data.evaluates_training_rows:
             yield f"{name and f'{name}: '}evaluation reads rows that are trained on; give it a split of its own"

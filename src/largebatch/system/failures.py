@@ -38,7 +38,7 @@ _OF_CLASSES = {
     "OSError": Kind.FILES,
 }
 # Of a GPU, also inside what NCCL, cuBLAS, cuDNN and Triton say.
-_OUT_OF_MEMORY = re.compile("out of memory|STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY = re.compile("(?i:CUDA|HIP)[^\n]*out of memory|STATUS_ALLOC_FAILED")
 _NO_MEMORY = re.compile("can't allocate memory|Storage size calculation overflowed")  # the host's
 # What libraries written in Rust say of the file system, such as safetensors.
 _FILES = re.compile(r"Os \{ code: \d+|\(os error \d+\)|IoError")

@@ -1,9 +1,11 @@
 """The command that follows kept checkpoints: what it gets, what becomes of its answer, and that it harms nothing."""
 
+import errno
 import json
 import os
 import shutil
 import sys
+import threading
 import time
 from unittest.mock import Mock
 
@@ -35,7 +37,7 @@ def followed(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
     (tmp_path / "step_4").mkdir()
 
-    def follow(program, checkpoint="step_4", steps=(4,), seconds=30.0):
+    def follow(program, checkpoint="step_4", steps=(4,), seconds=30.0, is_stopped=False):
         answers = []
         failures = []
         then = Then(
@@ -46,7 +48,12 @@ def followed(tmp_path, monkeypatch):
         )
         for step in steps:
             then.follow(step, tmp_path / checkpoint)
-        then.finish()
+        if is_stopped:
+            # By then the command has ended.
+            next(thread for thread in threading.enumerate() if thread.name == "then").join()
+            then.end("the run was stopped")
+        else:
+            then.finish()
         assert not (tmp_path / "then").exists()
         return answers, failures
 
@@ -139,6 +146,18 @@ def test_a_checkpoint_that_is_replaced_while_it_is_exported(followed, tmp_path, 
     exporter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(exporter))
     assert followed("print('{\"a\": 1}')") == ([(4, {"a": 1.0})], [])
+
+
+def test_a_checkpoint_that_cannot_be_linked_is_read_where_it_is(followed, tmp_path, monkeypatch):
+    """As on another file system, or on one without links."""
+    (tmp_path / "step_4/weights").touch()
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
+    assert followed("print('{\"a\": 1}')") == ([(4, {"a": 1.0})], [])
+
+
+def test_a_command_that_failed_before_the_end_says_why_itself(followed):
+    _, [(_, reason)] = followed("import sys; sys.exit('no such task')", is_stopped=True)
+    assert reason.endswith("has ended with code 1: no such task")
 
 
 def test_a_program_that_is_not_there_is_refused_before_training():

@@ -103,10 +103,10 @@ class Then:
         if self._waiting is not None:
             self.failed(self._waiting[0], "the run ended before it began")
             self._waiting = None
-        self._why_ended = why
         deadline = time.monotonic() + SECONDS_UNTIL_ENDED
         while self._running is not None and time.monotonic() < deadline:
-            if self._process is not None:
+            if self._process is not None and self._process.returncode is None:
+                self._why_ended = why
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -118,20 +118,26 @@ class Then:
         model = self.folder / f"step_{step}"
         words = [word.replace("{model}", str(model)).replace("{step}", str(step)) for word in self.settings.then]
         # A better checkpoint may replace this one meanwhile.
-        kept = self.folder / checkpoint.name
+        kept = links = self.folder / checkpoint.name
         remove_folder(self.folder)
         try:
             try:
                 link_folder(checkpoint, kept)
-                # By another process, whose work does not slow down training.
-                self._output_of([sys.executable, "-m", "largebatch", "export", str(kept), str(model)])
             except FileNotFoundError as error:
                 raise TrainingFailed("a better checkpoint has replaced this one before its turn") from error
+            except OSError:
+                # The file system has no links, or they would lead to another one.
+                kept = checkpoint
+            try:
+                # By another process, whose work does not slow down training.
+                self._output_of([sys.executable, "-m", "largebatch", "export", str(kept), str(model)])
             except TrainingFailed as error:
                 raise TrainingFailed(f"its weights could not be exported: {error}") from error
+            remove_folder(links)
             # Bars of progress and warnings may come after it.
-            found = map(parse_object, reversed(self._output_of(words).splitlines()))
-            answer = next(filter(None, found), {})
+            lines = reversed(self._output_of(words).splitlines())
+            found = (parse_object(line) for line in lines if line.lstrip().startswith(b"{"))
+            answer = next((each for each in found if each is not None), {})
         finally:
             remove_folder(self.folder)
         return {

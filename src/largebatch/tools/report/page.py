@@ -1,5 +1,6 @@
 """The report as one HTML file that loads nothing else: tables, and plotly's curves with plotly's own script."""
 
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ GENERATOR = b'<meta name="generator" content="largebatch report '
 """In the pages of all versions."""
 NONE = "–"
 MAX_EVENTS = 20
+MAX_EVENT_CHARACTERS = 300
 # What most decides the outcome: these fields precede others.
 DECISIVE = ("batch.", "learning_rate.", "model.", "optimizer.")
 
@@ -116,7 +118,7 @@ def _event(line: Line) -> str:
     about = f"on {line.get('world_size')} x {line.get('strategy')}"
     if line.get("event") != "started":
         about = str(line.get("message") or line.get("reason") or "")
-    return f"after step {line.get('step')}: {line.get('event')} {about}"
+    return textwrap.shorten(f"after step {line.get('step')}: {line.get('event')} {about}", MAX_EVENT_CHARACTERS)
 
 
 def _started_with(run: ReportedRun, name: str) -> str:
