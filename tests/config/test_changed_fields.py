@@ -9,7 +9,7 @@ from paths import PYDOC
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [((), {}), (("--batch.drop_last=false",), {"batch.drop_last": (True, False)})],
+    [((), {}), (("--batch.drop_last=false",), {"batch.drop_last": (None, False)})],
 )
 def test_a_field_that_an_earlier_version_did_not_have_was_at_its_default(words, found):
     """Also one of the objects in a list."""
@@ -23,7 +23,15 @@ def test_a_field_that_an_earlier_version_did_not_have_was_at_its_default(words, 
 def test_a_field_that_is_gone_is_a_difference():
     recorded = as_json(load_config(PYDOC))
     recorded["batch"]["gone"] = 1
+    del recorded["batch"]["drop_last"]
     assert differences(recorded, load_config(PYDOC)) == {"batch.gone": (1, None)}
+
+
+def test_a_section_in_a_list_is_compared_by_its_fields():
+    groups = '--optimizer.groups=[{"parameters": "*.bias"}, {"parameters": "*.%s", "lr_factor": 0.5}]'
+    recorded = as_json(load_config(PYDOC, (groups % "weight",)))
+    found = differences(recorded, load_config(PYDOC, (groups % "wte",)))
+    assert found == {"optimizer.groups.1.parameters": ("*.weight", "*.wte")}
 
 
 def test_a_section_that_was_null_has_changed_with_all_of_its_fields():

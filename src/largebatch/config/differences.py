@@ -1,6 +1,5 @@
 """The fields in which two configs would train differently."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,8 +24,11 @@ NOT_PART_OF_TRAINING = (
 
 
 def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, tuple[Any, Any]]:
-    """The fields whose change would train something else: their values in a recorded config, and now."""
-    theirs = flatten(_with_later_fields(recorded, type(config)))
+    """The fields whose change would train something else: their values in a recorded config, and now.
+
+    A field that the recorded config lacks is of a later version, whose default is what was trained before.
+    """
+    theirs = flatten(recorded)
     mine = flatten(as_json(config))
     free = {*NOT_PART_OF_TRAINING, *config.free_on_resume}
     model = config.model
@@ -37,22 +39,13 @@ def differences(recorded: Mapping[str, Any], config: RecipeConfig) -> dict[str, 
     # Text was blocks or documents, and is always blocks now.
     if theirs.get("data.samples") == "blocks" and "data.samples" not in mine:
         free.add("data.samples")
+    given = flatten(config.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+    known = theirs.keys() | given.keys()
     return {
         name: (theirs.get(name), mine.get(name))
         for name in sorted(theirs.keys() | mine.keys())
-        if theirs.get(name) != mine.get(name) and not is_within(name, free)
+        if theirs.get(name) != mine.get(name) and is_within(name, known) and not is_within(name, free)
     }
-
-
-def _with_later_fields(recorded: Mapping[str, Any], config_class: type[RecipeConfig]) -> Mapping[str, Any]:
-    """A recorded config with the fields of later versions, at their defaults: what was trained before them."""
-    try:
-        # As JSON, where lists may stand for tuples.
-        own = json.dumps({name: value for name, value in recorded.items() if name != "task"})
-        return as_json(config_class.model_validate_json(own)) | {"task": recorded.get("task")}
-    except ValueError:
-        # Pydantic's error is one: it has fields that are gone, or is damaged.
-        return recorded
 
 
 def is_within(name: str, fields: Iterable[str]) -> bool:

@@ -328,8 +328,13 @@ def as_json(config: RecipeConfig) -> dict[str, Any]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted names: {"batch": {"drop_last": true}} becomes {"batch.drop_last": true}."""
+    """Nested sections as dotted names: {"batch": {"drop_last": true}} becomes {"batch.drop_last": true}.
+
+    Those in a list have their numbers as names: "data.sources.0.path".
+    """
     flat: dict[str, Any] = {}
     for name, value in config.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        has_sections = isinstance(value, list) and value and isinstance(value[0], Mapping)
+        section = dict(enumerate(value)) if has_sections else value
+        flat |= flatten(section, f"{prefix}{name}.") if isinstance(section, Mapping) else {f"{prefix}{name}": value}
     return flat
