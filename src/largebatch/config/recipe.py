@@ -335,6 +335,6 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in config.items():
         has_sections = isinstance(value, list) and value and isinstance(value[0], Mapping)
-        section = dict(enumerate(value)) if has_sections else value
+        section = {str(number): each for number, each in enumerate(value)} if has_sections else value
         flat |= flatten(section, f"{prefix}{name}.") if isinstance(section, Mapping) else {f"{prefix}{name}": value}
     return flat
