@@ -160,8 +160,8 @@ def test_a_sweep(tmp_path, capsys):
 0.2  256  1.2 1.3 1.0
 """
     points = read_sweep(write_sweep(tmp_path, table), 1.25)
-    # Evaluations are five epochs apart.
-    assert points.T.tolist() == [[batch, 100 * batch, 0, 3, 5 * (1437 // batch * batch)] for batch in (64, 128, 256)]
+    # Evaluations were 100 steps apart.
+    assert points.T.tolist() == [[batch, 100 * batch, 0, 3, 100 * batch] for batch in (64, 128, 256)]
     with pytest.raises(UserError, match="all runs at 0 of its batch sizes reached 1; it takes two"):
         read_sweep(tmp_path, 1.0)
     (tmp_path / "one").mkdir()

@@ -113,6 +113,7 @@ def read_sweep(folder: Path, target: float) -> Array:
     Raises:
         UserError: It is not a sweep, or all runs at fewer than two batch sizes have reached the target.
     """
+    from largebatch.tools.reported_runs import columns
     from largebatch.tools.sweep.results import Results
 
     results = Results.read(folder)
@@ -131,11 +132,9 @@ def read_sweep(folder: Path, target: float) -> Array:
         if missing := len(group.runs) - len(reached.values):
             print(f"batch {batch:,} is left out: {missing} of its runs have not reached {target:g}")
             continue
-        plan = next(iter(group.runs.values())).plan
-        steps = 0
-        if plan and plan.evaluation.every:
-            steps = plan.timeline.steps_in(plan.evaluation.every.length)
-        points.append([batch, reached.mean, reached.std, len(reached.values), steps * batch])
+        (evaluated_at,) = columns(next(iter(group.runs.values())).evaluations, "samples")
+        every = np.diff(evaluated_at, prepend=0).max()
+        points.append([batch, reached.mean, reached.std, len(reached.values), every])
     sizes = [size for size, *_ in points]
     if len(set(sizes)) < len(sizes):
         raise UserError(f"--fit {folder}: it varies more than batch size and rate; sweep these alone, or write a file")
