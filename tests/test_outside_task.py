@@ -125,4 +125,4 @@ def test_training_resuming_export_and_report(project, tmp_path, capsys):
     assert "step_00000018" in output_of(capsys, "checkpoints", str(tmp_path / "chain"))
     report = tmp_path / "report.html"
     assert main(["report", str(tmp_path / "chain"), str(tmp_path / "whole"), "--out", str(report)]) == 0
-    assert report.read_text().count("finished after step 18") == 2
+    assert report.read_text().count("<div>finished after step 18</div>") == 2
