@@ -31,6 +31,7 @@ def raised_from(error, cause):
         (RuntimeError("NCCL communicator was aborted on rank 1"), "communication"),
         (OSError(28, "No space left on device"), "files"),
         (raised_from(RuntimeError("x"), OSError(5, "Input/output error")), "files"),
+        (RuntimeError("cannot read 'out of memory.jpg'"), "error"),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "error"),
         (KeyError("gloo"), "error"),
         (ConfigError("seed: missing"), "refused"),

@@ -13,6 +13,7 @@ from typing import NoReturn, TypeVar
 import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from largebatch.backend.launch import is_launched
 from largebatch.config import RecipeConfig, load_config
 from largebatch.errors import RunStopped, UserError
 from largebatch.system.endings import OwnEnding
@@ -164,4 +165,4 @@ def _has_a_launcher() -> bool:
     """Whether this process was started by torchrun or accelerate launch, which print a long traceback if it fails."""
     # For one process, accelerate launch sets nothing of torchrun's, and no WORLD_SIZE.
     alone = "WORLD_SIZE" not in os.environ
-    return "TORCHELASTIC_RUN_ID" in os.environ or (alone and "ACCELERATE_MIXED_PRECISION" in os.environ)
+    return is_launched() or (alone and "ACCELERATE_MIXED_PRECISION" in os.environ)

@@ -131,7 +131,7 @@ def test_a_hanging_command_is_ended_with_its_own_processes(followed, tmp_path):
 
 @pytest.mark.parametrize(
     ("checkpoint", "reason"),
-    [("step_4", "its weights could not be exported: "), ("gone", "a better checkpoint has replaced this one before")],
+    [("step_4", "its weights could not be exported: "), ("gone", "the checkpoint is gone before its turn")],
 )
 def test_an_export_that_fails(checkpoint, reason, followed, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))

@@ -124,7 +124,7 @@ class Then:
             try:
                 link_folder(checkpoint, kept)
             except FileNotFoundError as error:
-                raise TrainingFailed("a better checkpoint has replaced this one before its turn") from error
+                raise TrainingFailed("the checkpoint is gone before its turn; was there a better one?") from error
             except OSError:
                 # The file system has no links, or they would lead to another one.
                 kept = checkpoint
