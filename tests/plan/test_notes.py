@@ -51,6 +51,12 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
             ],
         ),
         (GPT2, "--learning_rate.warmup=null", []),
+        (GPT2, '--optimizer.ema_half_life={"epochs":1}', []),
+        (
+            GPT2,
+            '--optimizer.ema_half_life={"epochs":99}',
+            ["optimizer.ema_half_life is longer than the run, so the averages count old weights almost like new ones"],
+        ),
         (GPT2, "--evaluation.every=null", [NO_EVALUATION]),
         # The recipe has an epoch of 4,687 steps.
         (GPT2, '--evaluation.every={"steps":4686}', []),
