@@ -1,5 +1,6 @@
 """Synchronized BatchNorm against torch's own, in one process, on the micro-batches of all processes together."""
 
+from copy import deepcopy
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from jobs import run_job
-from largebatch.backend.batch_norm import CpuSyncBatchNorm, synchronize
+from largebatch.backend.batch_norm import CpuSyncBatchNorm, RunningStatistics, synchronize
 from largebatch.backend.check import check_before
 from largebatch.backend.launch import Launch
 from largebatch.config import load_config
@@ -141,6 +142,42 @@ def test_layers_keep_their_tensors_and_names(device, kind):
     after = model.state_dict(keep_vars=True)
     assert list(after) == list(before)
     assert all(after[name] is tensor for name, tensor in before.items())
+
+
+class Twice(nn.Module):
+    """A layer that each pass uses once, and one that it uses twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.once = nn.BatchNorm1d(2, momentum=0.3)
+        self.twice = nn.BatchNorm1d(2)
+
+    def forward(self, inputs):
+        return self.twice(self.twice(self.once(inputs)) + inputs)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_statistics_move_once_per_step(accumulation):
+    """By hand: toward the mean of the micro-batches' own, and where a pass moves them twice, to the mean of where each
+    micro-batch alone would have moved them."""
+    model = Twice()
+    statistics = RunningStatistics(model)
+    torch.manual_seed(0)
+    before = torch.zeros(2)
+    for _ in range(2):
+        parts = torch.randn(accumulation, 8, 2) * 3 + 1
+        alone = []
+        for part in parts:
+            each = deepcopy(model)
+            each(part)
+            alone.append(each.twice.running_var)
+        for number, part in enumerate(parts):
+            statistics.begin_micro_step(number, accumulation)
+            model(part)
+            statistics.end_micro_step(number, accumulation)
+        before = 0.7 * before + 0.3 * parts.mean((0, 1))
+        torch.testing.assert_close(model.once.running_mean, before)
+        torch.testing.assert_close(model.twice.running_var, torch.stack(alone).mean(0))
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------

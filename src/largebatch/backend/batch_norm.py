@@ -2,8 +2,9 @@
 
 In training, BatchNorm normalizes each micro-batch by its own statistics (Goyal et al. 2017, section 2.3), and torch
 moves the running ones after each micro-batch, so that they would depend on how many micro-batches each process has.
-Here they move once per optimizer step, toward the mean of all its micro-batches' statistics, and are averaged over the
-processes before they are used. With one micro-batch per process that is what torch does.
+Here they move once per optimizer step, toward the mean of all its micro-batches' statistics: each micro-batch moves
+them from where they were before the step, as torch does, and the mean of the results is kept. (A smaller momentum for
+each would do, too, but is a constant of compiled code.) They are averaged over the processes before they are used.
 """
 
 from contextlib import AbstractContextManager
@@ -26,10 +27,11 @@ class RunningStatistics:
     """
 
     def __init__(self, model: nn.Module):
-        self._layers: list[tuple[_BatchNorm, float]] = []
+        self._layers: list[_BatchNorm] = []
         self._places: dict[str, tuple[_BatchNorm, str]] = {}  # layer and attribute of each, by name
         self.averages: dict[str, torch.Tensor] = {}  # their moving averages, if there are any, by name
         self._copies: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []  # over the step's micro-batches so far
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.track_running_stats:
                 if module.momentum is None:
@@ -37,7 +39,7 @@ class RunningStatistics:
                         f"{name} has momentum=None, a running average that depends on the number of processes; give it "
                         "a number, such as 0.1"
                     )
-                self._layers.append((module, module.momentum))
+                self._layers.append(module)
                 for kind in ("running_mean", "running_var"):
                     self._places[f"{name}.{kind}".lstrip(".")] = (module, kind)
 
@@ -63,18 +65,28 @@ class RunningStatistics:
             buffer.copy_(average)
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
-        """Set the momentum with which the next micro-batch moves the statistics.
+        """Before the passes of a micro-batch, set the statistics to what they were before the step."""
+        if micro_step > 0:
+            self.restore()
+        elif accumulation > 1:
+            self.remember()
 
-        With m the layer's momentum and A micro-batches, the momenta (m/A) / (1 - (A - k) m/A), k = 1 to A, give the old
-        statistics a weight of 1 - m and each micro-batch m/A.
-        """
-        for layer, momentum in self._layers:
-            share = momentum / accumulation
-            layer.momentum = share / (1 - (accumulation - 1 - micro_step) * share)
+    @torch.no_grad()
+    def end_micro_step(self, micro_step: int, accumulation: int) -> None:
+        """After them, add what they have made of the statistics; after the step's last, set these to the mean."""
+        buffers = self._buffers()
+        if accumulation == 1 or not buffers:
+            return
+        if micro_step == 0:
+            self._sums = torch._foreach_mul(buffers, 1 / accumulation)
+        else:
+            torch._foreach_add_(self._sums, buffers, alpha=1 / accumulation)
+        if micro_step == accumulation - 1:
+            torch._foreach_copy_(buffers, self._sums)
 
     def kept(self) -> AbstractContextManager[None]:
         """In the block, layers normalize as in training but leave their statistics unchanged."""
-        return statistics_kept([layer for layer, _ in self._layers])
+        return statistics_kept(self._layers)
 
     @torch.no_grad()
     def average(self, world_size: int, completed_steps: int) -> None:
@@ -82,7 +94,7 @@ class RunningStatistics:
 
         Call it before they are used or saved.
         """
-        for layer, _ in self._layers:
+        for layer in self._layers:
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.fill_(completed_steps)
         buffers = [*self._buffers(), *self.averages.values()]
@@ -100,8 +112,8 @@ class RunningStatistics:
     @torch.no_grad()
     def restore(self) -> None:
         """Set the statistics back to their values at the last `remember`."""
-        for buffer, copy in zip(self._buffers(), self._copies, strict=True):
-            buffer.copy_(copy)
+        if self._copies:
+            torch._foreach_copy_(self._buffers(), self._copies)
 
     def _buffers(self) -> list[torch.Tensor]:
         return [getattr(layer, kind) for layer, kind in self._places.values()]

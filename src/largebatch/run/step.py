@@ -94,6 +94,7 @@ class Step:
         else:
             self._backend.backward(loss_sum, factor)
         self._backend.untouched.note()
+        self._backend.statistics.end_micro_step(self._micro_steps_done, self._feed.num_micro_steps)
         self._micro_steps_done += 1
 
     def log(self, values: Mapping[str, Logged]) -> None:
