@@ -45,6 +45,8 @@ RESNET = (
 )
 MODELS = {ADDITION: SUMS, PYDOC: GPT, DIGITS: RESNET}
 COMPILED = "--compute.compile=blocks"
+CHECKPOINTING = "--compute.activation_checkpointing=full"
+SYNCHRONIZED = "--model.sync_batch_norm=true"
 
 
 def train_here(run_dir, *words, recipe=ADDITION, backend="inductor"):
@@ -197,11 +199,12 @@ def test_what_is_not_asked_for_runs_eagerly(run_dir):
 @pytest.mark.slow
 def test_stages_that_fsdp_gathers_are_compiled(run_dir, tmp_path):
     """Accelerate's own units would be the convolutions inside them. Of each of the two stages, training and evaluation
-    have a graph, besides that of the trial; BatchNorm's statistics move over two micro-batches with none of their own."""
+    have a graph, besides that of the trial. BatchNorm's statistics move over two micro-batches, and once although
+    blocks are recomputed, without any."""
     train_digits = partial(trace_here, recipe=DIGITS)
     two_steps = "--train.stop_after_steps=2"
     expected = run_job(train_digits, tmp_path / "eager", two_steps, strategy="ddp")[0]
-    result = run_job(train_digits, run_dir, two_steps, COMPILED, strategy="fsdp")[0]
+    result = run_job(train_digits, run_dir, two_steps, COMPILED, CHECKPOINTING, strategy="fsdp")[0]
     assert_same(result, expected)
     assert result["graphs"] == 5
     assert events(run_dir, "not_compiled") == []
@@ -233,10 +236,6 @@ def test_what_is_compiled_whole(recipe, words, strategy, is_whole):
     assert compiles_whole(model, find_strategy(strategy), config.compute) == is_whole
 
 
-CHECKPOINTING = "--compute.activation_checkpointing=full"
-SYNCHRONIZED = "--model.sync_batch_norm=true"
-
-
 def test_batch_norm_that_cannot_be_compiled():
     """For the reasons for which "auto" compiles nothing."""
     reason = r'BatchNorm communicates between processes, .*; write "auto" or "off"'
@@ -251,7 +250,6 @@ def test_batch_norm_that_cannot_be_compiled():
         ((COMPILED,), 4, {"cuda", "cpu"}, "the model is compiled, and the first step takes longer"),
         (("--compute.compile=off",), 4, set(), "the model is not compiled: compute.compile is off"),
         ((SYNCHRONIZED,), 4, set(), "not compiled: BatchNorm communicates between processes"),
-        ((CHECKPOINTING,), 4, set(), "not compiled: blocks with BatchNorm are recomputed"),
     ],
 )
 def test_where_models_are_compiled(words, world_size, devices, line):

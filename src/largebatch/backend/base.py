@@ -204,9 +204,7 @@ class Backend(Processes, ABC):
 
     def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
         """Prepare for the forward pass of micro-batch `micro_step`, counted from 0, of `accumulation`."""
-        if micro_step == 0 and self.plan.faults.on_non_finite == "skip":
-            self.statistics.remember()
-        self.statistics.begin_micro_step(micro_step, accumulation)
+        self.statistics.begin_micro_step(micro_step)
         self.mark_micro_step(is_last=micro_step == accumulation - 1)
 
     @abstractmethod

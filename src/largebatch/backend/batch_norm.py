@@ -7,8 +7,6 @@ them from where they were before the step, as torch does, and the mean of the re
 each would do, too, but is a constant of compiled code.) They are averaged over the processes before they are used.
 """
 
-from contextlib import AbstractContextManager
-
 import torch
 from torch import nn
 from torch.distributed.nn.functional import all_reduce
@@ -16,7 +14,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from largebatch.config.optimizers import EMA
 from largebatch.errors import UserError
-from largebatch.model.activation_checkpointing import statistics_kept
 
 
 class RunningStatistics:
@@ -61,32 +58,27 @@ class RunningStatistics:
     def show_averages(self) -> None:
         """Set the statistics to their averages, until `restore`."""
         self.remember()
-        for buffer, average in zip(self._buffers(), self.averages.values(), strict=True):
-            buffer.copy_(average)
+        self._set(list(self.averages.values()))
 
-    def begin_micro_step(self, micro_step: int, accumulation: int) -> None:
-        """Before the passes of a micro-batch, set the statistics to what they were before the step."""
-        if micro_step > 0:
-            self.restore()
-        elif accumulation > 1:
+    def begin_micro_step(self, micro_step: int) -> None:
+        """Before the forward pass of a micro-batch, set the statistics to what they were before the step."""
+        if micro_step == 0:
             self.remember()
+        else:
+            self.restore()
 
     @torch.no_grad()
-    def end_micro_step(self, micro_step: int, accumulation: int) -> None:
-        """After them, add what they have made of the statistics; after the step's last, set these to the mean."""
+    def end_forward(self, micro_step: int, accumulation: int) -> None:
+        """Add what the micro-batch has made of the statistics, before its backward pass, which may recompute blocks."""
         buffers = self._buffers()
-        if accumulation == 1 or not buffers:
-            return
         if micro_step == 0:
-            self._sums = torch._foreach_mul(buffers, 1 / accumulation)
-        else:
+            self._sums = [buffer / accumulation for buffer in buffers]
+        elif buffers:
             torch._foreach_add_(self._sums, buffers, alpha=1 / accumulation)
-        if micro_step == accumulation - 1:
-            torch._foreach_copy_(buffers, self._sums)
 
-    def kept(self) -> AbstractContextManager[None]:
-        """In the block, layers normalize as in training but leave their statistics unchanged."""
-        return statistics_kept(self._layers)
+    def end_step(self) -> None:
+        """After all backward passes of the step, set the statistics to the mean over its micro-batches."""
+        self._set(self._sums)
 
     @torch.no_grad()
     def average(self, world_size: int, completed_steps: int) -> None:
@@ -109,11 +101,14 @@ class RunningStatistics:
     def remember(self) -> None:
         self._copies = [buffer.clone() for buffer in self._buffers()]
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Set the statistics back to their values at the last `remember`."""
-        if self._copies:
-            torch._foreach_copy_(self._buffers(), self._copies)
+        self._set(self._copies)
+
+    @torch.no_grad()
+    def _set(self, values: list[torch.Tensor]) -> None:
+        if values:
+            torch._foreach_copy_(self._buffers(), values)
 
     def _buffers(self) -> list[torch.Tensor]:
         return [getattr(layer, kind) for layer, kind in self._places.values()]

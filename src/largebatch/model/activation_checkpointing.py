@@ -7,20 +7,17 @@ inside the hooks with which FSDP2 and ZeRO-3 gather its parameters, with the ran
 convolutions, which are matrix products, too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from largebatch.errors import UserError
 from largebatch.model.parts import outermost_modules
 
-Context = AbstractContextManager[None]
 _aten = torch.ops.aten
 KEPT_RESULTS = [
     _aten.mm.default,
@@ -68,45 +65,12 @@ def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
 
 def _recomputed(block: nn.Module, what: str) -> Callable[..., Any]:
     forward = block.forward
-    layers = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     recompute = partial(checkpoint, forward, use_reentrant=False)
-    if what == "selective" or layers:
-        recompute = partial(recompute, context_fn=partial(_contexts, layers, what))
+    if what == "selective":
+        recompute = partial(recompute, context_fn=partial(create_selective_checkpoint_contexts, KEPT_RESULTS))
 
     @wraps(forward)
     def forward_or_recompute(*arguments: Any, **options: Any) -> Any:
         return (recompute if torch.is_grad_enabled() else forward)(*arguments, **options)
 
     return forward_or_recompute
-
-
-def _contexts(layers: Sequence[_BatchNorm], what: str) -> tuple[Context, Context]:
-    """Contexts of a block's first and second run."""
-    first: Context = nullcontext()
-    second: Context = nullcontext()
-    if what == "selective":
-        first, second = create_selective_checkpoint_contexts(KEPT_RESULTS)  # type: ignore[no-untyped-call]
-    if layers:
-        # Not without need: torch.compile supports only the contexts of "selective".
-        second = statistics_kept(layers, second)
-    return first, second
-
-
-@contextmanager
-def statistics_kept(layers: Sequence[_BatchNorm], inside: Context | None = None) -> Iterator[None]:
-    """In the block, BatchNorm layers normalize as in training but update throwaway statistics instead of their own.
-
-    Without any, they would save fewer tensors for the backward pass, and torch's `SyncBatchNorm` would refuse bfloat16.
-    A momentum of zero would change their own: zero times a value that is not finite is not zero.
-    """
-    kept = [dict(layer._buffers) for layer in layers]
-    for layer, buffers in zip(layers, kept, strict=True):
-        layer._buffers.update(
-            {name: None if buffer is None else torch.zeros_like(buffer) for name, buffer in buffers.items()}
-        )
-    try:
-        with inside or nullcontext():
-            yield
-    finally:
-        for layer, buffers in zip(layers, kept, strict=True):
-            layer._buffers.update(buffers)

@@ -254,7 +254,9 @@ def resolve(
             f'compute.couple: "one_pass" takes one micro-batch per process, but there are {accumulation}; '
             'write "auto", or a larger batch.micro_batch_size'
         )
-    obstacle = _obstacle_to_compiling(config, world_size)
+    obstacle = None
+    if config.model.synchronizes_batch_norm and world_size > 1:
+        obstacle = "BatchNorm communicates between processes"
     if obstacle and config.compute.compile not in ("auto", "off"):
         raise ConfigError(f'compute.compile: {obstacle}, which cannot be compiled; write "auto" or "off"')
     scaled_batch_size = sizes[0] if isinstance(rate.decay, BatchGrowth) else None
@@ -301,17 +303,6 @@ def resolve(
         expected=config.expected,
         optimizer_entry=config.optimizer_entry,
     )
-
-
-def _obstacle_to_compiling(config: RecipeConfig, world_size: int) -> str | None:
-    """Why the model cannot be compiled; None if it can be."""
-    if not config.model.uses_batch_norm:
-        return None
-    if config.model.synchronizes_batch_norm and world_size > 1:
-        return "BatchNorm communicates between processes"
-    if config.compute.activation_checkpointing != "none":
-        return "blocks with BatchNorm are recomputed"
-    return None
 
 
 def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr: float) -> Schedule:

@@ -84,6 +84,7 @@ class Step:
     def _add_gradient(self, micro_step: MicroStep, loss_sum: torch.Tensor) -> None:
         plan = self._backend.plan
         self._backend.untouched.check()
+        self._backend.statistics.end_forward(self._micro_steps_done, self._feed.num_micro_steps)
         factor: float | torch.Tensor = plan.world_size / self.weight if micro_step.contributes else 0.0
         if plan.faults.on_non_finite != "stop":
             # Makes the whole gradient NaN, which every process then sees in the reduced gradient.
@@ -94,7 +95,6 @@ class Step:
         else:
             self._backend.backward(loss_sum, factor)
         self._backend.untouched.note()
-        self._backend.statistics.end_micro_step(self._micro_steps_done, self._feed.num_micro_steps)
         self._micro_steps_done += 1
 
     def log(self, values: Mapping[str, Logged]) -> None:
@@ -117,6 +117,7 @@ class Step:
                 "the plan says that the loss compares samples, but step.couple was not called in this step; call it, "
                 "or make coupled_features of Config in config.py return 0"
             )
+        self._backend.statistics.end_step()
         self.updated = True
         return self._loss_sum
 
@@ -156,11 +157,13 @@ class Step:
             self._micro_steps = list(self._micro_steps)
             encoded_first = []
             # BatchNorm's running statistics move in the second pass only.
-            with torch.no_grad(), self._backend.statistics.kept():
+            self._backend.statistics.remember()
+            with torch.no_grad():
                 for micro_step in self._micro_steps:
                     self._heartbeat()
                     self._backend.seed(micro_step.seed)
                     encoded_first.append(_encode(encode, micro_step.batch))
+            self._backend.statistics.restore()
             self._coupled = CoupledBatch(self._backend, size, encoded_first, loss, self.is_first)
         for number, batch in enumerate(self.micro_batches()):
             encoded = _encode(encode, batch)
