@@ -145,24 +145,28 @@ def test_layers_keep_their_tensors_and_names(device, kind):
 
 
 class Twice(nn.Module):
-    """A layer that each pass uses once, and one that it uses twice."""
+    """A layer that each pass uses once, one that it uses twice, and one that is frozen."""
 
     def __init__(self):
         super().__init__()
         self.once = nn.BatchNorm1d(2, momentum=0.3)
         self.twice = nn.BatchNorm1d(2)
+        self.frozen = nn.BatchNorm1d(2).eval()
+        nn.init.normal_(self.frozen.running_mean)
 
     def forward(self, inputs):
-        return self.twice(self.twice(self.once(inputs)) + inputs)
+        return self.frozen(self.twice(self.twice(self.once(inputs)) + inputs))
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", [1, 5])
 def test_statistics_move_once_per_step(accumulation):
     """By hand: toward the mean of the micro-batches' own, and where a pass moves them twice, to the mean of where each
     micro-batch alone would have moved them."""
+    torch.manual_seed(0)
     model = Twice()
     statistics = RunningStatistics(model)
-    torch.manual_seed(0)
+    statistics.start_averages()
+    frozen = model.frozen.running_mean.clone()
     before = torch.zeros(2)
     for _ in range(2):
         parts = torch.randn(accumulation, 8, 2) * 3 + 1
@@ -174,12 +178,15 @@ def test_statistics_move_once_per_step(accumulation):
         for number, part in enumerate(parts):
             statistics.begin_micro_step(number)
             model(part)
-            statistics.end_forward(number, accumulation)
+            statistics.end_forward(number)
             model(part)  # as a backward pass may that recomputes blocks
+            with statistics.averaged():  # an evaluation of averaged weights
+                pass
         statistics.end_step()
         before = 0.7 * before + 0.3 * parts.mean((0, 1))
         torch.testing.assert_close(model.once.running_mean, before)
         torch.testing.assert_close(model.twice.running_var, torch.stack(alone).mean(0))
+        assert torch.equal(model.frozen.running_mean, frozen)
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------

@@ -8,10 +8,16 @@ from functools import partial
 import pytest
 
 from jobs import JobFailed, run_job, train
+from largebatch.storage.layout import rank_file
 from paths import DIGITS, LLAMA, PYDOC, SIMCLR
 from test_strategies import SMALL_GPT, SMALL_LLAMA, differences, recorded
 
-SHORT = ("--train.stop_after_steps=4", "--batch.micro_batch_size=8", "--evaluation.max_samples=20")
+SHORT = (
+    "--train.stop_after_steps=4",
+    "--batch.micro_batch_size=8",
+    "--evaluation.max_samples=20",
+    '--checkpoint.every={"steps": 3}',
+)
 FULL = "--compute.activation_checkpointing=full"
 SELECTIVE = "--compute.activation_checkpointing=selective"
 SIZES = '"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2]'
@@ -36,7 +42,10 @@ def test_not_a_bit_changes(name, tmp_path):
     assert len(plain["metrics"]) == 4
     for word in kinds:
         checkpointed = run_job(recorded, recipe, tmp_path / word, *words, word, strategy=strategy)[0]
-        assert not differences(checkpointed, plain)
+        # BatchNorm's counters of passes are set where its statistics are used or saved.
+        assert {name.rpartition(".")[2] for name in differences(checkpointed, plain)} <= {"num_batches_tracked"}
+        saved, expected = (tmp_path / name / "checkpoints/step_00000003" / rank_file(0) for name in (word, "plain"))
+        assert saved.read_bytes() == expected.read_bytes()
 
 
 @pytest.mark.slow

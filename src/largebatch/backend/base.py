@@ -274,9 +274,8 @@ class Backend(Processes, ABC):
         """In the block, the model has the moving averages of its weights and running statistics; every process must
         call this."""
         self._exchange_averages()
-        self.statistics.show_averages()
-        yield
-        self.statistics.restore()
+        with self.statistics.averaged():
+            yield
         self._exchange_averages()
 
     @torch.no_grad()

@@ -7,6 +7,9 @@ them from where they were before the step, as torch does, and the mean of the re
 each would do, too, but is a constant of compiled code.) They are averaged over the processes before they are used.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from torch.distributed.nn.functional import all_reduce
@@ -27,8 +30,8 @@ class RunningStatistics:
         self._layers: list[_BatchNorm] = []
         self._places: dict[str, tuple[_BatchNorm, str]] = {}  # layer and attribute of each, by name
         self.averages: dict[str, torch.Tensor] = {}  # their moving averages, if there are any, by name
-        self._copies: list[torch.Tensor] = []
-        self._sums: list[torch.Tensor] = []  # over the step's micro-batches so far
+        self._before: list[torch.Tensor] = []  # as remembered
+        self._means: list[torch.Tensor] = []  # over the step's micro-batches so far
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.track_running_stats:
                 if module.momentum is None:
@@ -55,10 +58,13 @@ class RunningStatistics:
         if self.averages:
             torch._foreach_lerp_(list(self.averages.values()), self._buffers(), weight)
 
-    def show_averages(self) -> None:
-        """Set the statistics to their averages, until `restore`."""
-        self.remember()
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """In the block, the statistics are their averages."""
+        now = self._copied()
         self._set(list(self.averages.values()))
+        yield
+        self._set(now)
 
     def begin_micro_step(self, micro_step: int) -> None:
         """Before the forward pass of a micro-batch, set the statistics to what they were before the step."""
@@ -68,27 +74,29 @@ class RunningStatistics:
             self.restore()
 
     @torch.no_grad()
-    def end_forward(self, micro_step: int, accumulation: int) -> None:
-        """Add what the micro-batch has made of the statistics, before its backward pass, which may recompute blocks."""
-        buffers = self._buffers()
+    def end_forward(self, micro_step: int) -> None:
+        """Note what the micro-batch has made of the statistics; its backward pass may recompute blocks."""
         if micro_step == 0:
-            self._sums = [buffer / accumulation for buffer in buffers]
-        elif buffers:
-            torch._foreach_add_(self._sums, buffers, alpha=1 / accumulation)
+            self._means = self._copied()
+        elif self._means:
+            # Statistics of layers that are in evaluation mode remain as they are, to the last bit.
+            torch._foreach_lerp_(self._means, self._buffers(), 1 / (micro_step + 1))
 
     def end_step(self) -> None:
         """After all backward passes of the step, set the statistics to the mean over its micro-batches."""
-        self._set(self._sums)
+        self._set(self._means)
 
     @torch.no_grad()
-    def average(self, world_size: int, completed_steps: int) -> None:
-        """Average the statistics over all processes, with one reduction, and set their counters to the steps.
-
-        Call it before they are used or saved.
-        """
+    def count(self, completed_steps: int) -> None:
+        """Set the layers' counters, which count passes, to the steps, before they are used or saved."""
         for layer in self._layers:
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.fill_(completed_steps)
+
+    @torch.no_grad()
+    def average(self, world_size: int, completed_steps: int) -> None:
+        """Average the statistics over all processes, with one reduction, before they are used."""
+        self.count(completed_steps)
         buffers = [*self._buffers(), *self.averages.values()]
         if world_size == 1 or not buffers:
             return
@@ -99,11 +107,17 @@ class RunningStatistics:
             buffer.copy_(values.view_as(buffer))
 
     def remember(self) -> None:
-        self._copies = [buffer.clone() for buffer in self._buffers()]
+        self._before = self._copied()
 
     def restore(self) -> None:
         """Set the statistics back to their values at the last `remember`."""
-        self._set(self._copies)
+        self._set(self._before)
+
+    @torch.no_grad()
+    def _copied(self) -> list[torch.Tensor]:
+        buffers = self._buffers()
+        # A clone each would launch a kernel each.
+        return list(torch._foreach_mul(buffers, 1.0)) if buffers else []
 
     @torch.no_grad()
     def _set(self, values: list[torch.Tensor]) -> None:

@@ -42,7 +42,7 @@ class Setting(NamedTuple):
 REFUSED = (
     Setting("gradient_accumulation_steps", ("1", "auto"), "it follows from batch in the recipe"),
     Setting("gradient_clipping", ("auto", "none"), "set optimizer.clip_norm in the recipe"),
-    # Accelerate recomputes with different dropout masks and updates BatchNorm's statistics twice.
+    # Accelerate recomputes with different dropout masks.
     Setting("fsdp_activation_checkpointing", ("false",), "set compute.activation_checkpointing in the recipe"),
     # FSDP2's units are formed without it: the gradient norm would be computed on the host, where NCCL cannot reduce it.
     Setting("fsdp_offload_params", ("false",), "launch with zero3_offload.yaml to offload"),

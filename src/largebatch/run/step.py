@@ -84,7 +84,7 @@ class Step:
     def _add_gradient(self, micro_step: MicroStep, loss_sum: torch.Tensor) -> None:
         plan = self._backend.plan
         self._backend.untouched.check()
-        self._backend.statistics.end_forward(self._micro_steps_done, self._feed.num_micro_steps)
+        self._backend.statistics.end_forward(self._micro_steps_done)
         factor: float | torch.Tensor = plan.world_size / self.weight if micro_step.contributes else 0.0
         if plan.faults.on_non_finite != "stop":
             # Makes the whole gradient NaN, which every process then sees in the reduced gradient.
@@ -156,7 +156,7 @@ class Step:
         if not plan.encodes_once(self._feed.num_micro_steps):
             self._micro_steps = list(self._micro_steps)
             encoded_first = []
-            # BatchNorm's running statistics move in the second pass only.
+            # BatchNorm's running statistics keep what the second pass makes of them.
             self._backend.statistics.remember()
             with torch.no_grad():
                 for micro_step in self._micro_steps:

@@ -99,6 +99,7 @@ class CheckpointWriter:
             UserError: The host has no memory for a copy of the state.
         """
         self.wait()
+        self.backend.statistics.count(step)
         state = self._own_state()
         space = self._staging.tensors(_shapes(state)) if self.settings.asynchronous else None
         self._writing = step
