@@ -202,6 +202,7 @@ def train_aloud(run_dir, *words):
 def test_a_model_that_is_converted_is_loaded_whole_which_is_said(tmp_path):
     folder = saved(tmp_path / "model", "mixtral")
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    (folder / "preprocessor_config.json").write_text('{"size": 8}')
     (folder / "generation_config.json").write_text('{"eos_token_id": 7, "temperature": 0.7}')
     words = words_for(folder, "--train.stop_after_steps=1", "--data.num_eval_samples=40", "--evaluation.every=null")
     said, _ = run_job(train_aloud, tmp_path / "run", *words, strategy="fsdp")
@@ -211,4 +212,5 @@ def test_a_model_that_is_converted_is_loaded_whole_which_is_said(tmp_path):
     # What is deployed is what was fine-tuned: answers in bytes, which end with 0.
     exported = tmp_path / "run/model"
     assert json.loads((exported / "generation_config.json").read_text()) == {"eos_token_id": [7, 0], "temperature": 0.7}
+    assert (exported / "preprocessor_config.json").read_text() == '{"size": 8}'
     assert not (exported / "tokenizer.json").exists()

@@ -1,4 +1,4 @@
-"""Uses of internals of `transformers`, as read in 5.23.0: how its decoders find packed samples, and how it loads.
+"""Uses of internals of `transformers`, as read in 5.23.0: how its decoders find packed samples, how it loads and saves.
 
 Positions that start over inside a sample keep the documents of a packed sample apart. To find out whether they do,
 `masking_utils.find_packed_sequence_indices` reads the positions on the host in each forward pass, even those that the
@@ -7,16 +7,21 @@ given.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import PreTrainedModel, masking_utils
 from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import revert_weight_conversion
 
 from largebatch.errors import UserError
+from largebatch.model.building import build_without_weights
+
+Tensors = dict[str, torch.Tensor]
 
 
 class _DocumentFinder:
@@ -71,6 +76,30 @@ def converted_names(model: PreTrainedModel, stored: Iterable[str]) -> list[str]:
     """Those names of stored tensors that `from_pretrained` would rename, or whose tensors it would merge or split."""
     conversions = get_model_conversion_mapping(model)
     return [name for name in stored if any(each.rename_source_key(name)[1] is not None for each in conversions)]
+
+
+def stored_form(config: Mapping[str, Any], tensors: Tensors) -> Callable[[Tensors], Tensors]:
+    """How `save_pretrained` stores one of a model's tensors: the function maps it, by its name, to one or more by the
+    names that model hubs, other libraries and other versions of `transformers` have for them.
+
+    A tensor stays as it is if its model is not of `transformers`, or is stored in one with others.
+
+    Args:
+        config: The model's `config.json`.
+        tensors: All of its tensors, on the meta device.
+    """
+    model_class = getattr(transformers, config["architectures"][0], None)
+    if model_class is None:
+        return dict
+    model, _ = build_without_weights(lambda: model_class(model_class.config_class(**config)), lambda _: False)
+
+    def store(some: Tensors) -> Tensors:
+        stored: Tensors = revert_weight_conversion(model, some)
+        return stored
+
+    one_by_one = [(name, each.shape) for key in tensors for name, each in store({key: tensors[key]}).items()]
+    together = [(name, each.shape) for name, each in store(tensors).items()]
+    return store if sorted(one_by_one) == sorted(together) else dict
 
 
 def without_ignored(model: nn.Module, unknown: Iterable[str]) -> list[str]:

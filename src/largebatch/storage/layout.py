@@ -56,7 +56,14 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
-COPIED_FILES = (GENERATION_CONFIG, *TOKENIZER_FILES)
+# What servers read before they run a model that also reads images or sounds.
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
+COPIED_FILES = (GENERATION_CONFIG, *PROCESSOR_FILES, *TOKENIZER_FILES)
 MODEL_FILES = (MODEL_CONFIG, BASE_CONFIG, *COPIED_FILES)
 MARKER = "complete.json"
 WEIGHT = "weight"

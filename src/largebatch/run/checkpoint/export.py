@@ -1,6 +1,8 @@
 """The weights of a checkpoint as `transformers.from_pretrained` or `peft` reads them, one parameter at a time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ from largebatch.storage.layout import (
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.tensors import Shapes, TensorFiles, common_buffer, save_tensors, whole_weight
 from largebatch.system.regular_file import read_bytes
+
+Store = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+"""Maps one of a model's tensors, by its name, to those that it is stored as."""
 
 # Larger models are cut into several files, as `save_pretrained` does.
 MAX_FILE_BYTES = 5 * 10**9
@@ -84,28 +89,28 @@ def export_intact(
                 read_whole = whole_weight if name in manifest.parameters else common_buffer
                 return read_whole(files, sources[name], manifest)
 
-            ours = {name: name for name in shapes}
-            contents: dict[str, list[str]] = {}
             if merge:
                 if not (folder / BASE_CONFIG).exists():
                     raise CheckpointError("it has no adapters of a model of transformers; leave out --merge")
                 _save_merged(read_json(folder / BASE_CONFIG), config, shapes, read, temporary)
             elif "peft_type" in config:
-                ours = _adapters(manifest)
-                contents = {"adapter_model.safetensors": [*ours]}
+                adapters = {name: shape for name, shape in shapes.items() if is_adapter(name)}
+                _save(
+                    adapters, read, _as_peft_stores, lambda stored: {"adapter_model.safetensors": [*stored]}, temporary
+                )
                 write_json_file(temporary / "adapter_config.json", config)
             else:
-                contents = _contents_of_files(shapes, temporary)
+                store: Store = dict
                 if config:
+                    # Imported only here, because it takes seconds.
+                    from largebatch.model.transformers_internals import stored_form
+
+                    store = stored_form(config, _without_memory(shapes))
                     dtypes = {shapes[name][0] for name in manifest.parameters}
                     # The dtype in which `from_pretrained` loads parameters unless told otherwise.
                     written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
                     write_json_file(temporary / "config.json", config | written)
-
-            for file, names in contents.items():
-                written_as = {name: shapes[ours[name]] for name in names}
-                tensors = (read(ours[name]).to(dtype).view(shape) for name, (dtype, shape) in written_as.items())
-                save_tensors(temporary / file, written_as, tensors)
+                _save(shapes, read, store, partial(_contents_of_files, out=temporary), temporary)
         for name in COPIED_FILES:
             if (folder / name).exists():
                 write_file(temporary / name, read_bytes(folder / name))
@@ -170,13 +175,41 @@ def _contents_of_files(shapes: Shapes, out: Path) -> dict[str, list[str]]:
     return split.filename_to_tensors
 
 
-def _adapters(manifest: Manifest) -> dict[str, str]:
-    """The adapters' names, by those that `peft` gives them: with the wrapped model's and without the adapter's."""
+def _as_peft_stores(adapters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """By the names that `peft` gives adapters: with the wrapped model's and without the adapter's."""
     return {
-        "base_model.model." + name.replace(".default.", ".").removesuffix(".default"): name
-        for name in manifest.parameters
-        if is_adapter(name)
+        "base_model.model." + name.replace(".default.", ".").removesuffix(".default"): tensor
+        for name, tensor in adapters.items()
     }
+
+
+def _without_memory(shapes: Shapes) -> dict[str, torch.Tensor]:
+    return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (dtype, shape) in shapes.items()}
+
+
+def _save(
+    shapes: Shapes,
+    read: Callable[[str], torch.Tensor],
+    store: Store,
+    contents_of_files: Callable[[Shapes], dict[str, list[str]]],
+    out: Path,
+) -> None:
+    """Save tensors one by one, each as the one or more that it is stored as."""
+    stored = {}
+    origin = {}
+    for name, tensor in _without_memory(shapes).items():
+        for part, values in store({name: tensor}).items():
+            stored[part] = (values.dtype, tuple(values.shape))
+            origin[part] = name
+
+    def tensors(parts: list[str]) -> Iterator[torch.Tensor]:
+        for name, those in groupby(parts, origin.__getitem__):
+            dtype, shape = shapes[name]
+            values = store({name: read(name).to(dtype).view(shape)})
+            yield from map(values.pop, those)
+
+    for file, parts in contents_of_files(stored).items():
+        save_tensors(out / file, {part: stored[part] for part in parts}, tensors(parts))
 
 
 def _save_merged(config: Any, adapters: Any, shapes: Shapes, read: Callable[[str], torch.Tensor], out: Path) -> None:

@@ -10,7 +10,14 @@ from typing import Any
 from torch import nn
 
 from largebatch.errors import UserError, file_errors
-from largebatch.storage.layout import BASE_CONFIG, GENERATION_CONFIG, MODEL_CONFIG, TOKENIZER_FILES, read_json
+from largebatch.storage.layout import (
+    BASE_CONFIG,
+    GENERATION_CONFIG,
+    MODEL_CONFIG,
+    PROCESSOR_FILES,
+    TOKENIZER_FILES,
+    read_json,
+)
 from largebatch.system.regular_file import read_bytes
 
 
@@ -21,12 +28,12 @@ def model_files(model: nn.Module, pretrained: Path | None, tokenizer: Path | Non
 
     Args:
         model: The model.
-        pretrained: The folder that it was loaded from, whose generation config it keeps; None if none.
+        pretrained: The folder that it was loaded from, whose generation config and processor it keeps; None if none.
         tokenizer: The folder of the tokenizer that it keeps; None if none.
     """
     files_to_copy = []
     if pretrained:
-        files_to_copy.append(pretrained / GENERATION_CONFIG)
+        files_to_copy += [pretrained / name for name in (GENERATION_CONFIG, *PROCESSOR_FILES)]
     if tokenizer:
         files_to_copy += [tokenizer / name for name in TOKENIZER_FILES]
     copied = [file for file in files_to_copy if file.exists()]
