@@ -208,6 +208,9 @@ def test_a_model_that_is_converted_is_loaded_whole_which_is_said(tmp_path):
     said, _ = run_job(train_aloud, tmp_path / "run", *words, strategy="fsdp")
     assert "Model         loaded whole on every process: model.path: " in said
     assert "transformers renames, merges or splits" in said
+    # The recipe has no tracker.
+    assert "  weights      " in said
+    assert "tensorboard" not in said
     assert read_json_lines(tmp_path / "run/metrics.jsonl")
     # What is deployed is what was fine-tuned: answers in bytes, which end with 0.
     exported = tmp_path / "run/model"

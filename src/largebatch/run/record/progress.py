@@ -25,6 +25,9 @@ def describe_summary(summary: dict[str, Any], folder: RunFolder) -> str:
         kept = folder.checkpoints_dir / folder_name(found["step"])
         best = f"  best         {found['metric']} {found['value']:.4f} after step {found['step']:,}: {kept}\n"
     expected = f"  expected     {summary['expected']['in_words']}\n" if "expected" in summary else ""
+    curves = ""
+    if folder.tensorboard_dir.exists():
+        curves = f"  tensorboard  tensorboard --logdir {folder.tensorboard_dir}\n"
     before = summary["steps_before"]
     since = f" after step {before:,}" if before else ""
     return (
@@ -33,7 +36,7 @@ def describe_summary(summary: dict[str, Any], folder: RunFolder) -> str:
         f"  training loss {loss:.4f}; evaluation: {numbers(summary['evaluation'])}\n"
         f"{best}{expected}"
         f"  metrics      {folder.metrics_file}, {folder.evaluations_file}\n"
-        f"  tensorboard  tensorboard --logdir {folder.tensorboard_dir}\n"
+        f"{curves}"
         f"  weights      {folder.model_dir}"
     )
 
