@@ -7,10 +7,12 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations import moe
 
 import tasks
 from largebatch.config import load_config
 from largebatch.errors import UserError
+from largebatch.model.experts import autocast_experts
 from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.run.checkpoint.model_files import model_files
 from paths import ADDITION
@@ -387,3 +389,21 @@ def test_a_file_of_weights_that_the_configuration_names_is_not_read(folder):
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"transformers_weights": "other.safetensors"}))
     assert loaded(folder).config.to_dict().get("transformers_weights") is None
+
+
+def test_autocast_casts_stacked_experts(monkeypatch):
+    """As it casts those of the implementation that calls `linear` for each expert: losses and gradients are equal."""
+    monkeypatch.setattr(moe, "_grouped_mm", moe._grouped_mm)
+    torch.manual_seed(0)
+    model = load_causal_lm(section(config=MIXTRAL))
+    found = {}
+    for name in ("eager", "grouped_mm"):
+        model.set_experts_implementation(name)
+        autocast_experts()
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=TOKENS).logits
+        logits.square().sum().backward()
+        found[name] = [logits.detach(), *(each.grad for each in model.parameters())]
+    for ours, theirs in zip(*found.values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3 * float(theirs.abs().max()))

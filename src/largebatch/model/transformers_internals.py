@@ -1,4 +1,5 @@
-"""Uses of internals of `transformers`, as read in 5.23.0: how its decoders find packed samples, how it loads and saves.
+"""Uses of internals of `transformers`, as read in 5.23.0: how its decoders find packed samples, how it loads and
+saves, and how experts multiply.
 
 Positions that start over inside a sample keep the documents of a packed sample apart. To find out whether they do,
 `masking_utils.find_packed_sequence_indices` reads the positions on the host in each forward pass, even those that the
@@ -17,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel, masking_utils
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.integrations import moe
 
 from largebatch.errors import UserError
 from largebatch.model.building import build_without_weights
@@ -70,6 +72,24 @@ def mask_by_given_positions(model: nn.Module, refusal: str | None) -> None:
             finder.given = before
 
     model.forward = forward_with_given
+
+
+def cast_stacked_experts() -> None:
+    """Let autocast cast the stacked weights of experts, too. It does not know torch's `grouped_mm`, and `transformers`
+    casts the inputs to the weights' precision, so that bf16 training would multiply them in fp32.
+    """
+    product = moe._grouped_mm
+    if hasattr(product, "__wrapped__"):
+        return
+
+    @wraps(product)
+    def product_under_autocast(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        kind = weight.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        result: torch.Tensor = product(input, weight.to(dtype), offs)
+        return result
+
+    moe._grouped_mm = product_under_autocast
 
 
 def converted_names(model: PreTrainedModel, stored: Iterable[str]) -> list[str]:

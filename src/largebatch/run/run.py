@@ -28,6 +28,7 @@ from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import keep_documents_apart, set_attention
 from largebatch.model.building import SeededWeights, build_without_weights, perturb_weights
 from largebatch.model.channels_last import channels_last_inputs
+from largebatch.model.experts import autocast_experts
 from largebatch.model.flops import utilization_of
 from largebatch.model.parts import is_adapter
 from largebatch.optim.groups import decay_summary
@@ -264,6 +265,7 @@ class Run(Generic[Config]):
             if compute.attention is not None:
                 set_attention(model, compute.attention)
             keep_documents_apart(model)
+            autocast_experts()
             # Before the strategy changes the model's class.
             files = model_files(model, self._pretrained_folder, self._tokenizer_folder)
             added = end_generation_at(stop_tokens, files)
