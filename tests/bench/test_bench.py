@@ -94,7 +94,7 @@ def test_every_run_of_an_experiment_has_a_plan(name):
 def test_a_few_damaged_inputs():
     warm_up()
     for target in TARGETS:
-        outcomes = fuzz(target, range(6), 7)
+        outcomes = fuzz(target, range(2), 7)
         assert [(number, outcome.output) for number, _, outcome in outcomes if outcome.verdict != HELD] == []
 
 
