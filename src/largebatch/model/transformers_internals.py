@@ -102,7 +102,8 @@ def stored_form(config: Mapping[str, Any], tensors: Tensors) -> Callable[[Tensor
     """How `save_pretrained` stores one of a model's tensors: the function maps it, by its name, to one or more by the
     names that model hubs, other libraries and other versions of `transformers` have for them.
 
-    A tensor stays as it is if its model is not of `transformers`, or is stored in one with others.
+    A tensor stays as it is if its model is not of `transformers` or cannot be built, or if it is stored in one with
+    others.
 
     Args:
         config: The model's `config.json`.
@@ -111,7 +112,11 @@ def stored_form(config: Mapping[str, Any], tensors: Tensors) -> Callable[[Tensor
     model_class = getattr(transformers, config["architectures"][0], None)
     if model_class is None:
         return dict
-    model, _ = build_without_weights(lambda: model_class(model_class.config_class(**config)), lambda _: False)
+    try:
+        model, _ = build_without_weights(lambda: model_class(model_class.config_class(**config)), lambda _: False)
+    # Of any kind. Whoever loads the model meets it, too, but has its weights.
+    except Exception:
+        return dict
 
     def store(some: Tensors) -> Tensors:
         stored: Tensors = revert_weight_conversion(model, some)

@@ -1,5 +1,7 @@
 """Weights at export, against the files of `save_pretrained`, whose names and shapes other libraries read."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -38,3 +40,12 @@ def test_tensors_are_those_of_save_pretrained(config, renames, tmp_path):
     assert renames == (found.keys() - model.state_dict().keys() != set())
     again = kind.from_pretrained(tmp_path / "exported").state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_weights_are_exported_even_if_their_configuration_makes_no_model(tmp_path):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MIXTRAL))
+    folder = checkpoint(tmp_path, model)
+    file = folder / "model_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["AutoModel"]}))
+    export_intact(folder, tmp_path / "exported")
+    assert load_file(tmp_path / "exported/model.safetensors").keys() == dict(model.named_parameters()).keys()
