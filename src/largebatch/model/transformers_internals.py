@@ -109,12 +109,10 @@ def stored_form(config: Mapping[str, Any], tensors: Tensors) -> Callable[[Tensor
         config: The model's `config.json`.
         tensors: All of its tensors, on the meta device.
     """
-    model_class = getattr(transformers, config["architectures"][0], None)
-    if model_class is None:
-        return dict
     try:
+        model_class = getattr(transformers, config["architectures"][0])
         model, _ = build_without_weights(lambda: model_class(model_class.config_class(**config)), lambda _: False)
-    # Of any kind. Whoever loads the model meets it, too, but has its weights.
+    # Of any kind: whoever loads the model meets it, too, but has its weights.
     except Exception:
         return dict
 
