@@ -50,7 +50,7 @@ class FakeBackend(Processes):
     """What writing and loading ask of a strategy; processes share the elements of each vector evenly."""
 
     device = torch.device("cpu")
-    statistics = SimpleNamespace(names=frozenset({"norm.running_mean"}))
+    statistics = SimpleNamespace(names=frozenset({"norm.running_mean"}), count=lambda _: None)
     launch = SimpleNamespace(strategy="ddp", local_world_size=2)
     plan = SimpleNamespace(keeps_checkpoint_of=lambda _: False, to_json=lambda: '{"num_steps": 100}')
 
