@@ -286,8 +286,8 @@ def test_commands_work(document, trained, repository, monkeypatch, capsys):
                 Path(".venv/bin").mkdir(parents=True, exist_ok=True)
                 Path(".venv/bin/activate").touch()
                 # Its data cannot be looked at, without a hub; what stands in the way before that is "not submitted".
-                with monkeypatch.context() as without_python:
-                    without_python.setattr(sys, "executable", "false")
+                with monkeypatch.context() as patched:
+                    patched.setattr(sys, "executable", "false")
                     assert main(words) in (0, 1), command
                 assert "\nnot submitted\n" not in capsys.readouterr().out, command
             elif program == "largebatch":

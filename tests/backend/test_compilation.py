@@ -63,10 +63,6 @@ trace_here = partial(train_here, backend="aot_eager")
 trace_gpt = partial(trace_here, recipe=PYDOC)
 
 
-def trace_digits(run_dir, *words):
-    return trace_here(run_dir, "--train.stop_after_steps=2", *words, recipe=DIGITS)
-
-
 def written(run_dir):
     return {name: read_json_lines(run_dir / f"{name}.jsonl") for name in ("metrics", "evaluations")}
 
@@ -200,40 +196,22 @@ def test_what_is_not_asked_for_runs_eagerly(run_dir):
     assert "zero3 does not gather all weights of" in history[1]["reason"]
 
 
-@pytest.fixture(scope="module")
-def eager_digits(tmp_path_factory):
-    """Two steps of a ResNet."""
-    return run_job(trace_digits, tmp_path_factory.mktemp("eager_digits") / "run")[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "strategy", "graphs"),
     [((COMPILED, CHECKPOINTING), "fsdp", 5), (("--compute.compile=model",), "ddp", 3)],
 )
-def test_stages_that_fsdp_gathers_and_a_whole_model_are_compiled(words, strategy, graphs, eager_digits, run_dir):
+def test_stages_that_fsdp_gathers_and_a_whole_model_are_compiled(words, strategy, graphs, tmp_path):
     """Accelerate's own units would be the convolutions inside stages. Of each region, training and evaluation have a
     graph, besides that of the trial. BatchNorm's statistics move over two micro-batches, and once although blocks are
     recomputed, without any."""
-    result = run_job(trace_digits, run_dir, *words, strategy=strategy)[0]
-    assert_same(result, eager_digits)
+    train_digits = partial(trace_here, recipe=DIGITS)
+    two_steps = "--train.stop_after_steps=2"
+    expected = run_job(train_digits, tmp_path / "eager", two_steps)[0]
+    result = run_job(train_digits, tmp_path / "run", two_steps, *words, strategy=strategy)[0]
+    assert_same(result, expected)
     assert result["graphs"] == graphs
-    assert events(run_dir, "not_compiled") == []
-
-
-@pytest.fixture(scope="module")
-def eager_gpt(tmp_path_factory):
-    """What a run of GPT wrote that is not compiled."""
-    return run_job(trace_gpt, tmp_path_factory.mktemp("eager_gpt") / "run", strategy="single")[0]
-
-
-@pytest.mark.slow
-def test_a_whole_language_model_is_the_same_training(eager_gpt, run_dir):
-    """Tracing it takes 25 s of CPU time in each process."""
-    result = run_job(trace_gpt, run_dir, "--compute.compile=model", strategy="ddp", world_size=1)[0]
-    assert_same(result, eager_gpt)
-    assert events(run_dir, "not_compiled") == []
-    assert result["graphs"] > 1
+    assert events(tmp_path / "run", "not_compiled") == []
 
 
 @pytest.mark.parametrize(
@@ -264,7 +242,7 @@ def test_batch_norm_that_cannot_be_compiled():
 @pytest.mark.parametrize(
     ("words", "world_size", "devices", "line"),
     [
-        ((), 2, {"cuda"}, "the model is compiled on GPUs, and the first step takes longer"),
+        ((CHECKPOINTING,), 2, {"cuda"}, "the model is compiled on GPUs, and the first step takes longer"),
         ((COMPILED,), 4, {"cuda", "cpu"}, "the model is compiled, and the first step takes longer"),
         (("--compute.compile=off",), 4, set(), "the model is not compiled: compute.compile is off"),
         ((SYNCHRONIZED,), 4, set(), "not compiled: BatchNorm communicates between processes"),
@@ -278,15 +256,19 @@ def test_where_models_are_compiled(words, world_size, devices, line):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "strategy", "train_gpt"),
-    [("selective", "fsdp", trace_gpt), ("full", "single", partial(train_here, recipe=PYDOC))],
+    ("words", "strategy", "train_gpt"),
+    [
+        ((COMPILED, "--compute.activation_checkpointing=selective"), "fsdp", trace_gpt),
+        ((COMPILED, CHECKPOINTING), "single", partial(train_here, recipe=PYDOC)),
+        (("--compute.compile=model",), "single", trace_gpt),
+    ],
 )
-def test_blocks_that_are_computed_again_are_compiled(what, strategy, train_gpt, eager_gpt, run_dir):
+def test_blocks_that_are_computed_again_and_a_whole_model_are_compiled(words, strategy, train_gpt, run_dir, tmp_path):
     """In one graph of training, which all blocks share, and one of evaluation, besides that of the first trial; what
-    dropout has drawn is drawn again. On one process, kernels are compiled. A run that began eagerly goes on."""
+    dropout has drawn is drawn again. For one of them, kernels are compiled. A run that began eagerly goes on."""
+    (expected,) = run_job(train_gpt, tmp_path / "eager", strategy="single")
     run_job(train_gpt, run_dir, "--train.stop_after_steps=4", strategy=strategy)
-    words = (COMPILED, f"--compute.activation_checkpointing={what}")
     result = run_job(train_gpt, run_dir, *words, strategy=strategy)[0]
     assert result["evaluations"].pop(0)["step"] == 4
-    assert_same(result, eager_gpt)
+    assert_same(result, expected)
     assert result["graphs"] == 3
