@@ -55,7 +55,7 @@ NO_CHECKPOINT = "no checkpoint before the end; a run that is killed starts over:
         (
             GPT2,
             '--optimizer.ema_half_life={"epochs":99}',
-            ["optimizer.ema_half_life is longer than the run, so the averages count old weights almost like new ones"],
+            ["optimizer.ema_half_life is longer than the run, so first weights count over half as much as the last"],
         ),
         (GPT2, "--evaluation.every=null", [NO_EVALUATION]),
         # The recipe has an epoch of 4,687 steps.

@@ -85,8 +85,10 @@ def cast_stacked_experts() -> None:
     @wraps(product)
     def product_under_autocast(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         kind = weight.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-        result: torch.Tensor = product(input, weight.to(dtype), offs)
+        # The product needs rows of a multiple of 16 bytes.
+        if torch.is_autocast_enabled(kind) and not any(size % 8 for size in weight.shape[-2:]):
+            weight = weight.to(torch.get_autocast_dtype(kind))
+        result: torch.Tensor = product(input, weight, offs)
         return result
 
     moe._grouped_mm = product_under_autocast

@@ -46,7 +46,7 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
     if getattr(config.optimizer, "beta_scaling", "fixed") != "fixed" and min(betas) < MIN_SCALED_BETA:
         yield f"optimizer.beta_scaling: with a beta of {min(betas):.3g}, Adam hardly averages; it is for small k"
     if plan.optimizer.ema_half_life is not None and plan.half_lives_in(plan.total_steps) < 1:
-        yield "optimizer.ema_half_life is longer than the run, so the averages count old weights almost like new ones"
+        yield "optimizer.ema_half_life is longer than the run, so first weights count over half as much as the last"
     for name, every in {"evaluation": plan.evaluation.every, "checkpoint": plan.checkpoint.every}.items():
         if every is None or timeline.steps_in(every.length) >= plan.stop_after_steps:
             lost = "; a run that is killed starts over" if name == "checkpoint" else ""

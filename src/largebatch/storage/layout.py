@@ -61,7 +61,6 @@ PROCESSOR_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
-    "chat_template.json",
 )
 COPIED_FILES = (GENERATION_CONFIG, *PROCESSOR_FILES, *TOKENIZER_FILES)
 MODEL_FILES = (MODEL_CONFIG, BASE_CONFIG, *COPIED_FILES)
