@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, ViTConfig, ViTForImageClassification
 
 import tasks
 from jobs import run_job
@@ -49,6 +49,23 @@ def test_what_an_earlier_run_has_left(tmp_path):
     results = run_job(prepared, tmp_path / "run", f"--model.initial_weights={folder}", strategy="single")
     for name, tensor in weights.items():
         np.testing.assert_array_equal(results[0][name], tensor.half().float().numpy())
+
+
+def test_weights_that_are_stored_by_other_names(tmp_path):
+    """As those of a ViT, in the files of `save_pretrained` and on the hub."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, **sizes))
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    in_layers = [name for name, _ in model.named_parameters() if "layers" in name]
+    assert not tensors.keys() & {*in_layers}
+    weights = PretrainedWeights(tmp_path, model)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(weights.read(name, 0, parameter.numel()), parameter.flatten())
+    save_file(tensors | {in_layers[0]: torch.ones(8)}, file)
+    with pytest.raises(UserError, match=rf"it has both \S+ and \S+, which are {in_layers[0]}"):
+        PretrainedWeights(tmp_path, model)
 
 
 def prepared_with_draws_that_cannot_be_repeated(run_dir, *words):

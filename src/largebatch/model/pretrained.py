@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from largebatch.errors import UserError, reason_of
 from largebatch.model.building import SeededWeights
 from largebatch.model.parts import is_adapter, without_adapter
-from largebatch.model.transformers_internals import converted_names, without_ignored
+from largebatch.model.transformers_internals import loaded_names, without_ignored
 from largebatch.storage.layout import COPIED_FILES, TOKENIZER_FILES, CheckpointError, read_json, reading
 from largebatch.storage.tensors import TensorFiles
 from largebatch.system.regular_file import open_to_read
@@ -116,9 +116,9 @@ class PretrainedWeights:
         self._field = "model.initial_weights" if adapters is None else "model.path"
         self._files = TensorFiles(folder)
         try:
-            stored = _weight_map(folder) or dict.fromkeys(self._files.names(WHOLE), WHOLE)
-            of_kind = _config_problems(folder, model) if adapters is None else _loading_problems(stored, model)
-            problems = [*of_kind, *self._problems(stored, model)]
+            files = _weight_map(folder) or dict.fromkeys(self._files.names(WHOLE), WHOLE)
+            of_kind = _config_problems(folder, model) if adapters is None else _loading_problems(model)
+            problems = [*of_kind, *self._problems(files, model)]
         except CheckpointError as error:
             raise UserError(f"{self._field}: {folder}: {error}") from error
         if problems:
@@ -135,8 +135,16 @@ class PretrainedWeights:
         except CheckpointError as error:
             raise UserError(f"{self._field}: {self._folder}: {error}") from error
 
-    def _problems(self, stored: dict[str, str], model: nn.Module) -> Iterator[str]:
+    def _problems(self, files: dict[str, str], model: nn.Module) -> Iterator[str]:
         """Differences between the stored tensors and the model's; records where each of the model's is stored."""
+        stored: dict[str, tuple[str, str]] = {}
+        for stored_name, name in loaded_names(model, files).items():
+            if name is None:
+                yield f"transformers merges or splits {stored_name} when it loads it"
+                return
+            if name in stored:
+                yield f"it has both {stored[name][1]} and {stored_name}, which are {name} in this model"
+            stored[name] = (files[stored_name], stored_name)
         names: dict[nn.Parameter, list[str]] = {}
         # The files of a base model lack the prefix that it has inside a causal language model.
         prefix = "" if self._adapters is None else f"{getattr(model, 'base_model_prefix', '')}."
@@ -152,13 +160,13 @@ class PretrainedWeights:
                 continue
             if len(found) > 1:
                 yield f"it has both {found[0]} and {found[1]}, which are one parameter in this model"
-            file = stored[found[0]]
+            file, stored_name = stored[found[0]]
             shape = tuple(parameter.shape)
-            self._places[aliases[0]] = (file, found[0])
-            stored_tensor = self._files.find(file, found[0])
+            self._places[aliases[0]] = (file, stored_name)
+            stored_tensor = self._files.find(file, stored_name)
             is_single_number = shape == (1,) and stored_tensor.shape == ()
             if stored_tensor.shape != shape and not is_single_number:
-                yield f"{found[0]} is of shape {stored_tensor.shape}, but the model's is of shape {shape}"
+                yield f"{stored_name} is of shape {stored_tensor.shape}, but the model's is of shape {shape}"
             self.checksums[aliases[0]] = f"{file}, {(self._folder / file).stat().st_size} bytes, {stored_tensor}"
         saved = model.state_dict()
         for name, buffer in model.named_buffers():
@@ -167,7 +175,7 @@ class PretrainedWeights:
             if name not in stored:
                 missing.append(name)
                 continue
-            value = self._files.read(stored[name], name)
+            value = self._files.read(*stored[name])
             if value.shape != buffer.shape:
                 yield f"{name} is of shape {tuple(value.shape)}, but the model's is of shape {tuple(buffer.shape)}"
             self.buffers[name] = value
@@ -201,11 +209,8 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
     return files
 
 
-def _loading_problems(stored: Iterable[str], model: nn.Module) -> Iterator[str]:
+def _loading_problems(model: nn.Module) -> Iterator[str]:
     """What `from_pretrained` does besides reading the model's parameters."""
-    assert isinstance(model, PreTrainedModel)
-    if converted := converted_names(model, stored):
-        yield f"transformers renames, merges or splits {converted[0]} when it loads it"
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if buffers := [name for name in model.state_dict() if name not in parameters]:
         yield f"the buffer {buffers[0]} is part of the weights"

@@ -17,7 +17,12 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel, masking_utils
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+    revert_weight_conversion,
+)
 from transformers.integrations import moe
 
 from largebatch.errors import UserError
@@ -94,10 +99,15 @@ def cast_stacked_experts() -> None:
     moe._grouped_mm = product_under_autocast
 
 
-def converted_names(model: PreTrainedModel, stored: Iterable[str]) -> list[str]:
-    """Those names of stored tensors that `from_pretrained` would rename, or whose tensors it would merge or split."""
+def loaded_names(model: nn.Module, stored: Iterable[str]) -> dict[str, str | None]:
+    """By the names of stored tensors, those that `from_pretrained` gives them; None for what it merges or splits."""
+    if not isinstance(model, PreTrainedModel):
+        return {name: name for name in stored}
     conversions = get_model_conversion_mapping(model)
-    return [name for name in stored if any(each.rename_source_key(name)[1] is not None for each in conversions)]
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    found = {name: rename_source_key(name, renamings, converters) for name in stored}
+    return {name: renamed if converter is None else None for name, (renamed, converter) in found.items()}
 
 
 def stored_form(config: Mapping[str, Any], tensors: Tensors) -> Callable[[Tensors], Tensors]:
