@@ -8,6 +8,7 @@ given.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
@@ -25,8 +26,7 @@ from transformers.core_model_loading import (
 )
 from transformers.integrations import moe
 
-from largebatch.errors import UserError
-from largebatch.model.building import build_without_weights
+from largebatch.errors import UserError, reason_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -121,11 +121,17 @@ def stored_form(config: Mapping[str, Any], tensors: Tensors) -> Callable[[Tensor
         config: The model's `config.json`.
         tensors: All of its tensors, on the meta device.
     """
+    name = (config.get("architectures") or [""])[0]
+    model_class = getattr(transformers, name, None)
+    if model_class is None:
+        return dict
     try:
-        model_class = getattr(transformers, config["architectures"][0])
-        model, _ = build_without_weights(lambda: model_class(model_class.config_class(**config)), lambda _: False)
+        with torch.device("meta"):
+            model = model_class(model_class.config_class(**config))
     # Of any kind: whoever loads the model meets it, too, but has its weights.
-    except Exception:
+    except Exception as error:
+        what = "tensors have the names that they have in memory"
+        print(f"note: {what}, because transformers cannot build {name}: {reason_of(error)}", file=sys.stderr)
         return dict
 
     def store(some: Tensors) -> Tensors:

@@ -42,10 +42,18 @@ def test_tensors_are_those_of_save_pretrained(config, renames, tmp_path):
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_weights_are_exported_even_if_their_configuration_makes_no_model(tmp_path):
+def test_a_dtype_is_that_of_all_parts(tmp_path):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**GEMMA3), dtype=torch.float32)
+    export_intact(checkpoint(tmp_path, model), tmp_path / "exported", dtype="bfloat16")
+    config = AutoConfig.from_pretrained(tmp_path / "exported")
+    assert config.dtype == config.text_config.dtype == config.vision_config.dtype == torch.bfloat16
+
+
+def test_weights_are_exported_even_if_their_configuration_makes_no_model(tmp_path, capsys):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MIXTRAL))
     folder = checkpoint(tmp_path, model)
     file = folder / "model_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["AutoModel"]}))
     export_intact(folder, tmp_path / "exported")
     assert load_file(tmp_path / "exported/model.safetensors").keys() == dict(model.named_parameters()).keys()
+    assert "because transformers cannot build AutoModel: " in capsys.readouterr().err

@@ -107,9 +107,7 @@ def export_intact(
 
                     store = stored_form(config, _without_memory(shapes))
                     dtypes = {shapes[name][0] for name in manifest.parameters}
-                    # The dtype in which `from_pretrained` loads parameters unless told otherwise.
-                    written = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
-                    write_json_file(temporary / "config.json", config | written)
+                    write_json_file(temporary / "config.json", _of_dtype(config, dtypes))
                 _save(shapes, read, store, partial(_contents_of_files, out=temporary), temporary)
         for name in COPIED_FILES:
             if (folder / name).exists():
@@ -173,6 +171,16 @@ def _contents_of_files(shapes: Shapes, out: Path) -> dict[str, list[str]]:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json_file(out / "model.safetensors.index.json", index)
     return split.filename_to_tensors
+
+
+def _of_dtype(config: dict[str, Any], dtypes: set[torch.dtype]) -> dict[str, Any]:
+    """A configuration with the dtype in which `from_pretrained` loads parameters unless told otherwise, if it is one;
+    those of a model's parts have one each."""
+    if len(dtypes) > 1:
+        return config
+    written = {"dtype": str(*dtypes).removeprefix("torch.")}
+    parts = {name: part | written for name, part in config.items() if isinstance(part, dict) and "dtype" in part}
+    return config | parts | written
 
 
 def _as_peft_stores(adapters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
