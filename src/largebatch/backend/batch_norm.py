@@ -48,6 +48,11 @@ class RunningStatistics:
         """The names of the running means and variances, and of their moving averages."""
         return {*self._places, *self.averages}
 
+    @property
+    def copied_bytes(self) -> int:
+        """The size of what a step copies: the statistics before it, and the means over its micro-batches."""
+        return 2 * sum(buffer.nbytes for buffer in self._buffers())
+
     def start_averages(self) -> None:
         """Keep moving averages of the statistics, too; to be called when the model is on its device."""
         buffers = zip(self._places, self._buffers(), strict=True)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from largebatch.backend.accelerate_internals import find_final_norm
+from largebatch.backend.batch_norm import RunningStatistics
 from largebatch.backend.gathers import weights_in_bf16
 from largebatch.estimate.model_shape import ModelShape, ParameterShape
 from largebatch.model.parts import EMBEDDING_GETTERS, embedding_layer, repeated_blocks
@@ -106,7 +107,7 @@ def shape_of(model: nn.Module, plan: RunPlan) -> ModelShape:
     return ModelShape(
         parameters,
         frozenset(number for number, unit in enumerate(units) if unit.gathered_once),
-        buffer_bytes=sum(buffer.nbytes for buffer in set(model.buffers())),
+        buffer_bytes=sum(buffer.nbytes for buffer in set(model.buffers())) + RunningStatistics(model).copied_bytes,
         element_bytes=max(parameter.element_size() for parameter in model.parameters()),
         group_options=options,
         exchanged_groups=frozenset(number for number in range(len(options)) if plan.exchanges_layers(options[number])),

@@ -49,7 +49,7 @@ class ModelShape:
 
     parameters: tuple[ParameterShape, ...]  # in the order of the model
     gathered_units: frozenset[int]  # the units of FSDP2 that stay gathered from the forward to the backward pass
-    buffer_bytes: int  # bytes of buffers, such as running statistics; every process has all of them
+    buffer_bytes: int  # bytes of buffers and of copies of running statistics; every process has all of them
     element_bytes: int  # bytes of a weight, of a gradient and of each number of an optimizer's state
     group_options: tuple[GroupOptions, ...] = ({},)  # of each of the optimizer's parameter groups
     exchanged_groups: frozenset[int] = frozenset()  # those whose layers the optimizer puts together
