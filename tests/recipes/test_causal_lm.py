@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import tasks
 from largebatch.config import load_config
 from largebatch.errors import UserError
-from largebatch.model.experts import autocast_experts
+from largebatch.model.attention import autocast_experts
 from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.run.checkpoint.model_files import model_files
 from paths import ADDITION

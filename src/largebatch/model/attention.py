@@ -1,4 +1,5 @@
-"""Attention in models of `transformers`: its implementation, documents kept apart, parameters that cannot be learned.
+"""Attention in models of `transformers`: its implementation, documents kept apart, parameters that cannot be learned;
+and experts under autocast.
 
 This module imports `transformers`, which takes seconds, only for models that come from there.
 """
@@ -61,6 +62,14 @@ def keep_documents_apart(model: nn.Module, implementation: str | None = None) ->
                 "without position_ids"
             )
         mask_by_given_positions(part, refusal)
+
+
+def autocast_experts() -> None:
+    """Make autocast cast the experts of models of `transformers`, if there can be one."""
+    if "transformers" in sys.modules:
+        from largebatch.model.transformers_internals import cast_stacked_experts
+
+        cast_stacked_experts()
 
 
 def _transformers_models(model: nn.Module) -> list[Any]:

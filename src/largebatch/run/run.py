@@ -25,10 +25,9 @@ from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
 from largebatch.errors import StorageError, UserError, file_errors
 from largebatch.model.activation_checkpointing import checkpoint_activations
-from largebatch.model.attention import keep_documents_apart, set_attention
+from largebatch.model.attention import autocast_experts, keep_documents_apart, set_attention
 from largebatch.model.building import SeededWeights, build_without_weights, perturb_weights
 from largebatch.model.channels_last import channels_last_inputs
-from largebatch.model.experts import autocast_experts
 from largebatch.model.flops import utilization_of
 from largebatch.model.parts import is_adapter
 from largebatch.optim.groups import decay_summary
