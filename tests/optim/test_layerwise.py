@@ -12,7 +12,6 @@ import pytorch_optimizer
 import torch
 from torch import nn
 
-from largebatch.optim import lamb
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
 from largebatch.optim.layerwise import LayerPart, Layers, PartsOfLayers
@@ -63,22 +62,13 @@ def test_lars_as_another_implementation(momentum, nesterov):
     assert_close(mine, theirs)
 
 
-LAMB = {"betas": (0.9, 0.99), "eps": 1e-6}
-
-
-def trained_by_lamb():
-    return trained(lambda *parameters: Lamb(groups(*parameters), lr=0.0, **LAMB))
-
-
 def test_lamb_as_in_the_paper():
-    assert_close(trained_by_lamb(), trained(lambda *parameters: PlainLamb(groups(*parameters), **LAMB)))
-
-
-def test_lamb_takes_large_groups_in_chunks(monkeypatch):
-    """The first tensor is larger than a chunk, and the next two fit into one."""
-    together = trained_by_lamb()
-    monkeypatch.setattr(lamb, "CHUNK", 30)
-    assert all(map(np.array_equal, trained_by_lamb(), together))
+    options = {"betas": (0.9, 0.99), "eps": 1e-6}
+    mine, theirs = (
+        trained(lambda *parameters, kind=kind: kind(groups(*parameters), **options))
+        for kind in (partial(Lamb, lr=0.0), PlainLamb)
+    )
+    assert_close(mine, theirs)
 
 
 def test_parts_between_padding():

@@ -1,13 +1,10 @@
 """LAMB: Adam with its own learning rate for each layer."""
 
 import math
-from collections.abc import Iterator, Sequence
 
 import torch
 
 from largebatch.optim.layerwise import Group, LayerwiseOptimizer, PartsOfLayers
-
-CHUNK = 2**27  # elements of the temporary tensors beside the updates: 512 MiB in fp32
 
 
 class Lamb(LayerwiseOptimizer):
@@ -41,26 +38,12 @@ class Lamb(LayerwiseOptimizer):
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        torch._foreach_copy_(updates, first)
         steps = [self.state[tensor]["step"] for tensor in parts.tensor_of_part]
-        for chunk in _chunks(updates):
-            denominators = torch._foreach_sqrt(second[chunk])
-            torch._foreach_div_(denominators, [math.sqrt(1 - beta2**step) for step in steps[chunk]])
-            torch._foreach_add_(denominators, group["eps"])
-            torch._foreach_mul_(denominators, [1 - beta1**step for step in steps[chunk]])
-            torch._foreach_div_(updates[chunk], denominators)
-            # Otherwise they would live until those of the next chunk exist.
-            del denominators
-
-
-def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
-    """Ranges of a list that follow each other, each with at most CHUNK elements or of one tensor."""
-    start = 0
-    elements = 0
-    for stop, tensor in enumerate(tensors):
-        if start < stop and elements + tensor.numel() > CHUNK:
-            yield slice(start, stop)
-            start = stop
-            elements = 0
-        elements += tensor.numel()
-    yield slice(start, len(tensors))
+        # In place, so that the updates are the only temporary tensors.
+        torch._foreach_copy_(updates, second)
+        torch._foreach_sqrt_(updates)
+        torch._foreach_div_(updates, [math.sqrt(1 - beta2**step) for step in steps])
+        torch._foreach_add_(updates, group["eps"])
+        torch._foreach_mul_(updates, [1 - beta1**step for step in steps])
+        torch._foreach_reciprocal_(updates)
+        torch._foreach_mul_(updates, first)
