@@ -145,7 +145,8 @@ def differences(mine, theirs):
 
 
 # Recipe, strategy, number of processes and, where it is not the recipe's own, micro-batch size: each recipe meets
-# what could treat it differently. The full product is `bench/agreement.py`.
+# what could treat it differently. The full product is `bench/agreement.py`; `tests/optim/test_ema.py` has a growing
+# batch.
 SAMPLE = [
     ("sgd", "ddp", 2),
     ("adamw", "zero2", 1, 8),
@@ -154,9 +155,7 @@ SAMPLE = [
     ("lamb", "zero3", 4, 4),
     ("ragged batches", "ddp", 3, 8),
     ("ragged batches", "fsdp", 3, 8),
-    ("ragged batches", "zero2", 3, 8),
     ("ragged batches", "zero3", 3, 8),
-    ("growing batch", "zero3", 2),
     ("mixup", "ddp", 4, 2),
     ("large model", "fsdp", 2),
     ("large model", "zero3_offload", 2),
@@ -175,11 +174,10 @@ def test_same_as_a_plain_loop(sample, run_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
-def test_bf16_keeps_weights_and_their_reduction_in_fp32(strategy, run_dir):
+def test_bf16_keeps_weights_and_their_reduction_in_fp32(run_dir):
     """Matrix products round to 8 bits, so losses agree to some 1e-3 only; the start checks weights and reduction."""
     words = (*SMALL_GPT, "--precision=bf16", "--evaluation.max_samples=8")
-    result = run_job(recorded, PYDOC, run_dir, *words, strategy=strategy)[0]
+    result = run_job(recorded, PYDOC, run_dir, *words, strategy="zero3")[0]
     mine, theirs = ([line["loss"] for line in run["metrics"]] for run in (result, reference("adamw")))
     assert mine == pytest.approx(theirs, rel=2e-3)
     # It did compute in bf16.

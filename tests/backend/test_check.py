@@ -96,15 +96,18 @@ def test_an_optimizer_that_wrapping_changes(strategy, run_dir):
     assert "exit code 2" in report
 
 
-def test_a_parameter_that_the_strategy_cannot_cut_up(tmp_path):
-    report = failure_of(train_with, add_a_single_number, tmp_path, strategy="fsdp")
-    assert "temperature is a single number, of shape (), which fsdp cannot shard" in report
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("fsdp", "temperature is a single number, of shape (), which fsdp cannot shard"),
+        # One process holds it whole. The next check is the one that refuses it: nothing uses it here.
+        ("single", "got no gradient, such as temperature"),
+    ],
+)
+def test_a_parameter_that_a_strategy_cannot_cut_up(strategy, words, tmp_path):
+    report = failure_of(train_with, add_a_single_number, tmp_path, strategy=strategy)
+    assert words in report
     assert "Traceback" not in report
-
-
-def test_ddp_holds_single_numbers_whole(tmp_path):
-    """The next check is the one that refuses it: nothing uses it here."""
-    assert "got no gradient, such as temperature" in failure_of(train_with, add_a_single_number, tmp_path)
 
 
 def test_master_weights(run_dir):

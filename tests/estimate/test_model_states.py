@@ -15,7 +15,7 @@ from largebatch.config import load_config
 from largebatch.estimate.memory import model_states
 from largebatch.estimate.model_shape import ModelShape, ParameterShape, Strategy, ZeroSettings
 from largebatch.plan import resolve
-from paths import ADDITION, BERT, DIGITS, LLAMA, PYDOC
+from paths import ADDITION, DIGITS, LLAMA, PYDOC
 from stepping import prepared
 
 BUCKET = 50_000
@@ -27,12 +27,11 @@ ZERO = {"overlap_comm": True, "reduce_bucket_size": BUCKET}
 LARGE = {**ZERO, "stage3_param_persistence_threshold": 1000}
 # Sizes that neither 2, 3 nor 4 processes divide.
 TRANSFORMER = ("--model.num_layers=2", "--model.hidden_size=34", "--model.num_heads=1", "--data.block_size=17")
-# GPT-2's output layer is its embedding, Llama's is not. ResNet is trained with SGD, BERT with LAMB.
+# GPT-2's output layer is its embedding, Llama's is not. ResNet is trained with SGD.
 MODELS = {
     "gpt2": (PYDOC, TRANSFORMER),
     "llama": (LLAMA, (*TRANSFORMER, "--model.num_kv_heads=1", "--model.intermediate_size=67")),
     "resnet": (DIGITS, ("--model.hidden_sizes=[7,11]", "--model.embedding_size=5", "--model.depths=[1,1]")),
-    "bert": (BERT, TRANSFORMER),
     "gpt2 with muon": (PYDOC, (*TRANSFORMER, '--optimizer={"name": "muon"}')),
     # Frozen weights in bf16, and adapters in fp32.
     "adapters": (
@@ -50,21 +49,18 @@ MODELS = {
 }
 
 
-def zero(stage, settings=ZERO):
-    return Strategy(f"zero{stage}", ZeroSettings(stage, **settings))
+def zero(stage, settings):
+    return Strategy(f"zero{stage}", ZeroSettings(stage, **settings)), settings
 
 
 # A model, a strategy, what it sets in the recipe or in DeepSpeed's "zero_optimization".
 JOBS = [
     ("gpt2", Strategy("ddp"), ()),
-    ("gpt2", Strategy("fsdp"), ()),
     ("gpt2", Strategy("fsdp", reduces_each=True), ("--compute.reduce_gradients=each_micro_batch",)),
-    ("gpt2", zero(3), ZERO),
-    ("gpt2 with muon", zero(2), ZERO),
+    ("gpt2 with muon", *zero(2, ZERO)),
     ("llama", Strategy("hsdp", shard_size=2), ("--compute.reduce_gradients=last_micro_batch",)),
-    ("llama", zero(3, LARGE), LARGE),
-    ("resnet", zero(1), ZERO),
-    ("bert", zero(2), ZERO),
+    ("llama", *zero(3, LARGE)),
+    ("resnet", *zero(1, ZERO)),
     ("adapters", Strategy("fsdp"), ()),
 ]
 MICRO_BATCH_SIZE = 2

@@ -23,11 +23,9 @@ SELECTIVE = "--compute.activation_checkpointing=selective"
 SIZES = '"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2]'
 RESNET = f'--model={{"architecture": "resnet", "layer_type": "bottleneck", {SIZES}}}'
 # Dropout; a model without weights at first; BatchNorm over all processes; a loss in two passes.
-DROPOUT = "--model.dropout=0.2"
 CASES = {
-    "dropout": (PYDOC, (*SMALL_GPT, DROPOUT), "ddp", (FULL, SELECTIVE)),
-    "bf16": (PYDOC, (*SMALL_GPT, DROPOUT, "--precision=bf16"), "fsdp", (SELECTIVE,)),
-    "large model": (LLAMA, SMALL_LLAMA, "zero3", (FULL,)),
+    "dropout": (PYDOC, (*SMALL_GPT, "--model.dropout=0.2"), "ddp", (FULL, SELECTIVE)),
+    "bf16": (LLAMA, (*SMALL_LLAMA, "--precision=bf16"), "fsdp", (SELECTIVE,)),
     "synchronized": (DIGITS, ("--model.sync_batch_norm=true",), "zero1", (FULL,)),
     "two passes": (SIMCLR, (RESNET, "--batch.global_batch_size=32"), "zero3", (FULL,)),
 }
