@@ -14,7 +14,8 @@ from torch import nn
 
 from largebatch.optim.lamb import Lamb
 from largebatch.optim.lars import Lars
-from largebatch.optim.layerwise import LayerPart, Layers, PartsOfLayers
+from largebatch.optim.layerwise import Layers, PartsOfLayers
+from largebatch.optim.whole_layers import LayerPart
 from plain_optimizers import PlainLamb
 
 STEPS = 30

@@ -24,7 +24,7 @@ from largebatch.estimate.step_time import Fabric, Hardware, collective_seconds
 from largebatch.estimate.traffic import TrafficCase, traffic_of_a_step
 from largebatch.optim import planned_groups
 from largebatch.optim.muon import Muon, orthogonalized
-from largebatch.optim.whole_layers import LayerProcesses, LayerRange, WholeLayers
+from largebatch.optim.whole_layers import LayerPart, LayerProcesses, WholeLayers
 from largebatch.plan import resolve
 from paths import PYDOC
 from resuming import assert_close_weights
@@ -136,20 +136,19 @@ def test_matrices_in_one_weight_are_stepped_as_if_apart(scale, inputs_first, mat
 LAYERS = {"a": (5, 7), "b": (3, 2, 2), "c": (4, 4), "d": (1, 3)}
 # By process: the bounds of parts cut through layers, and one process has only padding.
 SHARDED = [
-    [LayerRange("a", 0, 0, 17)],
-    [LayerRange("a", 0, 17, 17)],
-    [LayerRange("a", 0, 34, 1), LayerRange("b", 0, 0, 12), LayerRange("c", 0, 0, 4)],
-    [LayerRange("c", 0, 4, 12), LayerRange("d", 0, 0, 3)],
+    [LayerPart("a", 0, 0, 17)],
+    [LayerPart("a", 17, 0, 17)],
+    [LayerPart("a", 34, 0, 1), LayerPart("b", 0, 1, 12), LayerPart("c", 0, 13, 4)],
+    [LayerPart("c", 4, 0, 12), LayerPart("d", 0, 12, 3)],
     [],
 ]
-WHOLE = [[LayerRange(name, 0, 0, prod(shape)) for name, shape in LAYERS.items()]] * 3
+WHOLE = [[LayerPart(name, 0, 0, prod(shape)) for name, shape in LAYERS.items()]] * 3
 
 
 @pytest.mark.parametrize("held", [SHARDED, WHOLE, WHOLE[:1]], ids=["parts", "whole", "alone"])
 def test_layers_are_put_together_on_one_process_each(held):
     """By a thread for each process; who has whole layers needs nothing of others."""
     layers = {name: torch.arange(prod(shape)) + 100 * number for number, (name, shape) in enumerate(LAYERS.items())}
-    ranges = [{each.name: each for each in some} for some in held]
     posted = {}
     barrier = Barrier(len(held), timeout=60)
 
@@ -162,8 +161,10 @@ def test_layers_are_put_together_on_one_process_each(held):
         return received
 
     def put_together(rank):
-        processes = LayerProcesses(rank, ranges, None, partial(exchange, rank))
-        process = WholeLayers(LAYERS, processes, torch.empty(0, dtype=torch.int64))
+        # A second tensor is stepped at another time.
+        tensors = [[each, [LayerPart("e", 0, 0, 1)]] for each in held]
+        processes = LayerProcesses(rank, tensors, None, partial(exchange, rank))
+        process = WholeLayers([0], LAYERS | {"e": (1, 1)}, processes, torch.empty(0, dtype=torch.int64))
         mine = {each.name: layers[each.name].narrow(0, each.start, each.length) for each in held[rank]}
         owned = process.gather(mine)
         assert held is SHARDED or not any(posted[rank][:rank] + posted[rank][rank + 1 :])

@@ -32,9 +32,9 @@ from largebatch.backend.untouched import Untouched
 from largebatch.config.optimizers import EMA
 from largebatch.errors import BackendMismatch, UserError
 from largebatch.optim.groups import group_options
-from largebatch.optim.layerwise import Group, LayerPart, Layers, LayerwiseOptimizer, local_part
+from largebatch.optim.layerwise import Group, Layers, LayerwiseOptimizer, local_part
 from largebatch.optim.states import split_state
-from largebatch.optim.whole_layers import LayerProcesses, LayerRange
+from largebatch.optim.whole_layers import LayerPart, LayerProcesses
 from largebatch.plan import RunPlan
 from largebatch.plan.strategies import Policy
 from largebatch.storage.layout import WEIGHT, ParameterInfo
@@ -149,15 +149,9 @@ class Backend(Processes, ABC):
         if not isinstance(optimizer, LayerwiseOptimizer):
             return
         parts = {tensor: found for tensor, _, found in self._stepped()}
-        ranges = []
-        for number, found in enumerate(parts.values()):
-            ranges += [LayerRange(part.name, number, part.start, part.length) for part in found]
-        by_rank = self.gather_objects(ranges)
+        by_rank = self.gather_objects([*parts.values()])
         ranks = torch.distributed.get_process_group_ranks(self._shard_group) if self.world_size > 1 else [0]
-        held = []
-        for rank in ranks:
-            theirs = [LayerRange(*each) for each in by_rank[rank]]
-            held.append({each.name: each for each in theirs})
+        held = [[[LayerPart(*part) for part in found] for found in by_rank[rank]] for rank in ranks]
         summed = self._sum_vector if self._is_sharded else lambda vector: vector
         processes = LayerProcesses(ranks.index(self.rank), held, summed, self._exchange_vectors)
         optimizer.set_layers(Layers(parts, self._shapes, processes))

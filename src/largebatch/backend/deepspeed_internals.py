@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from largebatch.backend.torch_internals import hide_from_modes
 from largebatch.errors import UserError
-from largebatch.optim.layerwise import LayerPart
+from largebatch.optim.whole_layers import LayerPart
 
 
 def switch_off_shared_memory() -> None:

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from largebatch.config.optimizers import GroupOptions
 from largebatch.errors import BackendMismatch
 from largebatch.optim.build import optimizer_over
-from largebatch.optim.layerwise import LayerPart, local_part
+from largebatch.optim.layerwise import local_part
+from largebatch.optim.whole_layers import LayerPart
 from largebatch.plan import RunPlan
 from largebatch.storage.layout import ParameterInfo
 from largebatch.storage.tensors import DTYPE_NAMES

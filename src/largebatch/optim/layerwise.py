@@ -12,22 +12,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from largebatch.config.optimizers import Shape
-from largebatch.optim.whole_layers import LayerProcesses, LayerRange, WholeLayers
+from largebatch.optim.whole_layers import LayerPart, LayerProcesses, WholeLayers
 
 TrustRatio = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps the norms of the layers' weights and of their gradients or updates, each of shape (layers,), to their ratios."""
 
 BLOCK = 1024  # elements of a block in the buffer of `PartsOfLayers`
-
-
-@dataclass(frozen=True)
-class LayerPart:
-    """A part of a layer in a tensor that the optimizer steps; positions count elements in row-major order."""
-
-    name: str  # the parameter that is the layer
-    start: int  # position of the part in the whole parameter
-    offset: int  # position of the part in this process's tensor
-    length: int  # number of elements; 0 if this process has none of the layer
 
 
 Group = dict[str, Any]
@@ -48,16 +38,14 @@ class Layers:
         """Tensors of this process alone, each of which is a whole layer."""
         parts = {}
         shapes = {}
-        held = {}
         for number, tensor in enumerate(tensors):
             name = str(number)
             local = local_part(tensor)
             parts[tensor] = [LayerPart(name, 0, 0, local.numel())]
             shapes[name] = tuple(local.shape)
-            held[name] = LayerRange(name, number, 0, local.numel())
         alone = LayerProcesses(
             rank=0,
-            ranges=[held],
+            held=[[*parts.values()]],
             sum=lambda vector: vector,
             exchange=lambda sent, _, empty: [torch.cat([empty, *sent[0]])],
         )
@@ -153,12 +141,8 @@ class PartsOfLayers:
         """The layers in these tensors, and in those that other processes step at the same time."""
         layers = self.layers
         together = set(self.tensors)
-        numbers = {number for number, tensor in enumerate(layers.parts) if tensor in together}
-        stepped: set[str] = set()
-        for held in layers.processes.ranges:
-            stepped.update(each.name for each in held.values() if each.tensor in numbers)
-        shapes = {name: shape for name, shape in layers.shapes.items() if name in stepped}
-        return WholeLayers(shapes, layers.processes, local_part(self.tensors[0]).new_empty(0))
+        numbers = [number for number, tensor in enumerate(layers.parts) if tensor in together]
+        return WholeLayers(numbers, layers.shapes, layers.processes, local_part(self.tensors[0]).new_empty(0))
 
     def scale(self, buffer: torch.Tensor, ratios: torch.Tensor) -> None:
         """Multiply the updates in a buffer by the ratios of their layers, of shape (layers,)."""

@@ -11,13 +11,13 @@ from largebatch.config.optimizers import Shape
 from largebatch.plan.layer_owners import layer_owners
 
 
-class LayerRange(NamedTuple):
-    """What a process holds of a layer: `length` elements from `start` on, in its tensor of number `tensor`."""
+class LayerPart(NamedTuple):
+    """A part of a layer in a tensor that the optimizer steps; positions count elements in row-major order."""
 
-    name: str
-    tensor: int
-    start: int
-    length: int
+    name: str  # the parameter that is the layer
+    start: int  # position of the part in the whole parameter
+    offset: int  # position of the part in the process's tensor
+    length: int  # number of elements; 0 if the process has none of the layer
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class LayerProcesses:
     """The processes that hold all parts of the layers between them."""
 
     rank: int  # of this process among them
-    ranges: Sequence[Mapping[str, LayerRange]]  # for each, what it holds of each layer, by name
+    held: Sequence[Sequence[Sequence[LayerPart]]]  # for each, the parts in each of its tensors, in the same order
     sum: Callable[[torch.Tensor], torch.Tensor]  # of a vector over them, where they hold different parts
     # Sends the n-th list of vectors to the n-th process, all in one call; returns what each has sent to this one, given
     # the numbers of elements. An empty vector has the dtype and device of the others.
@@ -36,25 +36,29 @@ class WholeLayers:
     """Layers that are stepped together. Each is owned by a process, and all owners have about the same work.
 
     Args:
-        shapes: The shapes of the layers, by name, in the same order on every process.
+        tensors: The numbers of the tensors, among those of each process, that have parts of the layers.
+        shapes: The shapes of all layers, by name, in the same order on every process.
         processes: Those that hold them: a part each, or all of each.
         empty: A vector without elements, of the dtype and device of the others.
     """
 
-    def __init__(self, shapes: Mapping[str, Shape], processes: LayerProcesses, empty: torch.Tensor):
+    def __init__(
+        self, tensors: Sequence[int], shapes: Mapping[str, Shape], processes: LayerProcesses, empty: torch.Tensor
+    ):
         self._shapes = shapes
         self._empty = empty
         self._exchange = processes.exchange
         mine = processes.rank
-        ranks = range(len(processes.ranges))
-        owners = layer_owners(shapes, len(ranks))
+        ranks = range(len(processes.held))
+        parts = [[part for number in tensors for part in held[number] if part.length] for held in processes.held]
+        stepped = {part.name for some in parts for part in some}
+        owners = layer_owners({name: shape for name, shape in shapes.items() if name in stepped}, len(ranks))
 
-        def held(holder: int, owner: int) -> list[LayerRange]:
+        def held(holder: int, owner: int) -> list[LayerPart]:
             """What a process holds of this owner's layers."""
-            found = [processes.ranges[holder].get(name) for name in shapes if owners[name] == owner]
-            return [each for each in found if each is not None and each.length]
+            return [part for part in parts[holder] if owners[part.name] == owner]
 
-        def needed(holder: int, owner: int) -> list[LayerRange]:
+        def needed(holder: int, owner: int) -> list[LayerPart]:
             """What of that is sent: an owner that has a whole layer gets nothing of it from other processes."""
             if holder == owner:
                 return held(holder, owner)
@@ -87,8 +91,8 @@ class WholeLayers:
         return {each.name: part for each, part in self._exchanged(vectors, self._from_owners)}
 
     def _exchanged(
-        self, sent: Sequence[list[torch.Tensor]], expected: Sequence[list[LayerRange]]
-    ) -> Iterator[tuple[LayerRange, torch.Tensor]]:
+        self, sent: Sequence[list[torch.Tensor]], expected: Sequence[list[LayerPart]]
+    ) -> Iterator[tuple[LayerPart, torch.Tensor]]:
         """Send vectors to each process, and take apart what each has sent."""
         lengths = [[each.length for each in ranges] for ranges in expected]
         received = self._exchange(sent, [sum(each) for each in lengths], self._empty)
