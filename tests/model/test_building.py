@@ -56,11 +56,6 @@ def test_tied_embeddings_stay_tied():
     assert "lm_head.weight" not in draws
 
 
-def test_outside_models_have_memory_again():
-    build_without_weights(lambda: nn.Linear(2, 2))
-    assert not nn.Linear(2, 2).weight.is_meta
-
-
 def test_what_is_shared_from_the_start_stays_shared():
     """Under two names of a module, and of two modules."""
 

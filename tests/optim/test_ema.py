@@ -186,9 +186,9 @@ def test_a_run_that_is_resumed_must_be_allowed_to_change_it():
 @pytest.mark.slow
 def test_not_turned_on_between_starts_of_a_run(run_dir, tmp_path):
     words = (*GROWING[:-2], "--logging.trackers=[]", "--train.stop_after_steps=2")
-    assert failure_of(partial(train, run_dir=run_dir), PYDOC, *words) is None
+    assert failure_of(partial(train, run_dir=run_dir), PYDOC, *words, strategy="single") is None
     with pytest.raises(UserError, match=r"it has no averaged weights; leave out --ema, or train with optimizer.ema_"):
         export(run_dir, tmp_path / "none", ema=True)
     words = (*words[:-1], "--train.stop_after_steps=4", EMA, "--allow-change", "optimizer.ema_half_life")
-    failure = failure_of(partial(train, run_dir=run_dir), PYDOC, *words)
+    failure = failure_of(partial(train, run_dir=run_dir), PYDOC, *words, strategy="single")
     assert re.search(r"it has no ema/\S+, which this optimizer needs; restore the earlier section", failure)
