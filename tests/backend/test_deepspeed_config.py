@@ -43,7 +43,7 @@ def test_several_problems_come_at_once(tmp_path):
         read_deepspeed_config({"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)})
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '"zero2"'])
+@pytest.mark.parametrize("text", ["{", "[]"])
 def test_unreadable(tmp_path, text):
     file = tmp_path / "ds.json"
     file.write_text(text)

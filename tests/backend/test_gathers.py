@@ -59,7 +59,7 @@ def trained(run_dir, recipe, *words):
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_bits_are_those_of_gathers_in_fp32(name, tmp_path):
     recipe, words, (strategy, world_size) = RECIPES[name]
-    words = (*words, "--train.stop_after_steps=4", "--evaluation.max_samples=20")
+    words = (*words, "--train.stop_after_steps=2", "--evaluation.max_samples=20")
     place = {"strategy": strategy, "world_size": world_size, "environment": {"LARGEBATCH_SHARD_SIZE": "2"}}
     (half, in_bf16), (full, none) = (
         run_job(trained, tmp_path / kind, recipe, *words, f"--compute.gather_in_bf16={kind}", **place)[0]

@@ -83,11 +83,6 @@ def test_one_more_state_of_every_optimizer(name):
         np.testing.assert_allclose(optimizer.state[parameter]["ema"], expected[each], rtol=1e-12)
 
 
-def test_there_is_none_by_default():
-    assert plan_of().ema_weight_at(3) == 0
-    assert "average" not in explain(plan_of(), "")
-
-
 def recorded_averages(recipe, run_dir, *words, bad_steps=()):
     """Train, and return the weights and their averages after each update; some of them are of gradients of NaN."""
     from largebatch.run import Run, Step
