@@ -49,7 +49,6 @@ def train_without(run_dir, recipe, words, left_out):
         ("skip", DIGITS, "zero1", "loss", "on rank 1 at step 6"),
         ("roll_back", MAPS, "fsdp", "loss alone", "on rank 1 at step 6"),
         ("skip", PYDOC, "zero1", "spike", OF_A_SPIKE),
-        ("skip", PYDOC, "fsdp", "spike", OF_A_SPIKE),
         ("roll_back", PYDOC, "zero3_offload", "spike", OF_A_SPIKE),
     ],
 )

@@ -126,7 +126,7 @@ def expected():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "world_size", "words"),
-    [("ddp", 4, ("--logging.every=100",)), ("hsdp", 4, ()), ("zero2", 2, ()), ("zero3", 2, ())],
+    [("ddp", 2, ("--logging.every=100",)), ("hsdp", 4, ()), ("zero2", 2, ()), ("zero3", 2, ())],
 )
 def test_every_strategy_measures_the_gradients_of_micro_batches(strategy, world_size, words, expected, run_dir):
     environment = {"LARGEBATCH_SHARD_SIZE": "2"} if strategy == "hsdp" else {}

@@ -1,7 +1,6 @@
 """Which run a start goes on with, what it refuses, and what becomes of two at once."""
 
 import io
-import json
 import os
 import shutil
 from contextlib import redirect_stdout, suppress
@@ -29,7 +28,6 @@ from resuming import (
     logged_steps,
     run_interrupted,
 )
-from saving import mark
 
 pytestmark = pytest.mark.slow
 
@@ -131,11 +129,6 @@ def test_an_allowed_change_is_made_and_written_down(run_dir):
     assert torch.__version__.startswith(started["versions"]["torch"])
 
 
-def test_a_task_of_another_name_is_another_recipe(run_dir, tmp_path):
-    other = tasks.copy("causal_lm", tmp_path).rename(tmp_path / "other_lm") / PYDOC.name
-    assert 'task: "causal_lm" in the checkpoint, "other_lm" now' in resume(run_dir, recipe=other)
-
-
 def test_what_does_not_change_the_training_may_change(run_dir, whole):
     options = (
         "--logging.every=3",
@@ -169,32 +162,36 @@ def test_none_begins_anew_and_moves_the_earlier_run_aside(run_dir):
     assert len(read_json_lines(run_dir.with_name("run.1") / "metrics.jsonl")) == 4
 
 
-def test_a_run_of_an_older_format_is_refused(run_dir):
-    """Not field by field, though its config has others, too."""
-    (manifest,) = run_dir.glob("checkpoints/*/manifest.json")
-    manifest.write_text(json.dumps({"format": "largebatch 1"}))
-    mark(manifest.parent)
-    for option in (["--seed=7"], ["--resume", str(manifest.parent)]):
-        report = refusal(run_dir, *option)
-        assert "its format is 'largebatch 1', not 'largebatch 5'; use the version of largebatch that wrote it" in report
-        assert "in the checkpoint" not in report
-
-
-def test_a_finished_run_is_left_as_it_is(whole, tmp_path):
-    run_dir = shutil.copytree(whole, tmp_path / "run")
-    before = content_of(run_dir)
-    assert resume(run_dir) is None
-    assert content_of(run_dir) == before
-    # Of another recipe, it is moved aside.
-    assert resume(run_dir, "--seed=7", "--train.stop_after_steps=2") is None
-    assert (run_dir.with_name("run.1") / "model/model.safetensors").exists()
-
-
 def test_how_features_are_judged_may_change():
     """The neighbors of contrastive recipes are an evaluation, and their loss is not."""
     before = as_json(load_config(SIMCLR))
     changed = load_config(SIMCLR, ["--neighbors.count=7", "--loss.temperature=0.3"])
     assert list(differences(before, changed)) == ["loss.temperature"]
+
+
+def output_of_training(run_dir, *words):
+    with redirect_stdout(io.StringIO()) as output, suppress(SystemExit):
+        train(PYDOC, *WORDS, *words, run_dir=run_dir)
+    return output.getvalue()
+
+
+def test_a_finished_run_is_left_as_it_is_unless_it_shall_go_on_or_is_of_another_recipe(run_dir, whole):
+    early = "--train.stop_after_steps=6"
+    assert resume(run_dir, early) is None
+    before = content_of(run_dir)
+    (output,) = run_job(output_of_training, run_dir, early, strategy="single")
+    assert "is finished, after step 6 of 12; raise train.stop_after_steps to train longer" in output
+    assert content_of(run_dir) == before
+    assert resume(run_dir) is None
+    assert_same_weights(run_dir / "model", whole / "model")
+    assert resume(run_dir, "--seed=7", "--train.stop_after_steps=2") is None
+    assert (run_dir.with_name("run.1") / "model/model.safetensors").exists()
+
+
+def test_a_task_of_another_name_is_another_recipe(tmp_path):
+    other = tasks.copy("causal_lm", tmp_path).rename(tmp_path / "other_lm") / PYDOC.name
+    found = differences(as_json(load_config(PYDOC)), load_config(other))
+    assert found == {"task": ("causal_lm", "other_lm")}
 
 
 @pytest.mark.parametrize(("kind", "found"), [("blocks", []), ("documents", ["data.samples"])])
@@ -252,21 +249,6 @@ def test_a_loop_that_is_left_early_keeps_others_out_and_has_a_checkpoint_of_its_
     run = RunFolder(tmp_path / "run")
     assert [(line["event"], line["step"]) for line in run.history()] == [("started", 0), ("finished", 6)]
     assert run.checkpoint_step() == 6
-
-
-def output_of_training(run_dir, *words):
-    with redirect_stdout(io.StringIO()) as output, suppress(SystemExit):
-        train(PYDOC, *WORDS, *words, run_dir=run_dir)
-    return output.getvalue()
-
-
-def test_a_longer_stop_goes_on(run_dir, whole):
-    early = "--train.stop_after_steps=6"
-    assert resume(run_dir, early) is None
-    (output,) = run_job(output_of_training, run_dir, early, strategy="single")
-    assert "is finished, after step 6 of 12; raise train.stop_after_steps to train longer" in output
-    assert resume(run_dir) is None
-    assert_same_weights(run_dir / "model", whole / "model")
 
 
 def test_a_path_begins_another_run_or_goes_back(run_dir, whole, tmp_path):

@@ -31,13 +31,13 @@ def note_opened(folder):
 
 
 def load_in_turns(folder):
-    """The first process takes two seconds; returns when each began and ended."""
+    """The first process takes a second; returns when each began and ended."""
     times = [time.monotonic()]
 
     def open_sources(*_):
         times[0] = time.monotonic()
         if os.environ["RANK"] == "0":
-            time.sleep(2)
+            time.sleep(1)
         times.append(time.monotonic())
         return sources()
 
@@ -51,8 +51,8 @@ def test_the_first_process_prepares_before_the_others_open_the_data(run_dir, tmp
     run_dir.mkdir()
     (run_dir / "stop").touch()
     os.utime(run_dir / "stop", (time.time() - 60,) * 2)
-    first, *others = run_job(load_in_turns, tmp_path, world_size=4)
-    assert all(began >= first[1] for began, _ in others)
+    (_, ended), (began, _) = run_job(load_in_turns, tmp_path)
+    assert began >= ended
 
 
 def load_and_stop(folder, how):
@@ -73,18 +73,11 @@ def load_and_stop(folder, how):
 
 
 @pytest.mark.parametrize(
-    ("how", "name", "reason"),
-    [
-        ("signal", "SIGTERM", "SIGTERM"),
-        ("stop file", "STOP_FILE", "the stop file"),
-        ("time", "TIME_LIMIT", "the end of the job's time"),
-    ],
+    ("how", "name", "reason"), [("signal", "SIGTERM", "SIGTERM"), ("stop file", "STOP_FILE", "the stop file")]
 )
 def test_a_start_ends_on_request_while_data_is_prepared(tmp_path, how, name, reason):
     environment = {"LARGEBATCH_LOGS": str(tmp_path / "logs")}
-    if how == "time":
-        environment["LARGEBATCH_JOB_END_TIME"] = str(int(time.time()) + 301)
-    with pytest.raises(JobFailed, match=f"stopped: by {reason}.*, before the first step; the same command") as caught:
+    with pytest.raises(JobFailed, match=f"stopped: by {reason}, before the first step; the same command") as caught:
         run_job(load_and_stop, tmp_path, how, environment=environment)
     assert "exit code 75" in str(caught.value)
     assert not (tmp_path / "opened 1").exists()

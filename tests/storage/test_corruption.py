@@ -48,19 +48,18 @@ def test_a_file_of_another_content_or_none(file, checkpoint, tmp_path):
     assert file in problem_of(checkpoint)
 
 
-@pytest.mark.parametrize("mask", [0x01, 0x08, 0x80])
-def test_any_flipped_bit_of_the_marker_is_found_or_without_meaning(mask, checkpoint):
+def test_any_changed_byte_of_the_marker_is_found_or_without_meaning(checkpoint):
     path = checkpoint / "complete.json"
     content = bytearray(path.read_bytes())
     records = read_marker(checkpoint)
     harmless = []
     for place in range(len(content)):
-        content[place] ^= mask
+        content[place] ^= 1
         path.write_bytes(content)
         if problem_of(checkpoint) is None:
             assert read_marker(checkpoint) == records
             harmless.append(place)
-        content[place] ^= mask
+        content[place] ^= 1
     # Of `"step": 7,` the name and the number are for people.
     step = content.index(b'"step"')
     assert [place for place in harmless if not step <= place <= step + len(b'"step": 7')] == []
