@@ -1,5 +1,6 @@
 """What an evaluation refuses."""
 
+import math
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from largebatch.backend.launch import read_launch
 from largebatch.backend.processes import Processes
 from largebatch.backend.start import start
 from largebatch.config import load_config
-from largebatch.errors import DataError, UserError
+from largebatch.errors import DataError, TrainingFailed, UserError
 from largebatch.plan import resolve
 from largebatch.run.coupled import CoupledBatch
 from largebatch.run.evaluate import Evaluator, mean_over_samples
@@ -102,11 +103,11 @@ def test_averaged_weights_are_compared_with_what_they_make():
     assert means["difference"] == means["ema/difference"] == 0
 
 
-def test_values_of_two_sets_under_one_name():
+def test_values_of_two_sets_under_one_name_and_one_that_is_not_finite():
     evaluator = Evaluator(alone(optimizer=SimpleNamespace(ema_half_life=None)), 0, RECORDER, lambda: None)
 
-    def evaluate(name, value):
-        return evaluator.means(Mixed(), lambda batch: {value: batch["x"].double()}, name, lambda: None)
+    def evaluate(name, value, factor=1.0):
+        return evaluator.means(Mixed(), lambda batch: {value: factor * batch["x"].double()}, name, lambda: None)
 
     assert evaluate(None, "loss") == evaluate(None, "loss") == {"loss": 1.5, "loss/web": 0.5}
     assert evaluate("shifted", "loss") == {"shifted/loss": 1.5, "shifted/loss/web": 0.5}
@@ -114,6 +115,8 @@ def test_values_of_two_sets_under_one_name():
     for name, value in (("loss", "web"), (None, "shifted/loss"), (None, "step")):
         with pytest.raises(UserError, match=r"^run.evaluate: two values are named '.*'; give this one, or its set"):
             evaluate(name, value)
+    with pytest.raises(TrainingFailed, match="the evaluation's loss is nan after step 1; training stopped"):
+        evaluate(None, "loss", math.nan)
 
 
 class Texts:
