@@ -1,4 +1,4 @@
-"""Answers that the model writes at evaluations: equal on all strategies, those of `generate`, and harmless."""
+"""Answers that the model writes at evaluations: those of `generate`, and harmless."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -44,16 +44,14 @@ def trained(run_dir):
 
 
 @pytest.mark.slow
-def test_answers_are_those_of_generate_on_every_strategy_and_harmless(tmp_path):
+def test_answers_are_those_of_generate_and_harmless(tmp_path):
     train_in_job(ADDITION, tmp_path / "without", *WORDS, strategy="fsdp")
     # Between its evaluations, this run stops and is resumed.
     train_in_job(ADDITION, tmp_path / "fsdp", *WORDS, *ANSWERS, "--train.stop_after_steps=9", strategy="fsdp")
     train_in_job(ADDITION, tmp_path / "fsdp", *WORDS, *ANSWERS, strategy="fsdp")
-    train_in_job(ADDITION, tmp_path / "zero3", *WORDS, *ANSWERS, strategy="zero3")
     assert not (tmp_path / "without/answers").exists()
     assert trained(tmp_path / "fsdp") == trained(tmp_path / "without")
     first, last = (read_json_lines(tmp_path / f"fsdp/answers/{step}.jsonl") for step in (6, 12))
-    assert read_json_lines(tmp_path / "zero3/answers/12.jsonl") == last
     assert [line["answer"] for line in first] != [line["answer"] for line in last]
     prompts = [line["prompt"] for line in last]
     sums = tasks.module("sft", "data").addition()[1].select(range(5))

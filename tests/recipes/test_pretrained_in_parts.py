@@ -95,7 +95,7 @@ def weights_of_a_run(run_dir, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "strategy"), [("gpt2", "ddp"), ("qwen2", "fsdp"), ("mistral", "zero3")])
+@pytest.mark.parametrize(("name", "strategy"), [("qwen2", "fsdp"), ("mistral", "zero3")])
 def test_processes_read_what_from_pretrained_reads(name, strategy, tmp_path):
     folder = saved(tmp_path / "model", name, max_shard_size="20KB")
     found = run_job(weights_of_a_run, tmp_path / "run", *words_for(folder, LORA), strategy=strategy)[0]
@@ -178,9 +178,8 @@ def test_frozen_weights_in_bf16_change_no_loss(tmp_path):
     short = ("--train.stop_after_steps=4", "--logging.every=1", "--evaluation.every=null", "--data.num_eval_samples=40")
     words = words_for(folder, LORA, "--precision=bf16", "--batch.micro_batch_size=3", *short)
     expected = run_job(losses, tmp_path / "fp32", *words)[0]
-    for strategy in ("ddp", "fsdp"):
-        found = run_job(losses, tmp_path / strategy, *words, "--model.frozen_dtype=bf16", strategy=strategy)[0]
-        assert found == expected
+    found = run_job(losses, tmp_path / "fsdp", *words, "--model.frozen_dtype=bf16", strategy="fsdp")[0]
+    assert found == expected
     state = load_file(tmp_path / "fsdp/checkpoints/step_00000004/rank_00000.safetensors")
     kinds = {name: tensor.dtype for name, tensor in state.items() if name.endswith("q_proj.base_layer.weight")}
     assert set(kinds.values()) == {torch.bfloat16}
