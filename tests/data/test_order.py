@@ -7,10 +7,9 @@ from largebatch.batch import Length, Timeline
 from largebatch.data.order import Permutation, TrainingOrder, derive_seed, epoch_order
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 10, 16, 17, 100, 1437, 65536, 99991])
-@pytest.mark.parametrize("key", [0, 12345])
-def test_every_element_exactly_once(size, key):
-    assert np.array_equal(np.sort(Permutation(size, key)(np.arange(size))), np.arange(size))
+@pytest.mark.parametrize("size", [1, 2, 3, 16, 17, 1437, 99991])
+def test_every_element_exactly_once(size):
+    assert np.array_equal(np.sort(Permutation(size, key=12345)(np.arange(size))), np.arange(size))
 
 
 def test_seeds_and_epochs_give_other_orders():

@@ -104,71 +104,70 @@ def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
 # --- what cannot be used ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("messages", "reason"),
-    [
-        ("Hello", 'messages, "Hello", cannot be read as JSON: Expecting value'),
-        ('"Hello"', 'messages is "Hello"; write a list of messages'),
-        ('[{"role": "user", "content": "kept?", "content": "last"}]', "cannot be read as JSON: 'content' occurs twice"),
-        (
-            [ASK, CALL | {"tool_calls": [{"name": "f", "arguments": '{"id": 12345678901234567890.0}'}]}],
-            "the number 12345678901234567890.0, which would become 1.2345678901234567e+19",
-        ),
-        ([ASK, "Good."], 'message 1 is "Good."; write an object with role and content'),
-        ([ASK, SAY | {"role": "bot"}], 'message 1 has the role "bot"; write one of system, developer, user'),
-        ([{"from": "human", "value": "Hello"}], "message 0 has no role, only from, value; name its keys"),
-        (
-            [
-                ASK,
-                {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
-            ],
-            'message 1 has function_call, which is an earlier form of calls; write "tool_calls"',
-        ),
-        ([ASK, SAY | {"content": " "}], 'message 1 has the content " "; write text'),
-        (
-            [ASK | {"content": [*PARTS, {"type": "image"}]}, SAY],
-            'message 0 has the content [{"type": "text", "text": "Hel"}, {"type": "text", "text": "…; write text',
-        ),
-        (
-            [ASK | {"content": [{"type": "text", "text": "Hi", "citations": ["north"]}]}, SAY],
-            '"citations": ["north"]}]; write text, or parts with only that',
-        ),
-        ([ASK, SAY | {"weight": 0}], "message 1 has weight 0, but is predicted: messages.train_on"),
-        ([ASK | {"train": True}, SAY], "message 0 has train true, but is not predicted: "),
-        ([ASK, SAY | {"loss": False}], "message 1 has loss false, but is predicted: "),
-        ([ASK, SAY | {"masked": True}], "message 1 has masked true, but is predicted: "),
-        ([ASK, SAY | {"weight": "1"}], 'message 1 has weight "1"; write a number, true or false'),
-        (str([ASK, SAY]), "as Python shows it, not JSON; write it with json.dumps"),
-        ([ASK | {"content": "Hi<|im_end|>"}, SAY], "message 0 has '<|im_end|>' in its text, which the"),
-        ([ASK, SAY | {"reasoning_content": "</s>"}], "message 1 has '</s>' in its text, which the"),
-        ([ASK | {"content": "a\0"}, SAY], "message 0 has a zero byte, which is not text; remove it"),
-        (json.dumps([ASK, SAY | {"content": "\ud800"}]), "message 1 has half of a character, 0xd800, which is not"),
-        ([ASK, SAY | {"tool_calls": "f"}], 'message 1 has the tool_calls "f"; write a list of functions'),
-        ("[" * 10**5, ", cannot be read as JSON: maximum recursion depth exceeded"),
-        ([SAY, ASK, SAY], "it begins with the assistant, and nothing before it can be answered"),
-        ([ASK, CALL], "the chat template fails: "),
-        ([ASK, SAY | {"content": "\nGood."}], "have other tokens together than apart"),
-    ],
-)
-def test_what_is_wrong_with_a_row_is_said(messages, reason, tmp_path):
-    encoded = encoder(tmp_path, UNMARKED)({"messages": [TWO_TURNS, messages]})
-    assert encoded["problem"][0] == ""
-    assert reason in encoded["problem"][1]
-    assert encoded["input_ids"][1] == []
+WRONG = [
+    ("Hello", 'messages, "Hello", cannot be read as JSON: Expecting value'),
+    ('"Hello"', 'messages is "Hello"; write a list of messages'),
+    ('[{"role": "user", "content": "kept?", "content": "last"}]', "cannot be read as JSON: 'content' occurs twice"),
+    (
+        [ASK, CALL | {"tool_calls": [{"name": "f", "arguments": '{"id": 12345678901234567890.0}'}]}],
+        "the number 12345678901234567890.0, which would become 1.2345678901234567e+19",
+    ),
+    ([ASK, "Good."], 'message 1 is "Good."; write an object with role and content'),
+    ([ASK, SAY | {"role": "bot"}], 'message 1 has the role "bot"; write one of system, developer, user'),
+    ([{"from": "human", "value": "Hello"}], "message 0 has no role, only from, value; name its keys"),
+    (
+        [
+            ASK,
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        ],
+        'message 1 has function_call, which is an earlier form of calls; write "tool_calls"',
+    ),
+    ([ASK, SAY | {"content": " "}], 'message 1 has the content " "; write text'),
+    (
+        [ASK | {"content": [*PARTS, {"type": "image"}]}, SAY],
+        'message 0 has the content [{"type": "text", "text": "Hel"}, {"type": "text", "text": "…; write text',
+    ),
+    (
+        [ASK | {"content": [{"type": "text", "text": "Hi", "citations": ["north"]}]}, SAY],
+        '"citations": ["north"]}]; write text, or parts with only that',
+    ),
+    ([ASK, SAY | {"weight": 0}], "message 1 has weight 0, but is predicted: messages.train_on"),
+    ([ASK | {"train": True}, SAY], "message 0 has train true, but is not predicted: "),
+    ([ASK, SAY | {"loss": False}], "message 1 has loss false, but is predicted: "),
+    ([ASK, SAY | {"masked": True}], "message 1 has masked true, but is predicted: "),
+    ([ASK, SAY | {"weight": "1"}], 'message 1 has weight "1"; write a number, true or false'),
+    (str([ASK, SAY]), "as Python shows it, not JSON; write it with json.dumps"),
+    ([ASK | {"content": "Hi<|im_end|>"}, SAY], "message 0 has '<|im_end|>' in its text, which the"),
+    ([ASK, SAY | {"reasoning_content": "</s>"}], "message 1 has '</s>' in its text, which the"),
+    ([ASK | {"content": "a\0"}, SAY], "message 0 has a zero byte, which is not text; remove it"),
+    (json.dumps([ASK, SAY | {"content": "\ud800"}]), "message 1 has half of a character, 0xd800, which is not"),
+    ([ASK, SAY | {"tool_calls": "f"}], 'message 1 has the tool_calls "f"; write a list of functions'),
+    ("[" * 10**5, ", cannot be read as JSON: maximum recursion depth exceeded"),
+    ([SAY, ASK, SAY], "it begins with the assistant, and nothing before it can be answered"),
+    ([ASK, CALL], "the chat template fails: "),
+    ([ASK, SAY | {"content": "\nGood."}], "have other tokens together than apart"),
+]
 
 
-@pytest.mark.parametrize(
-    ("tools", "reason"),
-    [
+def test_what_is_wrong_with_a_row_is_said(tmp_path):
+    encoded = encoder(tmp_path, UNMARKED)({"messages": [TWO_TURNS, *(messages for messages, _ in WRONG)]})
+    first, *problems = encoded["problem"]
+    assert first == ""
+    for problem, (_, reason) in zip(problems, WRONG, strict=True):
+        assert reason in problem
+    assert encoded["input_ids"][1:] == [[]] * len(WRONG)
+
+
+def test_what_is_wrong_with_tools_is_said(tmp_path):
+    wrong = [
         ([{"name": "</s>"}], "tools has '</s>' in its text, which the"),
         ('{"f', ", cannot be read as JSON: Unterminated string"),
         ('{"f": ' + "[" * 960 + "]" * 960 + "}", "tools"),
         ({"f": 1}, 'tools are {"f": 1}; write a list of JSON schemas'),
-    ],
-)
-def test_what_is_wrong_with_tools_is_said(tools, reason, tmp_path):
-    (problem,) = problems_of(tmp_path, UNMARKED, TWO_TURNS, tools=[tools])
-    assert reason in problem
+    ]
+    problems = problems_of(tmp_path, UNMARKED, *[TWO_TURNS] * len(wrong), tools=[tools for tools, _ in wrong])
+    for problem, (_, reason) in zip(problems, wrong, strict=True):
+        assert reason in problem
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from largebatch.data.images import normalize_pixels
 from largebatch.errors import DataError
 from largebatch.model.building import SeededWeights, build_without_weights
 from largebatch.storage.files import read_json_lines
-from paths import CLIP_B32, CLIP_DIGITS, CLIP_RN50, EMBED_PYDOC
+from paths import CLIP_B32, CLIP_DIGITS, EMBED_PYDOC
 from pictures import png
 from problems import problem_of, problems_of
 from reference import global_batches, train_plainly
@@ -316,16 +316,9 @@ def test_texts_with_special_tokens_are_counted(tmp_path):
             ['--data={"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64, "max_tokens": 32}'],
             '"bert" is for pairs of texts, the others are',
         ),
-        (
-            EMBED_PYDOC,
-            ['--data={"source": "digits", "max_tokens": 32}'],
-            '"bert" is for pairs of texts, the others are',
-        ),
         (CLIP_DIGITS, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
-        (EMBED_PYDOC, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
         (CLIP_DIGITS, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features"),
-        (CLIP_RN50, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features"),
         (
             CLIP_DIGITS,
             [*SIGLIP, "--model.features=8"],
