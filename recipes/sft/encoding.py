@@ -19,7 +19,7 @@ from largebatch.errors import DataError
 
 from .config import AdditionData, HubPairs
 
-FORMAT = "9"
+FORMAT = "10"
 """Another number where the same rows make other tokens, or are not accepted any more."""
 
 
