@@ -1,7 +1,18 @@
-"""The loops of docs/audit.md, and changes to them."""
+"""The loops of docs/audit.md, changes to them, and processes that try one loop after another."""
 
+import gc
+import importlib
+import multiprocessing
+import os
 import re
+import traceback
+from threading import Thread
 
+import torch
+
+from largebatch.tools.audit import observe
+from largebatch.tools.local_jobs.jobs import JobFailed, run_job
+from largebatch.tools.plan.accelerate_configs import rehearsal_environment
 from paths import ROOT
 
 PAGE = (ROOT / "docs/audit.md").read_text()
@@ -14,3 +25,48 @@ def changed(text, *changes):
         assert old in text
         text = text.replace(old, new)
     return text
+
+
+class Processes:
+    """The processes of one job, for many calls: forking and connecting them for each would take minutes."""
+
+    def __init__(self, world_size):
+        self.pipes, theirs = zip(*(multiprocessing.Pipe() for _ in range(world_size)), strict=True)
+        settings = {"world_size": world_size, "environment": rehearsal_environment(None, world_size)}
+        self.thread = Thread(target=run_job, args=(_observe_in_turn, theirs), kwargs=settings | {"timeout": 3600})
+        self.thread.start()
+
+    def call(self, *arguments):
+        """What `run_job` returns or raises for `observe` and these arguments."""
+        for pipe in self.pipes:
+            pipe.send(arguments)
+        assert all(pipe.poll(120) for pipe in self.pipes), "a process waits for another one"
+        found = [pipe.recv() for pipe in self.pipes]
+        if failures := [(rank, each, "") for rank, each in enumerate(found) if isinstance(each, str)]:
+            raise JobFailed(failures)
+        return found
+
+    def close(self):
+        for pipe in self.pipes:
+            pipe.send(None)
+        self.thread.join()
+
+
+def _observe_in_turn(pipes):
+    """Observe each call that comes, as a new process would."""
+    made = {"hooks": [], "libraries": []}
+    register = observe.register_optimizer_step_pre_hook
+    library = torch.library.Library
+    observe.register_optimizer_step_pre_hook = lambda hook: made["hooks"].append(register(hook)) or made["hooks"][-1]
+    torch.library.Library = lambda *about: made["libraries"].append(library(*about)) or made["libraries"][-1]
+    pipe = pipes[int(os.environ["RANK"])]
+    while arguments := pipe.recv():
+        try:
+            found = observe.observe(*arguments)
+        except Exception:
+            found = traceback.format_exc()
+        pipe.send(found)
+        made["hooks"].pop().remove()
+        made["libraries"].pop()._destroy()
+        importlib.reload(torch.nn.utils.clip_grad)
+        gc.collect()

@@ -13,13 +13,23 @@ BAD = {
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_a_process_that_does_not_return(line, audit):
+def test_a_process_that_does_not_return(line, audit_in_new_processes):
     ends = f"    if dist.get_rank() == 1:\n        {line}\n    return model"
-    found = audit(("    return model", ends), words=["--timeout=10"])
+    found = audit_in_new_processes(("    return model", ends), words=["--timeout=10"])
     assert found["wrong"][0].startswith(f"W = 2, A = 1: {BAD[line]}")
 
 
-def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
+def test_another_number_of_steps_at_the_end(audit_in_new_processes):
+    share = "(Subset(data, range(dist.get_rank(), len(data), dist.get_world_size())), micro_batch_size)"
+    (wrong,) = audit_in_new_processes(
+        ("(data, micro_batch_size, sampler=DistributedSampler(data, shuffle=False))", share)
+    )["wrong"]
+    failure = "if 3 samples are left at the end of an epoch, training fails: W = 2, A = 2: rank 0: "
+    assert wrong.startswith(failure)
+    assert " others had ended: all processes must make the same calls; drop them" in wrong
+
+
+def test_a_loop_that_hangs_is_tried_once(audit_in_new_processes, monkeypatch):
     tried = []
 
     def hangs(*arguments, **_):
@@ -27,7 +37,7 @@ def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
         raise JobTimedOut([(0, "no result within 5 s", "")])
 
     monkeypatch.setattr("largebatch.tools.audit.outcome.run_job", hangs)
-    assert "no result within 5 s" in audit()
+    assert "no result within 5 s" in audit_in_new_processes()
     assert len(tried) == 1
 
 
@@ -51,11 +61,11 @@ def test_a_loop_that_hangs_is_tried_once(audit, monkeypatch):
         ("parameters(), lr=0.1", "parameters(), lr=0.1 if indices else", "SyntaxError"),
     ],
 )
-def test_what_cannot_be_audited(old, new, said, audit):
-    assert said in audit((old, new))
+def test_what_cannot_be_audited(old, new, said, audit_in_new_processes):
+    assert said in audit_in_new_processes((old, new))
 
 
-def test_numbers_that_do_not_follow_from_a_seed(audit, tmp_path):
+def test_numbers_that_do_not_follow_from_a_seed(audit_in_new_processes, tmp_path):
     draw = f"""def draw():
     # Drawn from the machine, two numbers are alike now and then; these never are.
     with open({str(tmp_path / "drawn")!r}, "a") as drawn:
@@ -64,16 +74,16 @@ def test_numbers_that_do_not_follow_from_a_seed(audit, tmp_path):
 
 
 def train("""
-    error = audit(("model(x)", "model(x + draw())"), ("def train(", draw))
+    error = audit_in_new_processes(("model(x)", "model(x + draw())"), ("def train(", draw))
     assert "with the samples in reverse order, the gradient differs by" in error
 
 
-def test_options_that_do_not_fit(audit, tmp_path, capsys):
+def test_options_that_do_not_fit(audit_in_new_processes, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        audit(batch=6)
+        audit_in_new_processes(batch=6)
     assert "write a --batch of a multiple of 4" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        audit(words=["--world-sizes=1", "--accumulations=1"])
+        audit_in_new_processes(words=["--world-sizes=1", "--accumulations=1"])
     assert "nothing to compare with one process and one micro-batch" in capsys.readouterr().err
     assert main(["audit", str(tmp_path / "absent.py")]) == 2
     assert "absent.py is not a file" in capsys.readouterr().err
