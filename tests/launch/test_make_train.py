@@ -30,7 +30,7 @@ def make_train(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("gpus", "used"), [(1, 1), (2, 2), (3, 2), (8, 4)])
+@pytest.mark.parametrize(("gpus", "used"), [(3, 2), (8, 4)])
 def test_it_takes_as_many_gpus_as_the_batch_allows(gpus, used, make_train):
     """`resnet_digits` has a batch of 64, in micro-batches of 16."""
     assert f"--num_processes {used} " in make_train(gpus)

@@ -46,10 +46,11 @@ def _imports(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    """Small tensors, and no start of Python."""
+    """Small tensors, no start of Python, and frequent looks."""
     monkeypatch.setattr(all_reduce, "run_job", run_forked)
     monkeypatch.setattr(phases, "run_job", run_forked)
     monkeypatch.setattr(all_reduce, "MEBIBYTES_ON_CPUS", 1)
+    monkeypatch.setattr(reports, "SECONDS_BETWEEN_LOOKS", 0.05)
 
 
 @pytest.fixture
@@ -67,11 +68,11 @@ def meet(tmp_path):
 
 
 def test_good_nodes(tmp_path, meet):
-    first, *others = meet(0, 0, 0, 0)
+    first, *others = meet(0, 0, 0)
     title, finding = first.splitlines()
-    assert title == "Pre-flight on 4 nodes:"
-    assert finding.startswith("  n1: all-reduce of 1 MiB over 4 nodes by gloo, 1 process per node: ")
-    assert others == ["", "", ""]
+    assert title == "Pre-flight on 3 nodes:"
+    assert finding.startswith("  n1: all-reduce of 1 MiB over 3 nodes by gloo, 1 process per node: ")
+    assert others == ["", ""]
     # Whoever can list the folder must not learn the token.
     assert not list(shared(tmp_path).glob(f"*{TOKEN}*"))
 
@@ -106,7 +107,7 @@ def test_files_of_another_start_are_ignored(tmp_path, meet):
 
 
 def test_a_node_that_is_too_late_is_not_bad(tmp_path, meet):
-    first, *_ = meet(2, 2, 2, 2, before=begins_after(tmp_path, 2, "presence_decision"), seconds=8)
+    first, *_ = meet(2, 2, 2, before=begins_after(tmp_path, 2, "presence_decision"), seconds=8)
     assert f"error on n3: late: not present in {shared(tmp_path)} after 8 seconds" in first
     assert "raise LARGEBATCH_PREFLIGHT_SECONDS" in first
 
@@ -131,7 +132,7 @@ def test_a_node_that_dies(function, phase, limits, monkeypatch, meet):
     for (owner, limit), seconds in limits.items():
         monkeypatch.setattr(owner, limit, seconds)
     first, *_ = meet(
-        3, 9, 3, 3, bad_nodes="n2\n", before=lambda rank: rank == 1 and monkeypatch.setattr(phases, function, die)
+        3, 9, 3, bad_nodes="n2\n", before=lambda rank: rank == 1 and monkeypatch.setattr(phases, function, die)
     )
     assert f"bad node n2: it stopped answering in {phase}" in first
 
@@ -173,7 +174,7 @@ def test_a_port_in_use_is_no_nodes_fault(meet):
     assert "start the job again" in first
 
 
-@pytest.mark.parametrize("text", ["x", '{"node": "n7", "versions": 7}', "[" * 100_000])
+@pytest.mark.parametrize("text", ['{"node": "n7", "versions": 7}', "[" * 100_000])
 def test_a_report_of_another_version(text, monkeypatch, meet):
     other = SimpleNamespace(dumps=lambda _: text)
     first, _ = meet(3, 3, bad_nodes="n2\n", before=lambda rank: rank and monkeypatch.setattr(reports, "json", other))
@@ -188,11 +189,8 @@ def _no_connection(monkeypatch, is_cut_off):
         monkeypatch.setattr(socket, "create_connection", refuse)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_a_node_that_cannot_reach_the_first(count, monkeypatch, meet):
-    first, *_ = meet(
-        *[3] * count, bad_nodes="n2\n", before=lambda rank: _no_connection(monkeypatch, is_cut_off=rank == 1)
-    )
+def test_a_node_that_cannot_reach_the_first(monkeypatch, meet):
+    first, _ = meet(3, 3, bad_nodes="n2\n", before=lambda rank: _no_connection(monkeypatch, is_cut_off=rank == 1))
     assert "bad node n2: cannot connect to the first node at localhost:" in first
     assert "Connection refused" in first
 
@@ -225,8 +223,8 @@ def test_bandwidth_below_the_minimum(meet):
 
 def test_an_all_reduce_that_fails_on_a_node(monkeypatch, meet):
     monkeypatch.setattr(all_reduce, "SECONDS", 4.0)
-    first, *_ = meet(2, 2, 2, 2, before=lambda rank: rank == 1 and monkeypatch.setattr(all_reduce, "_bandwidth", die))
+    first, *_ = meet(2, 2, 2, before=lambda rank: rank == 1 and monkeypatch.setattr(all_reduce, "_bandwidth", die))
     # The others have waited for it.
     finding = first.splitlines()[1]
-    assert finding.startswith("  error on n2: all-reduce of 1 MiB over 4 nodes by gloo")
+    assert finding.startswith("  error on n2: all-reduce of 1 MiB over 3 nodes by gloo")
     assert finding.endswith("rank 0: exit code 9")
