@@ -26,8 +26,6 @@ LOOK_ALIKES = [
     "STEP_00000007",
     "step_٠٠٠٠٠٠٠٧",
     "set_aside_by_attempt_0001_0123abcd",
-    ".step_00000007.attempt_1_0123abcd.tmp",
-    ".step_00000007.tmp",
 ]
 
 
