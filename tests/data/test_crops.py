@@ -18,6 +18,11 @@ def test_center_crop_keeps_seven_eighths_of_the_shorter_side():
     assert pixels[1, [0, -1], 0] == pytest.approx([255 * 7 / 100, 255 * 93 / 100], abs=3)
 
 
+def test_images_smaller_than_the_crop_lose_an_eighth_as_they_would_after_enlarging():
+    red = center_crop(gradient_image(16, 16), 32)[0, 0].astype(float)
+    assert red[[0, -1]] == pytest.approx([255 / 15, 255 * 14 / 15], abs=12)
+
+
 class Dealt:
     """Draws that are known beforehand, in the place of a random generator."""
 

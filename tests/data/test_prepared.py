@@ -161,6 +161,17 @@ def test_shards_of_other_data_are_made_again(section):
     assert bytes_of(train) == plain("train")
 
 
+def test_what_was_prepared_with_ends_of_documents_is_read(section):
+    data = data_of(section)
+    prepare(data)
+    file = folder_of(data) / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["shards"][0]["files"]["ends"] = {"size": 8, "checksum": "0"}
+    file.write_text(json.dumps(manifest))
+    stream, _ = prepare(data, Preparation(verify_checksums=True))
+    assert bytes_of(stream) == plain("train")
+
+
 def test_damage_is_found(section):
     data = data_of(section)
     prepare(data)
@@ -288,6 +299,17 @@ def test_the_last_shard_may_be_seen_before_the_manifest_is_written(section):
         (folder / "manifest.json").unlink()
     stream, _ = prepare(data, Preparation())
     assert bytes_of(stream) == plain("train")
+
+
+def test_damaged_tokens_of_the_same_size_are_refused_when_they_are_read(section):
+    data = data_of(section)
+    stream, _ = prepare(data)
+    file = folder_of(data) / "00000.tokens"
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    with pytest.raises(
+        DataError, match=r"the data has token 65535, but data.tokenizer has only 256; .* if it is damaged"
+    ):
+        stream.read(0, 5)
 
 
 def test_files_stay_open_up_to_a_number(tmp_path):

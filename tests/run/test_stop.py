@@ -1,7 +1,9 @@
 """Requests to stop, and the end of a job's time."""
 
+import errno
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +91,23 @@ def test_a_vote_is_read_while_later_ones_are_under_way(asked_in, tmp_path, monke
     assert reasons.index(StopReason.STOP_FILE) == asked_in + 3 < asked_in + STEPS_TO_STOP
     requests.end_votes()
     assert read == [*range(10)]
+
+
+def test_a_look_that_fails_has_seen_nothing(tmp_path, monkeypatch):
+    now = [100.0]
+    stat = Path.stat
+    monkeypatch.setattr("time.time", lambda: now[0])
+    requests = looking_in(tmp_path)
+    (tmp_path / "stop").touch()
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "stat", fail)
+    assert named(requests) is None
+    now[0] += 1
+    monkeypatch.setattr(Path, "stat", stat)
+    assert named(requests) == StopReason.STOP_FILE
 
 
 def test_a_stop_file_that_cannot_be_looked_at_does_not_hide_another(tmp_path):
