@@ -19,7 +19,7 @@ from largebatch.config.sections import (
     Section,
     Size,
 )
-from largebatch.errors import ConfigError, UserError
+from largebatch.errors import UserError
 from largebatch.system.repositories import RepositoryKind
 
 FORMATS = ("parquet", "json", "csv", "text", "imagefolder", "webdataset")
@@ -200,27 +200,22 @@ class Mixable(HubOrLocal):
     """The sections of sources that `datasets` does not read, by their `source`."""
 
     def sections(self) -> Mapping[str, Data]:
-        sections = {}
-        problems = []
-        for number, source in enumerate(self.sources or ()):
-            try:
-                sections[source.name] = self._section(source)
-            except ConfigError as error:
-                problems += [f"sources[{number}]{problem}" for problem in error.problems]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return sections
+        return {
+            source.name: self._section(source, f"sources[{number}]") for number, source in enumerate(self.sources or ())
+        }
 
-    def _section(self, source: MixedSource) -> Data:
+    def _section(self, source: MixedSource, place: str) -> Data:
         own = dict(source.model_extra or {})
         kinds = {self.source: type(self), **self.other_kinds}
         name = own.get("source", self.source)
         kind = kinds.get(str(name))
         if kind is None:
-            raise ConfigError(f".source ({source.name}): {name!r} is unknown here; write one of {', '.join(kinds)}")
+            known = ", ".join(kinds)
+            raise ValueError(f"{place}.source ({source.name}): {name!r} is unknown here; write one of {known}")
         common = type(self).model_fields.keys() - {*HubOrLocal.model_fields, *self.per_source_fields}
         for field in sorted(own.keys() & common):
-            raise ConfigError(f".{field} ({source.name}): must be the same for all sources; write it outside of them")
+            remedy = "must be the same for all sources; write it outside of them"
+            raise ValueError(f"{place}.{field} ({source.name}): {remedy}")
         of_a_mixture = {"sources", "weights", "num_train_samples", "num_eval_samples"}
         shared = (self.model_fields_set & kind.model_fields.keys()) - of_a_mixture
         try:
@@ -229,8 +224,8 @@ class Mixable(HubOrLocal):
             schema = kind.model_json_schema()
             fields = {name: field for name, field in schema["properties"].items() if name not in common}
             schema["properties"] = MixedSource.model_json_schema()["properties"] | fields
-            told = [f"{at and f'.{at}'} ({source.name}): {what}" for at, what in explained(error, schema)]
-            raise ConfigError(told) from None
+            told = [f"{place}{at and f'.{at}'} ({source.name}): {what}" for at, what in explained(error, schema)]
+            raise ValueError("; ".join(told)) from None
 
     @property
     def samples_per_epoch(self) -> int:
