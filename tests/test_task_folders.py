@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from largebatch.task_folders import import_from, recipes_in
+from largebatch.task_folders import import_from
 from largebatch.tools.local_jobs.training import train
 from paths import ROOT
 
@@ -102,9 +102,6 @@ def started(place, *words, **more):
 @pytest.mark.parametrize(
     ("start", "method"),
     [
-        ("{folder}/train.py", "fork"),
-        ("{folder}/train.py", "spawn"),
-        ("{folder}/train.py", "forkserver"),
         ("linked/train.py", "spawn"),
         ("-m train", "spawn"),
         ("-m linked.train", "spawn"),
@@ -115,8 +112,8 @@ def started(place, *words, **more):
 def test_the_same_classes_however_it_is_started(start, method, folder, tmp_path):
     """In processes of `multiprocessing`, too: the Config is the one that `load_config` finds."""
     (tmp_path / "linked").symlink_to(folder)
-    words = [word.format(folder=folder) for word in start.split()]
-    run = started(folder if start == "-m train" else tmp_path, *words, "--config", folder / "maps.json", METHOD=method)
+    place = folder if start == "-m train" else tmp_path
+    run = started(place, *start.split(), "--config", folder / "maps.json", METHOD=method)
     assert (run.stdout, run.stderr) == (OUTPUT, "")
 
 
@@ -137,10 +134,3 @@ def test_the_same_classes_in_tools(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train(folder / "maps.json", run_dir=tmp_path / "run")
     assert capsys.readouterr().out == OUTPUT
-
-
-def test_recipes_are_told_from_their_schema(tmp_path):
-    for name in ("a/one.json", "a/recipe.schema.json", "b/two.json", "three.json", "b/deep/four.json"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    assert recipes_in(tmp_path) == [Path(tmp_path, name) for name in ("a/one.json", "b/two.json")]
