@@ -50,11 +50,6 @@ LINEAR = "--learning_rate.scaling=linear"
             ["--faults.max_bad_steps=9"],
             'faults.max_bad_steps: has no effect, because faults.on_non_finite is "stop"; remove it',
         ),
-        (["--checkpoint.then_seconds=9"], "checkpoint.then_seconds: has no effect, because checkpoint.then is null"),
-        (
-            ["--logging.tracker_project=text"],
-            'logging.tracker_project: has no effect, because logging.trackers has no "wandb"; remove it',
-        ),
         (["--compute.couple=one_pass"], "compute.couple: has no effect, because each sample of this task has its own"),
         (["--learning_rate.warmup.shape=constant"], "a constant warmup at zero would not train"),
         (
@@ -68,11 +63,8 @@ def test_rules_outside_their_range(overrides, words):
     assert words in problem_of(*overrides)
 
 
-def test_fields_without_effect_that_may_stay():
-    """Those of a tracker or a command that a trial turns off, and the defaults that the configs of runs have."""
-    words = ["--logging.trackers=[]", "--logging.tracker_project=text", "--checkpoint.then=null"]
-    config = load_config(PYDOC, [*words, "--checkpoint.then_seconds=9"])
-    assert (config.logging.tracker_project, config.checkpoint.then_seconds) == ("text", 9)
+def test_defaults_without_effect_may_stay():
+    """The configs of runs have them."""
     raw = as_json(load_config(PYDOC))
     raw.pop("task")
     assert validate(raw, CausalLMConfig).logging == load_config(PYDOC).logging

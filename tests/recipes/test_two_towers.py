@@ -316,7 +316,6 @@ def test_texts_with_special_tokens_are_counted(tmp_path):
             ['--data={"source": "pydoc", "num_train_samples": 512, "num_eval_samples": 64, "max_tokens": 32}'],
             '"bert" is for pairs of texts, the others are',
         ),
-        (CLIP_DIGITS, ["--logging.peak_tflops=100"], "logging.peak_tflops: has no effect, because only transformers"),
         (EMBED_PYDOC, ["--loss.learned=true"], "loss.learned: a BERT has no parameter for a temperature"),
         (CLIP_DIGITS, ["--model.end_of_text=2"], "model.end_of_text: with 2, `CLIPModel` would read a text's features"),
         (

@@ -13,7 +13,7 @@ from largebatch.batch import Timeline
 from largebatch.batch.division import nearest_multiples
 from largebatch.config.data import Data, Mixable, TextData
 from largebatch.config.learning_rate import BatchGrowth, LearningRate, WarmupStableDecay
-from largebatch.config.models import Model, Transformer
+from largebatch.config.models import Model
 from largebatch.config.optimizers import OptimizerEntry, union_of_sections
 from largebatch.config.optimizers.sections import OptimizerSection
 from largebatch.config.optimizers.shipped import SHIPPED
@@ -171,15 +171,6 @@ class RecipeConfig(Section):
             yield from self.without_effect("faults.max_bad_steps", 'faults.on_non_finite is "stop"')
         if not self.coupled_features:
             yield from self.without_effect("compute.couple", "each sample of this task has its own loss")
-        # It may stay where `then` is given as null, as `verify` does.
-        if checkpoint.then is None and "then" not in checkpoint.model_fields_set:
-            yield from self.without_effect("checkpoint.then_seconds", "checkpoint.then is null")
-        # It may stay where a trial of the recipe has no trackers at all.
-        if self.logging.trackers == ["tensorboard"]:
-            yield from self.without_effect("logging.tracker_project", 'logging.trackers has no "wandb"')
-        if not isinstance(self.model, Transformer) or self.tokens_processed_per_sample is None:
-            why = "only transformers on samples of equal lengths have a formula for mfu"
-            yield from self.without_effect("logging.peak_tflops", why)
         for name in sorted(self.evaluation.sets.keys() - self.further_sets):
             yield f'evaluation.sets: train.py does not evaluate "{name}"; remove it, or add it to Config.further_sets'
         if faults.on_non_finite == "roll_back" and not (checkpoint.every or checkpoint.keep_every):
