@@ -11,18 +11,17 @@ from verifying import verify
 
 @pytest.mark.slow
 def test_the_command(capfd):
-    words = ["--strategies", "ddp,zero2", "--world-sizes=2", "--micro-batch-sizes=2", "--steps=3"]
+    words = ["--strategies=ddp", "--world-sizes=2", "--micro-batch-sizes=2", "--steps=3"]
     code, output, errors = verify(capfd, str(PYDOC), *words, *TINY)
     assert code == 0, errors
     # A warmup and a decay need more steps than these.
     assert output.startswith("gpt_pydoc: 3 steps of ")
-    assert ", 2 combinations and a resumed run, each against one process\n" in output
+    assert ", 1 combination and a resumed run, each against one process\n" in output
     assert output.count("--train.duration=") == output.count(""" '--train.duration={"steps": 4}' """) == 1
-    assert "3 of 3 combinations agree with one process" in output
+    assert "2 of 2 combinations agree with one process" in output
     rows = [line.split() for line in output.split("verdict\n")[1].partition("\n\n")[0].splitlines()]
     assert [" ".join(row[10:]) for row in rows] == [
         "reference",
-        "agrees",
         "agrees",
         "agrees, resumed halfway from a checkpoint of one process",
     ]
