@@ -18,7 +18,7 @@ from largebatch.storage.run_folder import RunFolder
 from largebatch.system.endings import OwnEnding, StopReason
 from largebatch.system.failures import Kind
 
-MARGIN_SECONDS = 150
+MARGIN_SECONDS = 170
 """How long before the end of the job's time the training stops."""
 SECONDS_PER_STEP = 0.01
 HELD_AT = 50
