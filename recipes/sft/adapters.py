@@ -1,9 +1,13 @@
-"""Low-rank adapters (LoRA) of `peft`: which layers of a model get one."""
+"""Low-rank adapters (LoRA) of `peft`: which layers of a model get one, and whether the model uses it."""
 
 import importlib.util
+import re
+from functools import partial
 
+import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import PreTrainedModel
 
 from largebatch.errors import UserError
@@ -11,6 +15,7 @@ from largebatch.model.parts import has_inputs_first
 from largebatch.words import some
 
 from .config import Lora
+from .trial import trial
 
 # Names that peft takes for those of experts in many models that have any, whichever layer they name.
 EXPERT_LAYERS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
@@ -99,3 +104,23 @@ def _names(name: str) -> list[str]:
     """By what names the config may choose a layer, or a weight; the layers of experts may be one stacked weight."""
     layer = f".{name}".removesuffix(".weight")
     return [layer, *(layer.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj"))]
+
+
+def check_adapters(model: PreTrainedModel) -> None:
+    """Run the model, and see which layers it calls.
+
+    Raises:
+        UserError: It does not call a layer with an adapter, but uses its weight, so the adapter would not be trained.
+    """
+    called: set[nn.Module] = set()
+    with trial(model) as tested, register_module_forward_hook(lambda module, *_: called.add(module)):
+        tested(input_ids=torch.zeros(1, 2, dtype=torch.int64))
+    # A small twin has no adapters, and fewer layers.
+    without_numbers = partial(re.sub, r"\d+", "")
+    uncalled = {without_numbers(name) for name, layer in tested.named_modules() if layer not in called}
+    adapted = [name for name, layer in model.named_modules() if hasattr(layer, "lora_A")]
+    if unused := [name for name in adapted if without_numbers(name) in uncalled]:
+        raise UserError(
+            f"model.lora.target_modules: {type(model).__name__} uses the weight of {some(unused)} without calling the "
+            "layer, so an adapter would not be trained; write names of other layers"
+        )

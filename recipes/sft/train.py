@@ -20,6 +20,7 @@ from largebatch.data.text import IGNORE_INDEX
 from largebatch.optim import build_optimizer
 from largebatch.run import Run, RunOptions, Value, from_command_line
 
+from .adapters import check_adapters
 from .answers import stop_tokens, write_answers
 from .attention import check_causal, check_packing
 from .config import Config
@@ -33,6 +34,8 @@ def main(config: Config, options: RunOptions) -> None:
 
     model = run.build(build_model)
     check_causal(model)
+    if config.model.lora:
+        check_adapters(model)
     if config.data.packing:
         check_packing(model)
     optimizer = build_optimizer(model, run.plan)

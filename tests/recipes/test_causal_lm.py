@@ -19,6 +19,7 @@ from problems import problem_of
 
 AutoCausalLM = tasks.module("sft", "config").AutoCausalLM
 Lora = tasks.module("sft", "config").Lora
+check_adapters = tasks.module("sft", "adapters").check_adapters
 configuration = tasks.module("sft", "model").configuration
 load_causal_lm = tasks.module("sft", "model").load_causal_lm
 
@@ -122,10 +123,21 @@ def test_layers_that_get_an_adapter(kind, more, targets, left):
     }
     assert {re.sub(r".*layers\.\d+\.", "", name) for name in matrices - {*adapted}} == left
     assert all(each.get_param().dtype == torch.float32 for each in adapted.values() if hasattr(each, "get_param"))
+    check_adapters(model)
     with torch.autocast("cpu", torch.bfloat16):
         model(TOKENS).logits.sum().backward()
     for name, parameter in model.named_parameters():
         assert is_adapter(name) == parameter.requires_grad == (parameter.grad is not None)
+
+
+def test_layers_with_an_adapter_that_the_model_does_not_call_are_refused():
+    for targets in ("all-linear", ["dt_proj"]):
+        lora = Lora(rank=2, alpha=4.0, target_modules=targets)
+        model = load_causal_lm(section(config=SMALL | {"model_type": "jamba", "num_experts": 2}, lora=lora))
+        with pytest.raises(
+            UserError, match=r"JambaForCausalLM uses the weight of model\.layers\.0\.mamba\.dt_proj, model\.layers"
+        ):
+            check_adapters(model)
 
 
 def test_what_text_does_not_reach_is_not_trained():

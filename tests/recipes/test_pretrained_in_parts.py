@@ -114,6 +114,7 @@ def test_weights_buffers_and_what_tokens_see(name, tmp_path):
     assert {key: b.tolist() for key, b in model.named_buffers()} == {key: b.tolist() for key, b in buffers.items()}
     state = torch.get_rng_state()
     attention.check_causal(model)
+    tasks.module("sft", "adapters").check_adapters(model)
     if name == "bloom":
         with pytest.raises(UserError, match="BloomForCausalLM does not keep the pairs of a pack apart"):
             attention.check_packing(model)
