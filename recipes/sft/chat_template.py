@@ -180,20 +180,36 @@ class ChatTemplate:
         """Yield what makes no difference to the text of a conversation: keys of messages, and "tools".
 
         Raises:
-            Unusable: A result is not in its call's place.
+            Unusable: A result is not in its call's place, and the template does not write which that is.
         """
         if self.tools and self._writes(text, conversation, tools=None):
             yield "tools"
-        for message, known in zip(conversation, _known_from_calls(conversation), strict=True):
+        calls = [call for message in conversation for call in message.get("tool_calls", ())]
+        called = {
+            "tool_call_id": [call.get("id") for call in calls],
+            "name": [call.get("function", call)["name"] for call in calls],
+        }
+
+        def makes_no_difference(holder: dict[str, Any], key: str) -> bool:
+            value = holder[key]
+            holder[key] = type(value)()
+            is_same = self._writes(text, conversation)
+            holder[key] = value
+            return is_same
+
+        for number, (message, known) in enumerate(zip(conversation, _known_from_calls(conversation), strict=True)):
             for holder, key, name in _texts_of(message):
-                if name in known:
-                    continue
                 value = holder[key]
-                holder[key] = type(value)()
-                makes_no_difference = self._writes(text, conversation)
-                holder[key] = value
-                if makes_no_difference:
+                if message.get(name, "") == known.get(name) or not makes_no_difference(holder, key):
+                    continue
+                if message["role"] != "tool" or value not in called.get(name, ()):
                     yield name
+                # A name that only one call has says whose result it is, too.
+                elif called["name"].count(message.get("name")) != 1 or makes_no_difference(message, "name"):
+                    raise Unusable(
+                        f"message {number} has the {name} {value!r} of a call whose result belongs elsewhere, and the "
+                        "chat template does not write it; put one result for each call, in the order of the calls"
+                    )
 
     def _writes(self, text: str, conversation: Conversation, **options: Any) -> bool:
         """Whether this is the text of a conversation."""
@@ -260,28 +276,27 @@ def _stand_in(number: int, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_from_calls(conversation: Conversation) -> Iterator[dict[str, Any]]:
-    """Yield, for each message, the keys whose text follows from the calls before it, with that text: for a result, the
-    ID and the name of the first call that still waits for one.
+    """Yield, for each message, the keys whose text follows from the calls before it, with that text.
 
-    Raises:
-        Unusable: A result has other ones.
+    The "name" of a result is that of the called function. Its "tool_call_id" follows if it answers the first call that
+    still waits for a result.
     """
     waiting: list[dict[str, Any]] = []
-    for number, message in enumerate(conversation):
+    for message in conversation:
         known = {}
         if message["role"] == "assistant":
             calls = message.get("tool_calls")
             waiting = [*waiting, *calls] if calls else []
         elif message["role"] == "tool" and waiting:
-            call = waiting.pop(0)
-            known = {"name": call.get("function", call)["name"], "tool_call_id": call.get("id")}
-            for key, value in known.items():
-                given = message.get(key)
-                if given and value and given != value:
-                    raise Unusable(
-                        f"message {number} has the {key} {given!r}, but the first call that waits for a result has "
-                        f"{value!r}; put one result for each call, in the order of the calls"
-                    )
+            identity = message.get("tool_call_id")
+            first = waiting[0]
+            call = next((each for each in waiting if each.get("id") == identity), first)
+            known["name"] = call.get("function", call)["name"]
+            # Of a single call without an ID, a result may have any.
+            is_only = len(waiting) == 1 and "id" not in first
+            if first.get("id") == identity or is_only:
+                known["tool_call_id"] = identity
+            waiting.remove(call)
         yield known
 
 

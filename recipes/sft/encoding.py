@@ -19,7 +19,7 @@ from largebatch.errors import DataError
 
 from .config import AdditionData, HubPairs
 
-FORMAT = "10"
+FORMAT = "9"
 """Another number where the same rows make other tokens, or are not accepted any more."""
 
 

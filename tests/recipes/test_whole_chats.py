@@ -150,26 +150,35 @@ def test_arguments_of_a_call_are_an_object(turn, tmp_path):
     assert encoded["problem"] == [""] * 5 + told
 
 
-def test_results_are_in_the_order_of_their_calls(tmp_path):
+def test_results_whose_order_does_not_say_whose_they_are(tmp_path):
     """The template writes neither ids nor names of results."""
     calls = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "fg"]
     of_f, of_g = ({"role": "tool", "content": "cold", "tool_call_id": name, "name": name} for name in "fg")
     named_f, named_g = ({"role": "tool", "content": "cold", "name": name} for name in "fg")
-    results = [[of_f, of_g], [named_f, named_g], [of_g, of_f], [of_f, of_f], [named_g, named_f]]
+    results = [[of_f, of_g], [of_g, of_f], [of_f, of_f], [of_f, of_g, of_g], [named_f, named_g], [named_g, named_f]]
     rows = [[ASK, CALL | {"tool_calls": calls}, *each, SAY] for each in results]
-    told = [
-        f"message {number} has the name {given!r}, but the first call that waits for a result has {expected!r}; put "
-        "one result for each call, in the order of the calls"
-        for number, given, expected in ((2, "g", "f"), (3, "f", "g"), (2, "g", "f"))
-    ]
-    assert problems_of(tmp_path, template("qwen"), *rows, may_omit=["name", "tool_call_id"]) == ["", "", *told]
-    of_same = [{"id": number, "function": calls[0]["function"]} for number in (1, 2)]
+    for may_omit in ([], ["name", "tool_call_id"]):
+        problems = problems_of(tmp_path, template("qwen"), *rows, may_omit=may_omit)
+        told = [
+            f"message {number} has the tool_call_id '{identity}' of a call whose result belongs elsewhere, and the "
+            "chat template does not write it; put one result for each call, in the order of the calls"
+            for number, identity in ((2, "g"), (3, "f"), (4, "g"))
+        ]
+        assert problems == ["", *told, "", told[0].replace("tool_call_id", "name")]
+    numbered = [call | {"id": number} for number, call in enumerate(calls, 1)]
     swapped = [{"role": "tool", "content": "cold", "tool_call_id": number} for number in (2, 1)]
-    (problem,) = problems_of(tmp_path, template("qwen"), [ASK, CALL | {"tool_calls": of_same}, *swapped, SAY])
-    assert "message 2 has the tool_call_id 2, but the first call that waits for a result has 1;" in problem
-    # That no call waits for it makes a result's name a text like others.
-    (problem,) = problems_of(tmp_path, template("qwen"), [*rows[0][:4], of_f, SAY])
-    assert "does not write name, tool_call_id;" in problem
+    (problem,) = problems_of(tmp_path, template("qwen"), [ASK, CALL | {"tool_calls": numbered}, *swapped, SAY])
+    assert problem == told[0].replace("'g'", "2")
+    # Those that no call has may be left out.
+    unknown = [ASK, CALL | {"tool_calls": calls}, of_f | {"tool_call_id": "x", "name": "y"}, SAY]
+    assert "does not write name, tool_call_id;" in problems_of(tmp_path, template("qwen"), unknown)[0]
+    assert problems_of(tmp_path, template("qwen"), unknown, may_omit=["name", "tool_call_id"]) == [""]
+    with_ids = template("qwen").replace("message.content", "message.content ~ message.tool_call_id")
+    assert problems_of(tmp_path, with_ids, rows[1]) == [""]
+    with_names = with_ids.replace("tool_call_id", "name")
+    of_same = [ASK, CALL | {"tool_calls": [call | {"function": calls[0]["function"]} for call in calls]}, of_g, of_f]
+    same_names = [message | {"name": "f"} if "name" in message else message for message in of_same]
+    assert problems_of(tmp_path, with_names, rows[1], [*same_names, SAY]) == ["", told[0]]
 
 
 def test_a_message_has_one_text(tmp_path):
