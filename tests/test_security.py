@@ -9,7 +9,6 @@ import pytest
 from largebatch.__main__ import COMMANDS, main
 from largebatch.errors import UserError
 from largebatch.tools import checkpoints
-from manifests import save_with_manifest
 from paths import ROOT
 from run_folders import started, write_lines
 
@@ -23,12 +22,12 @@ OF_A_TASK = {
     "submit": ["RECIPE", "--nodes=1"],
     "schema": ["TASK"],
     "advise": ["RECIPE", "--critical-batch=100"],
-    "critical-batch": ["run", "--at=3", "--recipe", "RECIPE"],
 }
 OF_A_RUN = {
     "report": ["run"],
     "checkpoints": ["run"],
     "export": ["run", "out"],
+    "critical-batch": ["run", "--at=3"],
     "snapshot": ["--to=copy", "RECIPE"],
 }
 # `new` copies what it is told, `effective-batch` computes, and the others are part of a job, which trains.
@@ -49,7 +48,6 @@ def words(tmp_path, monkeypatch):
     (tmp_path / "pointing.json").write_text('{"$schema": "elsewhere/task/recipe.schema.json"}')
     write_lines(tmp_path / "run/history.jsonl", [started(0, recipe=str(recipe))])
     (tmp_path / "run/config.json").write_text(json.dumps({"task": str(recipe.parent)}))
-    save_with_manifest(tmp_path / "run", 3, config={"task": str(recipe.parent), "batch": {}})
     places = {"RECIPE": str(recipe), "TASK": str(recipe.parent)}
     return lambda given: [places.get(word, word) for word in given]
 

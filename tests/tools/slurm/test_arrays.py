@@ -10,7 +10,7 @@ import tasks
 from ending_files import end_run
 from manifests import save_with_manifest
 from played import write_commands
-from run_folders import write_run
+from run_folders import started, write_lines, write_run
 from submitting import RECIPE, SMOKE, called, snapshot
 
 pytestmark = pytest.mark.usefixtures("sbatch")
@@ -78,19 +78,12 @@ def test_a_folder_with_a_percent_sign_has_its_logs(output_of):
 
 
 def test_branches_of_a_jobs_run_are_one_array(output_of, refusal_of):
+    """The run has noted the recipe of its snapshot, for which there is no script."""
     run = Path("runs/pydoc")
-    write_run(run, config=Path(RECIPE))
+    write_run(run, history=[started(0, recipe=str(run / "jobs/snapshot" / RECIPE))], config=Path(RECIPE))
+    output_of("snapshot", "--to", run / "jobs/snapshot")
     checkpoint = save_with_manifest(run, 100, config=json.loads((run / "config.json").read_text()))
-    words = [
-        "critical-batch",
-        f"{run}/",
-        "--recipe=gpt_pydoc",
-        "--at=100",
-        "--batches=1,2",
-        "--slurm",
-        "--nodes=1",
-        "--time=20",
-    ]
+    words = ["critical-batch", f"{run}/", "--at=100", "--batches=1,2", "--slurm", "--nodes=1", "--time=20"]
     printed = output_of(*words)
     folder = Path("runs/pydoc.critical_batch_at_100").absolute()
     options = f"--array=0,1 --output={folder}/points/%a.log --nodes=1 --time=20 --export=ALL"
@@ -108,9 +101,12 @@ def test_branches_of_a_jobs_run_are_one_array(output_of, refusal_of):
     (folder / "critical_batch.json").touch()
     output_of(*words, "--seeds=2")
     assert not (folder / "critical_batch.json").exists()
-    # Another task, which has no script here.
+    # The run of another task, which has no script here.
     mine = tasks.copy("causal_lm", Path("mine")) / "gpt_pydoc.json"
-    assert "belongs to a different task than mine/causal_lm" in refusal_of(*words, "--recipe", mine, "--folder=other")
+    write_lines(run / "history.jsonl", [started(0, recipe=str(mine))])
+    words.append("--folder=branches")
+    assert "its recipe, mine/causal_lm/gpt_pydoc.json, is not in " in refusal_of(*words)
+    assert "belongs to a different task than mine/causal_lm" in refusal_of(*words, "--recipe", mine)
 
 
 def test_a_sweep_with_a_wrong_point_is_not_submitted(refusal_of):

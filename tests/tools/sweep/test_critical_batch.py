@@ -17,6 +17,7 @@ from largebatch.tools.sweep.verdicts import largest_within
 from manifests import save_with_manifest
 from paths import MAPS
 from resuming import TINY_MAPS, assert_same_weights
+from run_folders import started, write_lines
 
 STEP = 128  # the branches begin after this step, and train on so many samples
 WINDOW = 512
@@ -126,6 +127,33 @@ def test_the_largest_batch_within_the_tolerance(losses, batch, words):
     largest, found = largest_within({4: REFERENCE} | losses, tolerance=0.01)
     assert largest == batch
     assert all(str(each).startswith(word) for each, word in zip(found.values(), words, strict=True))
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_code_beside_a_recipe_that_only_a_run_names_is_not_run(link, tmp_path, monkeypatch, refusal_of):
+    """A folder that the user has linked to is theirs."""
+    task = tmp_path / "elsewhere/task"
+    task.mkdir(parents=True)
+    (task / "config.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (task / "r.json").write_text("{}")
+    (tmp_path / "recipes").mkdir()
+    if link:
+        (tmp_path / "recipes/task").symlink_to(task)
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    save_with_manifest(run, 3, config={"task": "x", "batch": {}})
+    recipe = tmp_path / "recipes/task/r.json" if link else task / "r.json"
+    write_lines(run / "history.jsonl", [started(0, recipe=str(recipe))])
+    error = refusal_of("critical-batch", "run", "--at=3")
+    assert (f"its recipe, {recipe}, is not in {tmp_path}/recipes; " in error) != link
+    assert (tmp_path / "ran").exists() == link
+    refusal_of("critical-batch", "run", "--at=3", "--recipe", recipe)
+    assert (tmp_path / "ran").exists()
+
+
+def test_what_is_no_run(refusal_of):
+    error = refusal_of("critical-batch", "runs/none", "--at=3")
+    assert "runs/none: not a run's folder, or its recipe, none, is not in " in error
 
 
 def save_checkpoint(run_dir, **values):

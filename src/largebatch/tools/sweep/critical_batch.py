@@ -14,14 +14,15 @@ from largebatch.errors import ConfigError, UserError
 from largebatch.plan import RunPlan, resolve
 from largebatch.storage.layout import MANIFEST, CheckpointError, read_manifest
 from largebatch.storage.run_folder import RunFolder
-from largebatch.tools.options import positive_float, positive_int, positive_ints, recipe_file
+from largebatch.task_folders import recipes_in
+from largebatch.tools.options import RECIPES, positive_float, positive_int, positive_ints, recipe_file
 from largebatch.tools.slurm.submit import split_words
 from largebatch.tools.sweep import add_points
 from largebatch.tools.sweep.points import BATCH, Point, Sweep, check_number
 
 EPILOG = """examples:
-  largebatch critical-batch runs/gpt_pydoc --recipe gpt_pydoc --at 100 --batches 1,2,4,8 --seeds 3
-  largebatch critical-batch runs/gpt2_124m --recipe gpt2_124m --at 5000 --seeds 3 --slurm --nodes 4 --time=02:00:00"""
+  largebatch critical-batch runs/gpt_pydoc --at 100 --batches 1,2,4,8 --seeds 3
+  largebatch critical-batch runs/gpt2_124m --at 5000 --batches 1,2,4 --seeds 3 --slurm --nodes 4 --time=02:00:00"""
 
 # A larger tolerance, as a part of the metric's value, gets a warning.
 MAX_PART_OF_VALUE = 0.1
@@ -33,10 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe",
         type=recipe_file,
-        required=True,
-        dest="config",
-        # A run is not trusted to name it.
-        help="the run's recipe, whose task's config.py is run",
+        help="the run's recipe, whose task's config.py is run; default: the one that RUN names, if it is in "
+        f"{RECIPES}/",
     )
     parser.add_argument("--at", type=positive_int, required=True, metavar="STEP", help="step of the checkpoint")
     parser.add_argument("--batches", type=positive_ints, default=[1, 2, 4, 8], help="multiples of its batch size there")
@@ -55,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
     from largebatch.tools.sweep.verdicts import largest_within
 
     run = RunFolder(options.run_dir.absolute())
-    recipe = options.config
+    recipe = options.recipe or _recorded_recipe(run)
+    options.config = recipe
     checkpoint, recorded = _checkpoint_at(options.at, run)
     task = task_of(recipe)
     try:
@@ -99,6 +99,24 @@ def run(options: argparse.Namespace) -> int:
         sections = branch_sections(recorded, plan.timeline, options.at, batch)
         print(f"the recipe that follows:\n{json.dumps(sections, indent=2)}")
     return code
+
+
+def _recorded_recipe(run: RunFolder) -> Path:
+    """This project's recipe with the path that a run has recorded: a run is not trusted, so no other is read.
+
+    Raises:
+        UserError: There is none.
+    """
+    starts = reversed(run.history())
+    recorded = next((line["recipe"] for line in starts if isinstance(line.get("recipe"), str)), "none")
+    for recipe in recipes_in(RECIPES):
+        # The run of a job names the copy of the recipe in its snapshot.
+        if Path(recorded).parts[-3:] == recipe.parts:
+            return recipe
+    raise UserError(
+        f"{run.path}: not a run's folder, or its recipe, {recorded}, is not in {RECIPES.absolute()}; go where it was "
+        "started, or write --recipe FILE, whose task's code is run"
+    )
 
 
 def _checkpoint_at(step: int, run: RunFolder) -> tuple[Path, dict[str, Any]]:
