@@ -5,7 +5,9 @@ import importlib
 import multiprocessing
 import os
 import re
+import signal
 import traceback
+from contextlib import suppress
 from threading import Thread
 
 import torch
@@ -28,28 +30,45 @@ def changed(text, *changes):
 
 
 class Processes:
-    """The processes of one job, for many calls: forking and connecting them for each would take minutes."""
+    """The processes of one job, for many calls: forking and connecting them for each would take minutes.
+
+    A call that fails ends them, because one of them may wait for another; the next call starts new ones.
+    """
 
     def __init__(self, world_size):
-        self.pipes, theirs = zip(*(multiprocessing.Pipe() for _ in range(world_size)), strict=True)
-        settings = {"world_size": world_size, "environment": rehearsal_environment(None, world_size)}
-        self.thread = Thread(target=run_job, args=(_observe_in_turn, theirs), kwargs=settings | {"timeout": 3600})
-        self.thread.start()
+        self.settings = {"world_size": world_size, "environment": rehearsal_environment(None, world_size)}
+        self.pipes = ()
 
     def call(self, *arguments):
         """What `run_job` returns or raises for `observe` and these arguments."""
-        for pipe in self.pipes:
-            pipe.send(arguments)
-        assert all(pipe.poll(120) for pipe in self.pipes), "a process waits for another one"
-        found = [pipe.recv() for pipe in self.pipes]
-        if failures := [(rank, each, "") for rank, each in enumerate(found) if isinstance(each, str)]:
-            raise JobFailed(failures)
+        if not self.pipes:
+            self._start()
+        try:
+            for pipe in self.pipes:
+                pipe.send(arguments)
+            assert all(pipe.poll(120) for pipe in self.pipes), "a process waits for another one"
+            found = [pipe.recv() for pipe in self.pipes]
+            if failures := [(rank, each, "") for rank, each in enumerate(found) if isinstance(each, str)]:
+                raise JobFailed(failures)
+        except BaseException:
+            self.end()
+            raise
         return found
 
-    def close(self):
-        for pipe in self.pipes:
-            pipe.send(None)
-        self.thread.join()
+    def _start(self):
+        self.pipes, theirs = zip(*(multiprocessing.Pipe() for _ in range(self.settings["world_size"])), strict=True)
+        Thread(target=self._run, args=(theirs,), daemon=True).start()
+        self.pids = [pipe.recv() for pipe in self.pipes]
+
+    def _run(self, pipes):
+        with suppress(JobFailed):
+            run_job(_observe_in_turn, pipes, **self.settings, timeout=3600)
+
+    def end(self):
+        for pid in self.pids if self.pipes else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.pipes = ()
 
 
 def _observe_in_turn(pipes):
@@ -60,7 +79,9 @@ def _observe_in_turn(pipes):
     observe.register_optimizer_step_pre_hook = lambda hook: made["hooks"].append(register(hook)) or made["hooks"][-1]
     torch.library.Library = lambda *about: made["libraries"].append(library(*about)) or made["libraries"][-1]
     pipe = pipes[int(os.environ["RANK"])]
-    while arguments := pipe.recv():
+    pipe.send(os.getpid())
+    while True:
+        arguments = pipe.recv()
         try:
             found = observe.observe(*arguments)
         except Exception:

@@ -26,6 +26,7 @@ COUNTED = [2, 3, 4]  # ZeRO-3 learns in which order parameters are used from the
 REPLICAS = 2
 # What a model is to ZeRO-3 that is larger than its thresholds.
 LARGE = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
+LAST = "--compute.reduce_gradients=last_micro_batch"
 RECOMPUTE = "--compute.activation_checkpointing=full"
 
 
@@ -44,6 +45,7 @@ CASES = [
     Case("fsdp", 2, (*UNTIED, "--precision=bf16"), recipe=LLAMA),
     Case("fsdp", 2, ("--optimizer.clip_norm=null", RECOMPUTE)),
     Case("hsdp", 4),
+    Case("hsdp", 4, (LAST,)),
     Case("zero1", 2),
     # Each part is reduced to its owner.
     Case("zero2", 2, zero={"use_multi_rank_bucket_allreduce": False}),
@@ -112,7 +114,8 @@ def test_a_step_sends_what_the_theory_says(case, tmp_path):
     stage = case.strategy[-1]
     zero = ZeroSettings.of({"stage": int(stage), **(case.zero or {})}) if stage.isdecimal() else None
     shard_size = case.world_size // REPLICAS if case.strategy == "hsdp" else None
-    strategy = Strategy(case.strategy, zero, shard_size=shard_size, reduces_each=case.strategy == "hsdp")
+    reduces_each = case.strategy == "hsdp" and LAST not in case.words
+    strategy = Strategy(case.strategy, zero, shard_size=shard_size, reduces_each=reduces_each)
     for rank, (shape, started) in enumerate(steps_by_rank(case, tmp_path)):
         num_parameters = len(shape.parameters)
         for step in COUNTED:

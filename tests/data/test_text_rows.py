@@ -51,7 +51,7 @@ def test_cells_of_a_csv_are_text(separator, name, encoding, first, told, tmp_pat
         rows = [("a,b;c", "n", "x"), (), *(("q", cell, 1) for cell in CELLS)]
         csv.writer(written, delimiter=separator).writerows(rows)
     uses = {"n": Use("prompt"), "a,b;c": Use("answer"), "m": Use("system", is_optional=True)}
-    read = rows_of(file, "csv", uses, allowed="everything")
+    read = rows_of(file, "csv", uses, num_workers=2, allowed="everything")
     assert [row["n"] for row in read] == [*CELLS]
     told = f"cells of the data are separated by {told}\n1 column of the data that nothing reads: x\n"
     assert told in capsys.readouterr().out

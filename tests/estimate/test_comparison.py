@@ -140,6 +140,14 @@ def test_hsdp_is_counted_in_groups():
     assert [[*column["strategies"]] for column in columns] == [[], ["hsdp"], []]
 
 
+def test_a_batch_that_grows_is_counted_at_its_largest():
+    sizes = '[{"from": {"steps": 0}, "size": 32}, {"from": {"steps": 10}, "size": 64}]'
+    grows = load_config(PYDOC, ["--batch.micro_batch_size=1", "--batch.global_batch_size", sizes])
+    text = " ".join(table(comparison([4], config=grows), grows).split())
+    assert "accumulation 16" in text
+    assert "If the batch size changes, all numbers are of the largest." in text
+
+
 def test_of_equally_fast_strategies_the_one_that_sends_least_between_nodes_is_best():
     """Before what shards less: the network between nodes may be slower than its data sheet."""
 

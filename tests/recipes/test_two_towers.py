@@ -155,6 +155,7 @@ def pair_sources(words, preparation=None):
     [
         ((*CLIP, FP64), "ddp", 3, 4, 1e-12),
         ((*SIGLIP, FP64), "fsdp", 2, 12, 1e-12),
+        ((*CLIP, FP64), "hsdp", 4, 3, 1e-12),
         # DeepSpeed has no fp64.
         (CLIP, "zero3", 2, 4, 1e-5),
     ],

@@ -49,9 +49,11 @@ def failure(run_dir, *words, bad_steps, where="loss", strategy="ddp"):
 WORDS = (*SMALL, "--train.stop_after_steps=12", "--logging.every=5")
 
 
-def test_names_the_step_between_log_points_and_the_rank(run_dir):
+# Also if an evaluation comes before the next log point.
+@pytest.mark.parametrize("words", [(), ("--evaluation.every.epochs=0.08",)])
+def test_names_the_step_between_log_points_and_the_rank(words, run_dir):
     """Step 7 is logged with step 10; from step 8 on all ranks are bad, and rank 1 was the first."""
-    report = failure(run_dir, *WORDS, bad_steps={7})
+    report = failure(run_dir, *WORDS, *words, bad_steps={7})
     assert "error: the loss is nan at step 7 on rank 1;" in report
     assert "error: the loss is nan at step 8" not in report
     assert "no weights were written" in report

@@ -25,9 +25,12 @@ CORRECT = {
 }
 
 
-def change_betas(optimizer):
-    optimizer.param_groups[1]["betas"] = (0.5, 0.5)
-    return optimizer
+def with_option(group, **options):
+    def change(optimizer):
+        optimizer.param_groups[group].update(options)
+        return optimizer
+
+    return {"optimizer": change}
 
 
 def forget_a_parameter(optimizer):
@@ -65,7 +68,8 @@ MISTAKES = {
     "another weight": {"start": lambda _, train_set: setattr(train_set, "weight", lambda _: 7)},
     "unused parameter": {"model": lambda model: model.add_module("extra", torch.nn.Linear(3, 3, bias=False))},
     "another optimizer": {"optimizer": lambda optimizer: torch.optim.SGD(optimizer.param_groups, lr=0.0)},
-    "other betas": {"optimizer": change_betas},
+    "other betas": with_option(1, betas=(0.5, 0.5)),
+    "another weight decay": with_option(0, weight_decay=0.2),
     "forgotten parameter": {"optimizer": forget_a_parameter},
     "not prepared": {"prepare": lambda _, model, optimizer: (model, optimizer)},
     "not a scalar": {"backward": lambda step, losses: step.backward(losses)},
@@ -144,6 +148,7 @@ def loop_with(mistake, run_dir):
             "forgotten parameter",
             "the optimizer does not contain each trainable parameter of the model exactly once; missing: ",
         ),
+        ("another weight decay", "the optimizer's weight_decay of transformer.wte.weight is 0.2, the plan says 0.1 ("),
     ],
 )
 def test_mistakes_of_a_loop(mistake, words, run_dir):

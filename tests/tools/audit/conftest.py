@@ -33,7 +33,7 @@ def processes():
     processes = {world_size: Processes(world_size) for world_size in (1, 2)}
     yield processes
     for each in processes.values():
-        each.close()
+        each.end()
 
 
 @pytest.fixture
