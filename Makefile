@@ -20,7 +20,7 @@ help:
 	@echo "             on NUM_PROCESSES processes (as many GPUs as the batch allows, or 2 on the CPU), with ARGS as overrides"
 	@echo "make check   run linters and the tests that start no job, in under 3 minutes"
 	@echo "make oldest  run the tests that start no job with the oldest versions that pyproject.toml allows; once per release"
-	@echo "make test    run linters and the whole test suite, in about 15 minutes on 2 cores"
+	@echo "make test    run linters and the whole test suite, in about 20 minutes on 2 cores"
 	@echo "make schemas write the recipes' JSON Schemas, docs/configuration.md and the tables of recipes, after a change to a config"
 	@echo "make site    build the documentation as a site, into build/site"
 	@echo "make lock    write requirements.lock, all packages of the tested set with hashes, after a change to requirements.txt"
