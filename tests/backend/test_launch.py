@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from accelerate.utils.environment import str_to_bool
 
 from jobs import launch_environment
 from largebatch.backend.launch import notes_on_stopping, read_launch
@@ -103,6 +104,12 @@ def test_refused(environment, words):
 def test_processes_that_hsdp_shards_over(environment, shard_size):
     launch = read_launch(HSDP | environment)
     assert (launch.strategy, launch.shard_size) == ("hsdp", shard_size)
+
+
+@pytest.mark.parametrize("value", ["True", "1", "yes", "on", "False", "0", "off"])
+def test_forms_of_true_are_accelerates(value):
+    launch = read_launch({"ACCELERATE_USE_FSDP": "1", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": value})
+    assert (launch.strategy, launch.reshards) == ("fsdp", str_to_bool(value, to_bool=True))
 
 
 def test_when_a_strategy_can_reduce_gradients():

@@ -100,6 +100,9 @@ def test_strings_of_json_are_text_and_numbers_as_they_are_written(kind, tmp_path
         ("csv", b'"a\n' + b"2\n" * 100_000, "the data has 'a" + r"\n2" * 26 + ", in the header of "),
         ("json", b'{"q": 1, "q": 2}\n', "line 1: 'q' occurs twice"),
         ("json", b'{"q": 1}\n["q"]\n', 'line 2 is ["q"], not an object'),
+        ("json", b'[{"q": 1},\n\n"q"]', 'item 2 of the list is "q", not an object'),
+        ("json", b'[{"q": 1}, {"q": ["b"]}]', "item 2 of the list: 'q' holds [\"b\"], which is not text"),
+        ("json", b'[{"q": 1},\n{"q" 2}]', "the list: Expecting ':' delimiter: line 2 column 6"),
         (
             "json",
             b'{"q": 1}\n{"q": {"b": [1, 2]}}\n',

@@ -52,6 +52,8 @@ def test_further_sets_have_intervals_and_sizes_of_their_own(monkeypatch):
     assert '"far" evaluated every 3 steps and at the end' in text
     assert '"end" evaluated at the end' in text
     assert RunPlan.from_json(plan.to_json()).evaluation == plan.evaluation
+    with pytest.raises(ConfigError, match=r'evaluation.sets: "then/" begins the names of other metrics; rename'):
+        load_config(DIGITS, ['--evaluation.sets={"then": {}}'])
     with pytest.raises(ConfigError, match=r"evaluation.sets.far.every: is given in tokens, but the samples"):
         load_config(DIGITS, ['--evaluation.sets={"far": {"every": {"tokens": 9}}}'])
 

@@ -224,7 +224,7 @@ def loop_with(mistake, run_dir):
             features = features[:, 1:]
         features = normalize(features, dim=-1)
         features = features if mistake == "a row a view" else features.unflatten(0, (-1, 2))
-        return {"views": features, "scale": features.new_full((), 5.0)}
+        return {"views": features, "scale": features.new_full((), 5.0), "bias": features.new_zeros(())}
 
     def loss(rows, own, everyone):
         if mistake == "a trained temperature":
@@ -235,7 +235,7 @@ def loop_with(mistake, run_dir):
             everyone = {**everyone, "views": everyone["views"].detach()}
         if mistake == "another loss":
             return torch.zeros(rows.stop - rows.start)
-        losses = nt_xent(rows, own, everyone)
+        losses = nt_xent(rows, own, everyone) + everyone["bias"]
         return losses.sum() if mistake == "not by sample" else losses
 
     try:

@@ -117,6 +117,9 @@ def test_values_of_two_sets_under_one_name_and_one_that_is_not_finite():
             evaluate(name, value)
     with pytest.raises(TrainingFailed, match="the evaluation's loss is nan after step 1; training stopped"):
         evaluate(None, "loss", math.nan)
+    with pytest.raises(ValueError, match="values of 'loss' have shape"):
+        evaluate(None, "loss", torch.ones(3, 1))
+    assert evaluator.backend.model.training
 
 
 class Texts:

@@ -1,6 +1,7 @@
 """A run that was interrupted ends as one that was not."""
 
 import json
+import shutil
 import time
 
 import pytest
@@ -145,6 +146,10 @@ def test_running_statistics_on_another_number_of_processes(run_dir, tmp_path):
 
 def test_batch_sizes_that_are_past_limit_no_number_of_processes(run_dir):
     """24 samples do not divide over 4 processes with 4 each, the 48 from step 9 on do."""
-    for last, world_size in ((9, 2), (11, 4)):
-        words = (*TINY_GPT, f"--train.stop_after_steps={last}")
-        assert run_interrupted(run_dir, words, world_size=world_size) is None
+    renamed = run_dir.parent / "renamed"
+    for last, world_size, options in ((9, 2, ()), (11, 4, ()), (11, 4, ("--resume", str(renamed)))):
+        words = (*TINY_GPT, f"--train.stop_after_steps={last}", *options)
+        place = run_dir.parent / "again" if options else run_dir
+        assert run_interrupted(place, words, world_size=world_size) is None
+        if last == 9:
+            shutil.copytree(run_dir / "checkpoints" / folder_name(9), renamed)

@@ -83,6 +83,7 @@ MISTAKES = {
     "evaluation mode": {"before_update": lambda model, _: model.eval()},
     "replaced weights": {"before_update": replace_weights},
     "no update": {"update": lambda _run, _step: None},
+    "finished first": {"update": lambda run, _: run.finish()},
     "two updates": {"update": two_updates},
 }
 
@@ -136,6 +137,7 @@ def loop_with(mistake, run_dir):
         ("left early", "run.update was called after 1 of 4 micro-batches"),
         ("no update", "the loop asked for the next step without calling run.update(step)"),
         ("two updates", "run.update was called twice for one step"),
+        ("finished first", "run.finish was called before run.update; call it after the loop"),
         ("not prepared", "call run.prepare(model, optimizer) first"),
         ("another optimizer", "the optimizer is SGD, the plan says AdamW"),
         ("other betas", "is (0.5, 0.5), the plan says (0.9, 0.99) (10 parameters differ)"),
@@ -209,7 +211,7 @@ def test_what_update_does_is_not_done_beside_it(strategy, mistake, run_dir):
     """Some strategies would train something else, and others the same."""
     said = {
         "own step": "the optimizer was stepped after step.backward; run.update clips, steps",
-        "evaluation mode": "step.backward got a loss of a model in evaluation mode",
+        "evaluation mode": "the model is in evaluation mode in a training step",
         "replaced weights": "zero3 cannot gather",
         "own scheduler": "is 0, but run.update has set 5e-05; it follows the recipe's learning_rate",
     }

@@ -74,6 +74,8 @@ def test_a_name_that_every_line_has(tmp_path):
     metrics.add(1, torch.tensor(8.0), 4, torch.tensor(1.0), logged({"recall": (1, 2), "temperature": 3}))
     line = metrics.log(1, dict)
     assert (line["loss"], line["recall"], line["temperature"]) == (2.0, 0.5, 3.0)
-    metrics.add(2, torch.tensor(8.0), 4, torch.tensor(1.0), logged({"lr": 3}))
-    with pytest.raises(UserError, match=r"run.log: each line has a 'lr' already; choose another name"):
-        metrics.log(2, dict)
+    # Also one that lines have only on a GPU.
+    for step, name in enumerate(("lr", "mfu"), 2):
+        metrics.add(step, torch.tensor(8.0), 4, torch.tensor(1.0), logged({name: 3}))
+        with pytest.raises(UserError, match=f"run.log: each line has a '{name}' already; choose another name"):
+            metrics.log(step, dict)

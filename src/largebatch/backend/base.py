@@ -210,7 +210,7 @@ class Backend(Processes, ABC):
         """Accumulate `factor` times the gradient of `loss`, both scalars; gradients are *averaged* over processes."""
 
     def measured_backward(self, loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
-        """`backward`, which returns the squared norm of its gradient's part in the reduced gradient, on the device.
+        """Do `backward`, and return the squared norm of its gradient's part in the reduced gradient, on the device.
 
         No gradient is kept: a hook sees each one as it arrives at its parameter.
         """
@@ -268,9 +268,11 @@ class Backend(Processes, ABC):
         """In the block, the model has the moving averages of its weights and running statistics; every process must
         call this."""
         self._exchange_averages()
-        with self.statistics.averaged():
-            yield
-        self._exchange_averages()
+        try:
+            with self.statistics.averaged():
+                yield
+        finally:
+            self._exchange_averages()
 
     @torch.no_grad()
     def _exchange_averages(self) -> None:

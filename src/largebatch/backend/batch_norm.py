@@ -68,8 +68,10 @@ class RunningStatistics:
         """In the block, the statistics are their averages."""
         now = self._copied()
         self._set(list(self.averages.values()))
-        yield
-        self._set(now)
+        try:
+            yield
+        finally:
+            self._set(now)
 
     def begin_micro_step(self, micro_step: int) -> None:
         """Before the forward pass of a micro-batch, set the statistics to what they were before the step."""

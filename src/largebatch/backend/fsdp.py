@@ -57,9 +57,10 @@ class FsdpBackend(NativeBackend):
             memory = -self.all_max(-torch.cuda.get_device_properties(self.device).total_memory)()
         self.reduces = when_reduced(shape, self.launch.sharing, self.plan, memory)
         names = {parameter: name for name, parameter in model.named_parameters()}
-        groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-        # So that sharding frees their memory.
+        groups = []
         for group in optimizer.param_groups:
+            groups.append([names[parameter] for parameter in group["params"]])
+            # So that sharding frees their memory.
             group["params"] = []
         super()._wrap(model, optimizer)
         parameters = dict(model.named_parameters())

@@ -1,4 +1,4 @@
-"""The launcher's settings, read from the environment before torch is imported, and which of them are refused."""
+"""The launcher's settings, read from the environment without torch, and which of them are refused."""
 
 import os
 import shlex
@@ -132,13 +132,13 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
     if entry.replicates_shards:
         shard_size = read_shard_size(environment, local_world_size)
         _check_shard_size(shard_size, world_size, local_world_size)
-    reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "true"
+    reshards = is_true(environment, "FSDP_RESHARD_AFTER_FORWARD", "true")
     return Launch(entry.name, rank, world_size, local_world_size, deepspeed_config, shard_size, reshards)
 
 
-def is_true(environment: Mapping[str, str], name: str) -> bool:
-    """Whether a variable is set to a form of true."""
-    return environment.get(name, "false").lower() in ("true", "1", "yes")
+def is_true(environment: Mapping[str, str], name: str, default: str = "false") -> bool:
+    """Whether a variable is set to a form of true, by Accelerate's `str_to_bool`."""
+    return environment.get(name, default).lower() in ("y", "yes", "t", "true", "on", "1")
 
 
 def engine_of(environment: Mapping[str, str]) -> Engine:

@@ -10,7 +10,7 @@ REFUSAL = (
     "optimizer.zero_grad() and clipping (see optimizer.clip_norm) from train.py"
 )
 IN_EVALUATION_MODE = (
-    "step.backward got a loss of a model in evaluation mode, without dropout: remove model.eval() from train.py "
+    "the model is in evaluation mode in a training step, without dropout: remove model.eval() from train.py "
     "(run.evaluate changes the mode and restores it), or call eval() only on the layers that must not train"
 )
 

@@ -56,9 +56,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), task: Path | No
 def _without_figure_of_others(config: RecipeConfig, published: RecipeConfig) -> RecipeConfig:
     """The config, which expects the figure of the published one only if it trains and evaluates in the same way."""
     free = (*WHERE_DATA_IS, "seed")
-    changed = [name for name in differences(as_json(published), config) if not is_within(name, free)]
-    same = not changed and config.evaluation.max_samples == published.evaluation.max_samples
-    return config if same or config.expected != published.expected else config.model_copy(update={"expected": None})
+    trains_alike = all(is_within(name, free) for name in differences(as_json(published), config))
+    evaluates_alike = config.evaluation.max_samples == published.evaluation.max_samples
+    if (trains_alike and evaluates_alike) or config.expected != published.expected:
+        return config
+    return config.model_copy(update={"expected": None})
 
 
 def task_of(recipe: Path, named: Path | None = None) -> Path:
@@ -87,8 +89,8 @@ def validate(raw: JsonObject, config_class: type[RecipeConfig], source: Path | N
             # As JSON, where lists may stand for tuples, and strings for paths and dates, although validation is strict.
             config = config_class.model_validate_json(json.dumps(raw))
         except ValidationError as error:
-            found = islice(explained(error, config_class.model_json_schema()), MAX_PROBLEMS)
-            problems = [f"{where or 'the whole file'}: {what}" for where, what in found]
+            explanations = islice(explained(error, config_class.model_json_schema()), MAX_PROBLEMS)
+            problems = [f"{where or 'the whole file'}: {what}" for where, what in explanations]
             if (more := error.error_count() - MAX_PROBLEMS) > 0:
                 problems.append(f"the whole file: {more:,} more problems, which are not shown")
             raise ConfigError(problems, source) from None

@@ -171,6 +171,8 @@ class RecipeConfig(Section):
             yield from self.without_effect("faults.max_bad_steps", 'faults.on_non_finite is "stop"')
         if not self.coupled_features:
             yield from self.without_effect("compute.couple", "each sample of this task has its own loss")
+        for name in sorted(self.evaluation.sets.keys() & {"then", "ema"}):
+            yield f'evaluation.sets: "{name}/" begins the names of other metrics; rename the set'
         for name in sorted(self.evaluation.sets.keys() - self.further_sets):
             yield f'evaluation.sets: train.py does not evaluate "{name}"; remove it, or add it to Config.further_sets'
         if faults.on_non_finite == "roll_back" and not (checkpoint.every or checkpoint.keep_every):
@@ -308,8 +310,10 @@ def _durations_in(value: Any, path: str) -> Iterator[tuple[str, Duration]]:
     elif isinstance(value, list):
         for number, each in enumerate(value):
             yield from _durations_in(each, f"{path}[{number}]")
-    elif isinstance(value, Section | dict):
-        for name, each in (value if isinstance(value, dict) else vars(value)).items():
+    elif isinstance(value, Section):
+        yield from _durations_in(vars(value), path)
+    elif isinstance(value, dict):
+        for name, each in value.items():
             yield from _durations_in(each, f"{path}.{name}".lstrip("."))
 
 
@@ -318,14 +322,18 @@ def as_json(config: RecipeConfig) -> dict[str, Any]:
     return {"task": config.task, **config.model_dump(mode="json", by_alias=True, exclude={"schema_"})}
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Nested sections as dotted names: {"batch": {"drop_last": true}} becomes {"batch.drop_last": true}.
 
     Those in a list have their numbers as names: "data.sources.0.path".
     """
     flat: dict[str, Any] = {}
     for name, value in config.items():
+        path = f"{prefix}{name}"
         has_sections = isinstance(value, list) and value and isinstance(value[0], Mapping)
-        section = {str(number): each for number, each in enumerate(value)} if has_sections else value
-        flat |= flatten(section, f"{prefix}{name}.") if isinstance(section, Mapping) else {f"{prefix}{name}": value}
+        section = dict(enumerate(value)) if has_sections else value
+        if isinstance(section, Mapping):
+            flat |= flatten(section, f"{path}.")
+        else:
+            flat[path] = value
     return flat

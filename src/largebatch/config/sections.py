@@ -187,9 +187,12 @@ class Batch(Section):
             return [(phase.from_.length, phase.size) for phase in size]
         over = size.over.length
         sizes = range(size.start, size.end + 1, size.increment)
-        parts = [over.exact * number / (len(sizes) - 1) for number in range(len(sizes))]
-        amounts = [float(part) if over.unit == "epochs" else math.ceil(part) for part in parts]
-        return [(Length(over.unit, amount), each) for amount, each in zip(amounts, sizes, strict=True)]
+        phases = []
+        for number, each in enumerate(sizes):
+            exact = over.exact * number / (len(sizes) - 1)
+            amount = float(exact) if over.unit == "epochs" else math.ceil(exact)
+            phases.append((Length(over.unit, amount), each))
+        return phases
 
 
 class Train(Section):
@@ -235,7 +238,7 @@ class Checkpoint(Section):
     """When to write checkpoints, and which to keep; the end of a run and a request to stop always write one."""
 
     every: Duration | None = None
-    """Interval between checkpoints; null means only at the end and when asked to stop."""
+    """Interval between checkpoints; null means none but those that other fields and the end of a run bring about."""
     keep_last: PositiveInt | None = 2
     """Number of the latest complete checkpoints to keep; null means all."""
     keep_every: Duration | None = None
@@ -289,9 +292,9 @@ class Compute(Section):
     compile: Literal["auto", "on", "blocks", "model", "off"] = "auto"
     """What to `torch.compile`. "auto", on GPUs, and "on", everywhere: the whole model if each process holds all of its
     weights and it is a network of convolutions, has fewer than 50 million parameters or repeats no blocks; otherwise
-    its blocks. "auto" leaves out what cannot be compiled. "blocks" and "model": these. The first steps take longer, and
-    losses differ by rounding. If compiling fails, training continues without, on all processes alike, with a
-    warning."""
+    its blocks. "auto" leaves out what cannot be compiled. "blocks" and "model": only
+    the blocks, or the whole model. The first steps take longer, and losses differ by rounding. If compiling fails,
+    training continues without, on all processes alike, with a warning."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What transformer and residual blocks recompute in the backward pass instead of keeping it. "full": everything but
     their inputs, which needs the least memory, at the cost of one more forward pass of the blocks. "selective": neither

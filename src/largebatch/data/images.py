@@ -166,9 +166,10 @@ def _labeled(rows: Rows, config: HubImages, split: str) -> LabeledRows:
     table = rows.with_format("arrow")[:]
     given = table[column]
     is_text = rows.builder_name == "text_rows"
-    if not (is_text or any(is_kind(given.type) for is_kind in (types.is_integer, types.is_floating, types.is_boolean))):
+    kind = given.type
+    if not (is_text or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise DataError(
-            f"data.label_column: the column {column!r} has {given.type}; write one class for each image, as a whole "
+            f"data.label_column: the column {column!r} has {kind}; write one class for each image, as a whole "
             f"number from 0 to {config.num_classes - 1}"
         )
     names = getattr(rows.features[column], "names", [])
@@ -271,7 +272,7 @@ class HubImageSource:
     """The center crop's side over the shorter side of the image."""
 
     def __post_init__(self) -> None:
-        # Data of which no image can be decoded are refused before training.
+        # The first image shows before training whether they can be decoded.
         if len(self):
             self.fetch(np.array([0]), None)
 

@@ -102,12 +102,13 @@ def load(source: SampleSource, requests: Iterable[Request], num_workers: int, de
         device: Where the tensors go; on a GPU through pinned memory, without waiting for the copy.
     """
     samples = _MicroBatches(source)
-    if num_workers or device.type != "cpu":
-        micro_batches = _load_on_host(samples, requests, num_workers, pin=device.type == "cuda")
+    on_gpu = device.type == "cuda"
+    if num_workers or on_gpu:
+        micro_batches = _load_on_host(samples, requests, num_workers, pin=on_gpu)
     else:
         # As torch's loader does, which would take longer than loading a small batch.
         micro_batches = map(samples.__getitem__, requests)
-    move = _moved if device.type != "cuda" else _copy_on_side_stream
+    move = _copy_on_side_stream if on_gpu else _moved
     for loaded in micro_batches:
         if isinstance(loaded, DataError):
             raise loaded

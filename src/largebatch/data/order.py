@@ -120,8 +120,8 @@ class TrainingOrder:
         Many positions are shuffled at once, which takes about as long for a hundred micro-batches as for one.
         """
         upcoming = (self._unshuffled(step, micro_step, rank) for step, micro_step in micro_steps)
-        while some := list(islice(upcoming, SHUFFLED_AT_ONCE)):
-            for epoch, group in groupby(some, key=attrgetter("epoch")):
+        while chunk := list(islice(upcoming, SHUFFLED_AT_ONCE)):
+            for epoch, group in groupby(chunk, key=attrgetter("epoch")):
                 same_epoch = list(group)
                 yield from self._shuffled(epoch, same_epoch) if self.mixture is None else same_epoch
 
@@ -132,10 +132,7 @@ class TrainingOrder:
         first = slot * self.micro_batch_size
         end = min((slot + 1) * self.micro_batch_size, batch.size)
         contributes = first < end
-        if not contributes:
-            first = 0
-            end = 1
-        places = np.arange(first, end)
+        places = np.arange(first, end) if contributes else np.arange(1)
         indices = batch.start + places if self.mixture is None else self._mixed(self.mixture, step, batch, places)
         return MicroBatch(batch.epoch, indices, derive_seed(self.seed, "model", step, slot), contributes)
 

@@ -14,6 +14,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from glob import glob
@@ -189,8 +190,10 @@ class PreparedSplit:
         with write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.glob(".*.tmp"):
-                if time.time() - path.stat().st_mtime > SECONDS_OF_A_LEFTOVER:
-                    path.unlink(missing_ok=True)
+                # Another process may complete or delete it meanwhile.
+                with suppress(FileNotFoundError):
+                    if time.time() - path.stat().st_mtime > SECONDS_OF_A_LEFTOVER:
+                        path.unlink()
             mine = [number for number in self.missing(text) if number % preparation.num_parts == preparation.part]
             if num_workers > 1:
                 run_forked(num_workers, partial(self._make, text), mine)
@@ -282,8 +285,8 @@ def _rows_of_shards(text: "datasets.Dataset") -> list[list[int]]:
     """The first row of each shard, and the one after its last."""
     num_rows = len(text)
     num_bytes = max(text.data.nbytes, 1)
-    each = max(1, num_rows * min(max(num_bytes // MIN_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES) // num_bytes)
-    return [[start, min(start + each, num_rows)] for start in range(0, num_rows, each)]
+    per_shard = max(1, num_rows * min(max(num_bytes // MIN_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES) // num_bytes)
+    return [[start, min(start + per_shard, num_rows)] for start in range(0, num_rows, per_shard)]
 
 
 def _states_of_files(data: HubText, splits: Sequence[str]) -> list[str]:

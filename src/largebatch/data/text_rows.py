@@ -77,8 +77,8 @@ class TextRows(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
         uses: Uses = self.config.uses
         for file in files:
             names: dict[str, None] = {}
-            for line, row in rows_of(file, self.config):
-                where = f"{file}: line {line}"
+            for place, row in rows_of(file, self.config):
+                where = f"{file}: {place}"
                 names |= dict.fromkeys(row)
                 yield where, {name: _text(where, name, use, row.get(name)) for name, use in uses.items()}
             for name, use in uses.items():
@@ -146,8 +146,8 @@ def _header(reader: Iterator[list[str]]) -> list[str]:
     return next((cells for cells in reader if cells and not cells[0].startswith("sep=")), [])
 
 
-def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
-    """The rows of a file, which may be compressed, each with the number of its line, or of its place in a JSON list.
+def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[str, Row]]:
+    """The rows of a file, which may be compressed, each with its place, such as "line 3".
 
     Raises:
         DataError: The file is not in the reader's format, or has something twice.
@@ -163,8 +163,8 @@ def rows_of(file: str, config: TextRowsConfig) -> Iterator[tuple[int, Row]]:
                 if start.startswith(first):
                     raise ValueError(f"it is compressed; end its name with {ending}")
             if config.reader == "text":
-                lines = _lines(file_of_lines)
-                yield from enumerate(({"text": line.removesuffix("\n")} for line in lines), 1)
+                for number, line in enumerate(_lines(file_of_lines), 1):
+                    yield f"line {number}", {"text": line.removesuffix("\n")}
             elif config.reader == "json":
                 yield from _json_rows(file_of_lines)
             elif separator := _separator_of(file, config.uses):
@@ -189,7 +189,7 @@ def _lines(file: IO[bytes], newline: str | None = None) -> Iterator[str]:
         yield line.removeprefix("\ufeff")
 
 
-def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int, Row]]:
+def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[str, Row]]:
     reader = csv.reader(_lines(file, ""), delimiter=separator, strict=True)
     try:
         names = _header(reader)
@@ -218,30 +218,31 @@ def _csv_rows(file: IO[bytes], separator: str, uses: Uses) -> Iterator[tuple[int
                 cell.count("\t") >= len(names) - 1 and re.search("[\r\n]", cell) for cell in cells
             ):
                 raise ValueError("a cell in quotes has tabs and line breaks, as rows have; write a CSV or JSON lines")
-            yield reader.line_num, dict(zip(names, cells, strict=True))
+            yield f"line {reader.line_num}", dict(zip(names, cells, strict=True))
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num}: {error}; correct it") from error
     except ValueError as error:
         raise ValueError(f"line {reader.line_num}: {error}") from error
 
 
-def _json_rows(file: IO[bytes]) -> Iterator[tuple[int, Row]]:
-    lines = enumerate((line.removeprefix(b"\xef\xbb\xbf") for line in file), 1)
-    number, first = next(((number, line) for number, line in lines if line.strip()), (1, b""))
-    rows: Iterator[tuple[int, Any]]
+def _json_rows(file: IO[bytes]) -> Iterator[tuple[str, Row]]:
+    numbered = enumerate((line.removeprefix(b"\xef\xbb\xbf") for line in file), 1)
+    lines = ((f"line {number}", line) for number, line in numbered if line.strip())
+    place, first = next(lines, ("", b""))
+    rows: Iterator[tuple[str, Any]]
     if first.lstrip().startswith(b"["):
-        rows = enumerate(_parsed(first + file.read(), 1), 1)
+        items = _parsed(first + file.read(), "the list")
+        rows = ((f"item {number} of the list", item) for number, item in enumerate(items, 1))
     else:
-        following = ((number, line) for number, line in chain([(number, first)], lines) if line.strip())
-        rows = ((number, _parsed(line, number)) for number, line in following)
-    for number, row in rows:
+        rows = ((place, _parsed(line, place)) for place, line in chain([(place, first)] if first else [], lines))
+    for place, row in rows:
         if not isinstance(row, dict):
             what = printable(_as_json(row)[:60])
-            raise ValueError(f"line {number} is {what}, not an object with a key for each column")
-        yield number, row
+            raise ValueError(f"{place} is {what}, not an object with a key for each column")
+        yield place, row
 
 
-def _parsed(text: bytes, line: int) -> Any:
+def _parsed(text: bytes, place: str) -> Any:
     try:
         return parse_json(text.decode(), _Number)
     except (ValueError, RecursionError) as error:
@@ -250,7 +251,7 @@ def _parsed(text: bytes, line: int) -> Any:
             UnicodeDecodeError: "; save it as UTF-8",
             RecursionError: "; nest less",
         }
-        raise ValueError(f"line {line}: {error}{remedies.get(type(error), '')}") from None
+        raise ValueError(f"{place}: {error}{remedies.get(type(error), '')}") from None
 
 
 @dataclass

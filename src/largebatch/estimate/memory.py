@@ -50,9 +50,12 @@ class ModelStates:
 
     def peak(self, activations: int = 0) -> tuple[int, Mapping[str, int]]:
         """The bytes at the peak, and the transient ones among them, where a micro-batch keeps these activations."""
-        totals = [sum(phase.transient.values()) + round(phase.activations * activations) for phase in self.phases]
-        largest = max(totals)
-        return self.held + largest, self.phases[totals.index(largest)].transient
+
+        def size(phase: Phase) -> int:
+            return sum(phase.transient.values()) + round(phase.activations * activations)
+
+        peak = max(self.phases, key=size)
+        return self.held + size(peak), peak.transient
 
 
 def model_states(model: ModelShape, strategy: Strategy, plan: RunPlan) -> ModelStates:
@@ -60,12 +63,12 @@ def model_states(model: ModelShape, strategy: Strategy, plan: RunPlan) -> ModelS
     count: Formula = resolve_name(f"{__name__}:{strategy.entry.formulas}")
     held = count(model, strategy, plan.world_size, plan.max_gradient_accumulation_steps > 1)
     size = model.element_bytes
-    of_optimizer = 0
+    state_elements = 0
     for shape, group in held.stepped:
         for state in plan.states_of(shape, model.group_options[group]).values():
             # Scalars are not counted.
             if state:
-                of_optimizer += prod(state)
+                state_elements += prod(state)
     exchange = Phase(0.0, {"exchanged layers": exchanged(model, strategy, plan.world_size)})
     return ModelStates(
         by_kind={
@@ -76,7 +79,7 @@ def model_states(model: ModelShape, strategy: Strategy, plan: RunPlan) -> ModelS
             # Gradients when all of a step's are reduced.
             "gradients": held.gradients * size,
             # The optimizer's states, such as momentum.
-            "optimizer": of_optimizer * size,
+            "optimizer": state_elements * size,
             # Running statistics and the like.
             "buffers": model.buffer_bytes,
         },
@@ -139,14 +142,14 @@ Formula = Callable[[ModelShape, Strategy, int, bool], Elements]
 
 
 def replicated(model: ModelShape, _strategy: Strategy, _world_size: int, _accumulates: bool) -> Elements:
-    """Everything on every process; micro-batches are summed in the buckets that are reduced."""
+    """Count them where every process has everything; micro-batches are summed in the buckets that are reduced."""
     stepped = [(each.shape, each.group or 0) for each in model.trained]
     in_bf16 = elements_of(parameter for parameter in model.parameters if parameter.stored_in_bf16)
     return Elements(model.elements, 0, model.trained_elements, stepped, [Phase(1.0, {})], in_bf16)
 
 
 def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
-    """Rows of each parameter."""
+    """Count them where each process has rows of each parameter."""
     shards = strategy.shards_of(world_size)
     units: Counter[int] = Counter()
     reduced: Counter[int] = Counter()
@@ -178,7 +181,7 @@ def sharded(model: ModelShape, strategy: Strategy, world_size: int, accumulates:
 
 
 def zero12(model: ModelShape, strategy: Strategy, world_size: int, accumulates: bool) -> Elements:
-    """Whole weights, and a part of each group's flat buffer of masters."""
+    """Count them where each process has whole weights, and a part of each group's flat buffer of masters."""
     zero = strategy.zero
     groups = [padded(elements_of(group), 2 * world_size) for group in model.groups]
     trained = model.trained_elements
@@ -237,8 +240,8 @@ def _gradients_of_partitions(model: ModelShape, world_size: int) -> int:
     return max(held)
 
 
-def zero3(model: ModelShape, strategy: Strategy, world_size: int, _: bool) -> Elements:
-    """A part of each parameter."""
+def zero3(model: ModelShape, strategy: Strategy, world_size: int, _accumulates: bool) -> Elements:
+    """Count them where each process has a part of each parameter."""
     zero = strategy.zero
 
     def whole(parameters: Iterable[ParameterShape]) -> list[int]:

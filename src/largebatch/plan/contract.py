@@ -241,7 +241,8 @@ def resolve(
     total_steps = timeline.steps_in(config.train.duration.length)
     # A batch size is still to come if its phase does not end before the completed steps do.
     ends = [*(phase.first_step for phase in timeline.phases[1:]), total_steps + 1]
-    to_come = [size for size, end in zip(sizes, ends, strict=True) if end > completed_steps]
+    # The last one at least: a checkpoint of a longer run is refused later.
+    to_come = [size for size, end in zip(sizes, ends, strict=True) if end > min(completed_steps, total_steps)]
     if config.batch.finds_micro_batch_size:
         size = math.gcd(*to_come)
         found = valid_micro_batch_sizes(size, 1 + (micro_batch_size or size), world_size)
@@ -309,25 +310,22 @@ def _schedule(rate: LearningRate, timeline: Timeline, total_steps: int, peak_lr:
     def place_after(length: Length) -> int:
         return timeline.at(timeline.steps_in(length)).samples_before
 
-    schedule = Schedule(end=timeline.at(total_steps).samples_before)
+    decay = rate.decay
+    schedule = Schedule(
+        end=timeline.at(total_steps).samples_before,
+        decay="constant" if isinstance(decay, BatchGrowth) else decay.name,
+        **decay.model_dump(include={"factor", "power", "final_fraction"}),
+    )
     if rate.warmup is not None:
         start_lr = rate.base_lr if rate.warmup.start == "base_lr" else 0.0
         # Warmup leads from the tuned rate up to the scaled one, if that is higher (Goyal et al. 2017, section 5.1).
         warmup = place_after(rate.warmup.duration.length) if peak_lr > start_lr else 0
         schedule = replace(schedule, warmup=warmup, warmup_start_lr=start_lr, warmup_shape=rate.warmup.shape)
-    decay = rate.decay
-    decay_start = schedule.warmup
-    milestones: list[int] = []
     if isinstance(decay, StepDecay):
-        milestones = [place_after(each.length) for each in decay.at]
+        schedule = replace(schedule, milestones=tuple(place_after(each.length) for each in decay.at))
+    decay_start = schedule.warmup
     if isinstance(decay, WarmupStableDecay):
         first_step = timeline.steps_before(total_steps, decay.decay.length)
         assert first_step is not None
         decay_start = timeline.at(first_step).samples_before
-    return replace(
-        schedule,
-        decay="constant" if isinstance(decay, BatchGrowth) else decay.name,
-        milestones=tuple(milestones),
-        decay_start=decay_start,
-        **decay.model_dump(include={"factor", "power", "final_fraction"}),
-    )
+    return replace(schedule, decay_start=decay_start)

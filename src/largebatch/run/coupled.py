@@ -47,7 +47,7 @@ class CoupledBatch:
         mine = [{name: values.detach() for name, values in each.items()} for each in mine]
         # Compared with what is encoded again.
         self._compared = mine if is_first else None
-        self._largest_difference = torch.zeros((), device=backend.device)
+        self._passes_differ = torch.zeros((), dtype=torch.bool, device=backend.device)
         rows = [{name: values for name, values in each.items() if values.ndim} for each in mine]
         if is_first:
             backend.check_rows(rows, "step.couple")
@@ -58,8 +58,8 @@ class CoupledBatch:
         start = size * backend.rank // backend.world_size
         stop = size * (backend.rank + 1) // backend.world_size
         # The vectors of a sample: a pair, or more with hard negatives.
-        vectors = sum(values[0].numel() // values.shape[-1] for values in trained.values() if values.ndim)
-        tile = max(1, 2 * PAIRS_PER_TILE // (size * max(2, vectors)))
+        num_vectors = sum(values[0].numel() // values.shape[-1] for values in trained.values() if values.ndim)
+        tile = max(1, 2 * PAIRS_PER_TILE // (size * max(2, num_vectors)))
         if is_first:
             with backend.raise_on_all_ranks():
                 _check(loss, slice(start, min(start + tile, stop)), everything, backend)
@@ -84,8 +84,8 @@ class CoupledBatch:
             values = encoded[name]
             if self._compared is not None:
                 first = self._compared[micro_step][name]
-                difference = (values.detach() - first).norm() / first.norm()
-                self._largest_difference = torch.maximum(self._largest_difference, difference)
+                # False if they are not finite, which the loss shows.
+                self._passes_differ |= (values.detach() - first).norm() > ROUNDING[self._plan.precision] * first.norm()
             if values.ndim:
                 parts.append((values[:count] * gradient[micro_step][:count]).sum())
             else:
@@ -95,7 +95,7 @@ class CoupledBatch:
 
     def passes_agree(self) -> bool:
         """Whether both passes of the first step had the same features, up to rounding; waits for the device."""
-        return not float(self._largest_difference) > ROUNDING[self._plan.precision]
+        return not self._passes_differ
 
 
 def _part(everything: Encoded, rows: slice) -> Encoded:
@@ -148,25 +148,25 @@ def _check(loss: CoupledLoss, rows: slice, everything: Encoded, backend: Backend
             "step.couple: the losses of samples change with the range of samples that is asked for, which is "
             "arbitrary; compare the samples in `rows` with all samples, not only with each other"
         )
-    names = [name for name, values in everything.items() if values.requires_grad]
+    if not losses.requires_grad:
+        raise UserError("step.couple: the loss does not depend on what `encode` returns, so nothing would be trained")
+    total = losses.sum()
     parameters = {
         name: parameter for name, parameter in backend.unwrapped_model.named_parameters() if parameter.requires_grad
     }
-    if not losses.requires_grad:
-        raise UserError("step.couple: the loss does not depend on what `encode` returns, so nothing would be trained")
-    wanted = [*(everything[name] for name in names), *parameters.values()]
-    gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-    for name, gradient in zip(parameters, gradients[len(names) :], strict=True):
+    gradients = torch.autograd.grad(total, [*parameters.values()], retain_graph=True, allow_unused=True)
+    for name, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
             raise UserError(
                 f"step.couple: the loss depends on the parameter {name} itself, which would get no gradient; return "
                 "it from the model's forward pass, and from `encode` as a scalar"
             )
+    features = [values for values in everything.values() if values.requires_grad and values.ndim]
     reaches_others = False
-    for name, gradient in zip(names, gradients, strict=False):
-        if gradient is not None and everything[name].ndim:
+    for gradient in torch.autograd.grad(total, features, allow_unused=True):
+        if gradient is not None:
             reaches_others |= bool(gradient[: part.start].any() or gradient[part.stop :].any())
-    if losses.sum() > rounding and not reaches_others:
+    if total > rounding and not reaches_others:
         raise UserError(
             "step.couple: the loss has no gradient for the samples that it compares its own with, so a part of the "
             "gradient would be missing; do not detach them"

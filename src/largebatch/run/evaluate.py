@@ -40,7 +40,7 @@ class Evaluator:
     def means(
         self, eval_set: SampleSource, per_sample: PerSample, name: str | None, before: Callable[[], object]
     ) -> dict[str, float]:
-        """See `Run.evaluate`."""
+        """Means over a set, as `Run.evaluate` describes them, also with the averaged weights if there are some."""
         plan = self.backend.plan
         num_samples = plan.evaluation_of(name).samples_of(len(eval_set))
 
@@ -77,7 +77,7 @@ class Evaluator:
         return means
 
     def rows(self, source: SampleSource, num_samples: int, per_sample: RowsPerSample) -> dict[str, torch.Tensor]:
-        """See `Run.rows`."""
+        """Gather what `per_sample` returns for the first samples, as `Run.rows` describes it."""
         mine = []
         with self.evaluating():
             for start, stop, batch in self._batches(source, num_samples):
@@ -91,16 +91,18 @@ class Evaluator:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """See `Run.evaluating`."""
+        """In the block, the model is in evaluation mode, without gradients, and the clock of training stands still."""
         with self.recorder.metrics.stopwatch.counting(False):
             self.backend.statistics.average(self.backend.world_size, self.recorder.step)
             # Some parts of a model may be in evaluation mode always.
             training = {module: module.training for module in self.backend.model.modules()}
             self.backend.model.eval()
-            with torch.no_grad():
-                yield
-            for module, mode in training.items():
-                module.training = mode
+            try:
+                with torch.no_grad():
+                    yield
+            finally:
+                for module, mode in training.items():
+                    module.training = mode
 
     def _batches(self, source: SampleSource, num_samples: int) -> Iterator[tuple[int, int, Batch]]:
         """This process's ranges of the first `num_samples` samples, as (start, stop), and their batches.
@@ -113,14 +115,15 @@ class Evaluator:
         shares = []
         requests: list[Request] = []
         for first in range(0, num_samples, backend.world_size * size):
-            start = min(first + backend.rank * size, num_samples)
-            stop = min(start + size, num_samples)
-            shares.append((start, stop))
-            requests.append((np.arange(start, stop) if start < stop else np.arange(1), None))
+            start = first + backend.rank * size
+            # A slice of a range ends where the range ends.
+            share = range(num_samples)[start : start + size]
+            shares.append(share)
+            requests.append((np.array(share or [0]), None))
         batches = load(source, requests, self.num_workers, backend.device)
-        for (start, stop), (batch, _) in zip(shares, batches, strict=True):
+        for share, (batch, _) in zip(shares, batches, strict=True):
             self.heartbeat()
-            yield start, stop, batch
+            yield share.start, share.stop, batch
 
 
 def mean_over_samples(
@@ -150,8 +153,10 @@ def mean_over_samples(
                 if values.shape != (max(stop - start, 1),):
                     raise ValueError(f"{which} of {name!r} have shape {tuple(values.shape)}; return one per sample")
             for suffix, part in subsets.items():
-                mine = slice(max(part.start - start, 0), max(min(part.stop, stop) - start, 0))
-                totals.add({name + suffix: (sums[mine].double().sum(), weights[mine].double().sum())}, contributes=True)
+                inside = slice(max(part.start - start, 0), max(min(part.stop, stop) - start, 0))
+                totals.add(
+                    {name + suffix: (sums[inside].double().sum(), weights[inside].double().sum())}, contributes=True
+                )
     means = totals.over_processes(backend)
     if not means:
         raise DataError("there is nothing to evaluate: the source has no samples, or weights of 0", everywhere=True)

@@ -1,14 +1,13 @@
 """The micro-batches of one process in each optimizer step, and the weight of the whole global batch."""
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, tee
 from typing import NamedTuple
 
 from largebatch.backend.base import Backend
 from largebatch.batch import GlobalBatch
-from largebatch.data.loading import WEIGHT_UNITS, Loaded, Request, load
+from largebatch.data.loading import WEIGHT_UNITS, Loaded, load
 from largebatch.data.order import MicroBatch, TrainingOrder
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError
@@ -51,15 +50,10 @@ def training_feed(
     order = TrainingOrder(plan.timeline, plan.micro_batch_size, plan.world_size, plan.seed, plan.mixture)
     slots = ((step, number) for step in steps for number in range(plan.micro_steps_of(plan.batch_at(step))))
     # Loader processes take requests ahead of the batches.
-    requested: deque[MicroBatch] = deque()
-
-    def requests() -> Iterator[Request]:
-        for micro_batch in order.micro_batches(slots, backend.rank):
-            requested.append(micro_batch)
-            yield micro_batch.indices, micro_batch.epoch
-
-    batches = timed(load(train_set, requests(), num_workers, backend.device))
-    passes = (_micro_step(plan, requested.popleft(), loaded) for loaded in batches)
+    micro_batches, ahead = tee(order.micro_batches(slots, backend.rank))
+    requests = ((each.indices, each.epoch) for each in ahead)
+    batches = timed(load(train_set, requests, num_workers, backend.device))
+    passes = (_micro_step(plan, *each) for each in zip(micro_batches, batches, strict=True))
     if plan.loss_weight_per_sample is None:
         yield from _weighed(backend, passes, steps)
         return

@@ -101,7 +101,7 @@ class Loop:
         return self.recorder.step
 
     def steps(self, train_set: SampleSource) -> Iterator[Step]:
-        """See `Run.steps`."""
+        """Yield each step to the recipe; between steps, save what is due and stop if asked to."""
         first = self.start.step
         feed = training_feed(self.backend, train_set, self.config.data.num_workers, first, self.metrics.timed)
         with self.watchdog, closing(feed), self.metrics.stopwatch.counting(True):
@@ -119,7 +119,7 @@ class Loop:
                 self._save_and_stop_if_due()
 
     def update(self, step: Step) -> None:
-        """See `Run.update`."""
+        """Set the learning rate, clip, and step, unless the gradient is bad; then collect what is logged."""
         loss_sum = step.finish()
         self.backend.untouched.check()
         if step.is_first:
@@ -178,7 +178,7 @@ class Loop:
     def evaluate(
         self, eval_set: SampleSource, per_sample: PerSample, name: str | None, before: Callable[[], object]
     ) -> dict[str, float]:
-        """See `Run.evaluate`."""
+        """Evaluate a set, record its means, and have a checkpoint written if they are the best so far."""
         with self._checkpoint_finished_before_failing():
             self.metrics.check()
             if self.plan.optimizer.ema_half_life is not None:
@@ -248,7 +248,9 @@ class Loop:
         raise RunStopped(f"{message}; the same command resumes from there", reason == StopReason.STOP_FILE)
 
     def finish(self) -> None:
-        """See `Run.finish`."""
+        """Complete the last checkpoint, export its weights, write the summary, and leave the job."""
+        if self.completed_steps == 0:
+            raise RuntimeError("run.finish was called before run.update; call it after the loop over run.steps(…)")
         with self.watchdog:
             self._finish_checkpoint()
             step = self.completed_steps
@@ -261,7 +263,10 @@ class Loop:
             self.recorder.finished(self.writer.require(step), about, self.watchdog.heartbeat)
             for each in sorted({*self.writer.poll(), step}):
                 self._follow_kept(each, is_last=each == step)
-            wait_together(self.backend, self.watchdog.heartbeat, in_thread("then", self.then.finish))
+            then = in_thread("then", self.then.finish)
+            wait_together(self.backend, self.watchdog.heartbeat, then)
+            with self.backend.raise_on_all_ranks():
+                then.result()
             self._leave()
 
     @contextmanager

@@ -45,7 +45,7 @@ class Start:
 
 
 def find_start(
-    resume: str, allow_change: Sequence[str], folder: RunFolder, config: RecipeConfig, plan: RunPlan, backend: Backend
+    resume: str, allow_change: Sequence[str], folder: RunFolder, config: RecipeConfig, backend: Backend
 ) -> Start:
     """Decide where the run begins, as `RunOptions` say; every process must call it and gets the same answer.
 
@@ -54,6 +54,7 @@ def find_start(
     """
     if resume == "none":
         return Start()
+    plan = backend.plan
     if resume == "auto":
         # As the main process sees it: others may see a shared folder later, or while another run begins in it.
         finished = backend.from_main_process(partial(_is_finished, folder))

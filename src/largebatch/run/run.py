@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ from largebatch.run.same_samples import Numbers, check_same_samples
 from largebatch.run.step import Step
 from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
-from largebatch.storage.catalog import entry_at
+from largebatch.storage.layout import CheckpointError, read_manifest
 from largebatch.system.failures import building_the_model
 from largebatch.words import printable
 
@@ -78,7 +78,7 @@ class Run(Generic[Config]):
         launch = read_launch(config=config)
         size, notes = largest_to_try(self.folder, config, launch)
         # As far as is known before the processes agree on a checkpoint.
-        self.plan = resolve(config, launch.world_size, size, self._completed_steps(options.resume))
+        self.plan = resolve(config, launch.world_size, size, self._completed_steps())
         self._given = config.with_micro_batch_size(self.plan.micro_batch_size)
         self.folder.check_usable()
         check_trackers(self.plan.logging.trackers)
@@ -98,9 +98,7 @@ class Run(Generic[Config]):
         self._print(f"  {'Strategy':<14}{launch.strategy} on {self.backend.device.type}{groups}")
 
         self.backend.from_main_process(self.folder.hold)
-        self._start = find_start(
-            options.resume, options.allow_change, self.folder, self._given, self.plan, self.backend
-        )
+        self._start = find_start(options.resume, options.allow_change, self.folder, self._given, self.backend)
         if self._start.is_finished:
             step = self._start.step
             total = self.plan.total_steps
@@ -350,7 +348,7 @@ class Run(Generic[Config]):
         return self.plan.evaluates_after(self.completed_steps)
 
     def should_evaluate_on(self, name: str) -> bool:
-        """The same for a further set, which has its own interval in the recipe's `evaluation.sets`."""
+        """Whether one is due of a further set, which has its own interval in the recipe's `evaluation.sets`."""
         return self.plan.evaluates_after(self.completed_steps, name)
 
     def evaluate(
@@ -391,7 +389,7 @@ class Run(Generic[Config]):
             The tensors by name, with one row per sample, in order, the same on every process.
 
         Raises:
-            UserError: They are not; every process raises it.
+            UserError: Names, dtypes or shapes differ; every process raises it.
         """
         return self.loop.evaluator.rows(source, num_samples, per_sample)
 
@@ -415,12 +413,16 @@ class Run(Generic[Config]):
         if self.backend.is_main_process:
             print(printable(text), flush=True)
 
-    def _completed_steps(self, resume: str) -> int:
+    def _completed_steps(self) -> int:
         """The step of the checkpoint that the run would resume from, if batch sizes change until there."""
+        resume = self._options.resume
         if resume == "none" or len(self._given.batch.sizes) == 1:
             return 0
         if resume != "auto":
-            return max(0, entry_at(Path(resume)).step)
+            # `find_start` refuses one that cannot be read.
+            with suppress(CheckpointError, OSError):
+                return read_manifest(Path(resume)).step
+            return 0
         with file_errors(f"{self.folder.checkpoints_dir} cannot be read", "choose another run folder"):
             return self.folder.checkpoint_step()
 

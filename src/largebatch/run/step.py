@@ -98,7 +98,7 @@ class Step:
         self._micro_steps_done += 1
 
     def log(self, values: Mapping[str, Logged]) -> None:
-        """See `Run.log`."""
+        """Keep the values, as `Run.log` describes them, until the step's line is written."""
         if self.updated:
             raise RuntimeError("run.log was called after run.update; call it before, in the step that it is about")
         self.own_metrics.add(values, contributes=self._micro_step is None or self._micro_step.contributes)

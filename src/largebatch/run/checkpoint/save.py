@@ -139,13 +139,14 @@ class CheckpointWriter:
         """
         # Always, because others may not have noticed yet that theirs is done.
         wait_together(self.backend, self.heartbeat, self._work, self._progress)
-        if self._work is not None:
-            self._conclude(self._work)
+        self._conclude()
 
-    def _conclude(self, work: "Future[None]") -> None:
-        """Take note of what has become of the checkpoint."""
+    def _conclude(self) -> None:
+        """Take note of what has become of the checkpoint that was being written, if any."""
+        if self._work is None:
+            return
         step = self._writing
-        error = work.exception()
+        error = self._work.exception()
         self._work = None
         if error is None:
             self._completed.append(step)
@@ -175,7 +176,7 @@ class CheckpointWriter:
     def poll(self) -> list[int]:
         """The steps of checkpoints completed since the last call; raise TrainingFailed as `save` does."""
         if self._work is not None and self._work.done():
-            self._conclude(self._work)
+            self._conclude()
         completed = self._completed
         self._completed = []
         return completed
@@ -210,10 +211,10 @@ class CheckpointWriter:
         self, step: int, about: Mapping[str, Any], state: EngineState, space: Mapping[str, torch.Tensor] | None
     ) -> None:
         """Copy the state to `space`, if there is some, then write and publish it."""
-        if self._copy_stream is not None:
-            torch.cuda.set_device(self.backend.device)
         tensors = _tensors(state)
         try:
+            if self._copy_stream is not None:
+                torch.cuda.set_device(self.backend.device)
             if space is not None:
                 self._copy(space.values(), tensors)
                 tensors = iter(space.values())
@@ -330,6 +331,6 @@ def _shapes(state: EngineState) -> Shapes:
 
 
 def _tensors(state: EngineState) -> Iterator[torch.Tensor]:
-    """These tensors, in the same order."""
+    """What `_shapes` describes, in the same order."""
     yield from (piece.read(*piece.owned) for piece in state.pieces)
     yield from state.buffers.values()

@@ -30,8 +30,10 @@ class Stopwatch:
     def counting(self, is_on: bool) -> Iterator[None]:
         """Count the time of the block, or do not; after it, continue as before."""
         was_on = self._set(is_on)
-        yield
-        self._set(was_on)
+        try:
+            yield
+        finally:
+            self._set(was_on)
 
     def _set(self, is_on: bool) -> bool:
         """Count from now on, or do not; whether it counted before."""
@@ -130,11 +132,10 @@ class StepMetrics:
             "seconds": round(self.train_seconds, 3),
             **noise_scale(),
         }
-        line = {name: value for name, value in line.items() if value is not None}
         own = self._own.over_processes(self.backend) if any(num_own) else {}
         if taken := own.keys() & line.keys():
             raise UserError(f"run.log: each line has a {min(taken)!r} already; choose another name", everywhere=True)
-        return line | own
+        return {name: value for name, value in line.items() if value is not None} | own
 
     def _speed(self, first_step: int, step: int, weight: float, seconds: float) -> dict[str, float | None]:
         samples = self._plan.batch_at(step).samples_before - self._plan.batch_at(first_step).samples_before
@@ -184,10 +185,11 @@ class StepMetrics:
         peak = torch.cuda.max_memory_allocated() / GIB
         mine = (losses[-1], len(self._own.values), self._data_wait, peak, *bad_loss)
         gathered = self.backend.all_gather(torch.tensor(mine, dtype=torch.double, device=self.backend.device))
-        *numbers, steps, losses = gathered.T.tolist()
-        if min(steps) < math.inf:
-            rank = steps.index(min(steps))
-            raise _not_finite(f"the loss is {losses[rank]} at step {steps[rank]:.0f} on rank {rank}")
+        *numbers, bad_steps, bad_losses = gathered.T.tolist()
+        first = min(bad_steps)
+        if first < math.inf:
+            rank = bad_steps.index(first)
+            raise _not_finite(f"the loss is {bad_losses[rank]} at step {first:.0f} on rank {rank}")
         step, norm = bad_norm
         if step < math.inf:
             raise _not_finite(f"the gradient's norm is {norm} at step {step}")
@@ -196,8 +198,8 @@ class StepMetrics:
 
 def _first_not_finite(steps: Iterable[int], numbers: Iterable[float]) -> tuple[float, float]:
     """The first step whose number is not finite, and the number; infinity and zero if there is none."""
-    bad = [(step, number) for step, number in zip(steps, numbers, strict=True) if not math.isfinite(number)]
-    return bad[0] if bad else (math.inf, 0.0)
+    bad = ((step, number) for step, number in zip(steps, numbers, strict=True) if not math.isfinite(number))
+    return next(bad, (math.inf, 0.0))
 
 
 def goodput(history: Sequence[Mapping[str, Any]], step: int, train_seconds: float, now: float) -> float | None:

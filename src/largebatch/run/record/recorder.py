@@ -176,12 +176,12 @@ class Recorder:
         self.trackers.add("evaluation", means, step)
 
     def answered(self, step: int, values: dict[str, float]) -> None:
-        """On the main process: log what the command of `checkpoint.then` has found after a step."""
+        """Log, on the main process, what the command of `checkpoint.then` has found after a step."""
         self._add_evaluation({f"then/{name}": value for name, value in values.items()}, step)
         self.say(f"checkpoint.then, of step {step}: {numbers(values)}")
 
     def not_answered(self, step: int, reason: str) -> None:
-        """On the main process: note that the command of `checkpoint.then` has failed."""
+        """Note, on the main process, that the command of `checkpoint.then` has failed."""
         self.event("then_failed", step=step, reason=reason)
         self.say(f"WARNING: checkpoint.then, of step {step}: {reason}; training is not affected")
 
