@@ -32,17 +32,18 @@ INTRODUCTION = """# Performance
 
 <!-- Made by bench/performance.py from bench/results. -->
 
-For anyone who wonders what this library costs beside other loops, and where it is slower. A ratio is the median of
-ours / theirs in the same round; below 1, ours takes less. [bench](../bench/README.md) says how to measure again.
+This page is for anyone who asks what this library costs beside other loops, and where it is slower. A ratio is the
+median of ours / theirs in the same round; below 1, ours takes less. [bench](../bench/README.md) says how to measure
+again.
 
 ## Where it is behind
 
-Missed targets, and contenders that take less than ours:
+Missed targets and faster contenders:
 """
 TABLE = """
 ## All readings
 
-Of several cases, the lowest and the highest ratio. Linked folders have all numbers;
+A range is the lowest and highest of several cases. Linked folders have all numbers;
 [bench/results](../bench/results) has further measurements.
 
 | program | ours; theirs | ratio | target | commit, machine |
