@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from largebatch.errors import DataError, UserError
+from largebatch.system.endings import STOP_SIGNALS
 from largebatch.system.parent_process import die_with_thread, end_with_parent
 
 MAX_CHARACTERS = 10_000
@@ -38,7 +39,7 @@ def run_forked(num_processes: int, work: Callable[[int], None], items: Sequence[
         die_with_thread()
         # Requests to stop are for the parent.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for request in (signal.SIGINT, signal.SIGUSR1):
+        for request in {*STOP_SIGNALS} - {signal.SIGTERM}:
             signal.signal(request, signal.SIG_IGN)
         try:
             for item in items[number::num_processes]:

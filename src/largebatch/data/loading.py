@@ -15,11 +15,11 @@ from largebatch.config.data import Data
 from largebatch.data.order import Indices
 from largebatch.data.source import Batch, SampleSource
 from largebatch.errors import DataError, reason_of
+from largebatch.system.endings import STOP_SIGNALS
 
 # A weight is a whole number of these parts of 1, which are summed as int64: exactly, in any order.
 WEIGHT_UNITS = 2**20
 Request = tuple[Indices, int | None]
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Loaded(NamedTuple):

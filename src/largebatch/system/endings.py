@@ -8,6 +8,7 @@ all processes agree on, such as that the run has finished, is written by the fir
 
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,10 @@ class StopReason(StrEnum):
     SIGINT = "SIGINT"  # after which the launcher sends SIGTERM
     BATCH_SCRIPT = "the batch script"
     STOP_FILE = "the stop file"  # a person's request, after which the job is not started again
+
+
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
+"""Signals that ask a run to stop: each is a `StopReason` of its name."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from largebatch.plan.contract import STOP_VOTE_STEPS
-from largebatch.system.endings import StopReason
+from largebatch.system.endings import STOP_SIGNALS, StopReason
 from largebatch.system.variables import whole_number_or_none
 
-SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 REASONS: tuple[StopReason | None, ...] = (None, *StopReason)
 """Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none."""
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -50,7 +49,7 @@ class StopRequests:
 
     def listen(self) -> None:
         """Note signals instead of exiting on them, until `close`."""
-        for number in SIGNALS:
+        for number in STOP_SIGNALS:
             reason = StopReason[number.name]
             self._handlers[number] = signal.signal(number, lambda *_, reason=reason: self._ask(reason))
 
