@@ -22,6 +22,7 @@ from largebatch.storage.files import read_json_lines
 from paths import DIGITS, PYDOC
 from reference import reference_pydoc
 from resuming import assert_same_weights
+from stepping import prepared, take
 from test_strategies import SIZES, SMALL_GPT
 from whole_state import whole_state
 
@@ -187,3 +188,19 @@ def test_not_turned_on_between_starts_of_a_run(run_dir, tmp_path):
     words = (*words[:-1], "--train.stop_after_steps=4", EMA, "--allow-change", "optimizer.ema_half_life")
     failure = failure_of(partial(train, run_dir=run_dir), PYDOC, *words, strategy="single")
     assert re.search(r"it has no ema/\S+, which this optimizer needs; restore the earlier section", failure)
+
+
+def fail_alone(run_dir):
+    run, _, model, train_set = prepared(PYDOC, run_dir, *SMALL_GPT, EMA)
+    steps = run.steps(train_set)
+    take(next(steps), run, model)
+    with run.backend.averaged_weights():
+        if run.backend.rank == 1:
+            raise ValueError("one process alone")
+        run.backend.gather_objects(None)
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_fails_on_one_process_ends(run_dir):
+    """ZeRO communicates to put weights back, which the other process does not do yet."""
+    assert "ValueError: one process alone" in failure_of(fail_alone, run_dir, strategy="zero2", timeout=120)

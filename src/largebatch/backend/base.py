@@ -268,11 +268,10 @@ class Backend(Processes, ABC):
         """In the block, the model has the moving averages of its weights and running statistics; every process must
         call this."""
         self._exchange_averages()
-        try:
-            with self.statistics.averaged():
-                yield
-        finally:
-            self._exchange_averages()
+        with self.statistics.averaged():
+            yield
+        # Not after an error, which one process may raise alone: ZeRO communicates.
+        self._exchange_averages()
 
     @torch.no_grad()
     def _exchange_averages(self) -> None:
