@@ -243,6 +243,8 @@ def loop_with(mistake, run_dir):
             if mistake in ("after backward", "not called"):
                 for batch in step.micro_batches():
                     step.backward(encode(batch)["views"].sum())
+            if mistake == "a trained temperature":
+                loss = torch.compile(loss, backend="aot_eager")
             if mistake != "not called":
                 step.couple(encode, loss)
             run.update(step)

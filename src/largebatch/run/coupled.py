@@ -150,20 +150,21 @@ def _check(loss: CoupledLoss, rows: slice, everything: Encoded, backend: Backend
         )
     if not losses.requires_grad:
         raise UserError("step.couple: the loss does not depend on what `encode` returns, so nothing would be trained")
-    total = losses.sum()
     parameters = {
         name: parameter for name, parameter in backend.unwrapped_model.named_parameters() if parameter.requires_grad
     }
-    gradients = torch.autograd.grad(total, [*parameters.values()], retain_graph=True, allow_unused=True)
-    for name, gradient in zip(parameters, gradients, strict=True):
+    features = [values for values in everything.values() if values.requires_grad and values.ndim]
+    total = losses.sum()
+    # Together: a compiled loss frees in a backward pass what a second one would need.
+    gradients = torch.autograd.grad(total, [*parameters.values(), *features], allow_unused=True)
+    for name, gradient in zip(parameters, gradients, strict=False):
         if gradient is not None:
             raise UserError(
                 f"step.couple: the loss depends on the parameter {name} itself, which would get no gradient; return "
                 "it from the model's forward pass, and from `encode` as a scalar"
             )
-    features = [values for values in everything.values() if values.requires_grad and values.ndim]
     reaches_others = False
-    for gradient in torch.autograd.grad(total, features, allow_unused=True):
+    for gradient in gradients[len(parameters) :]:
         if gradient is not None:
             reaches_others |= bool(gradient[: part.start].any() or gradient[part.stop :].any())
     if total > rounding and not reaches_others:
