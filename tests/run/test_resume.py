@@ -1,5 +1,6 @@
 """A run that was interrupted ends as one that was not."""
 
+import errno
 import json
 import shutil
 import time
@@ -7,6 +8,9 @@ import time
 import pytest
 
 from jobs import run_job, train, write_zero_config
+from largebatch.config import load_config
+from largebatch.errors import StorageError
+from largebatch.run import Run, RunOptions
 from largebatch.run.checkpoint.export import export
 from largebatch.storage.layout import folder_name
 from largebatch.storage.run_folder import RunFolder
@@ -153,3 +157,14 @@ def test_batch_sizes_that_are_past_limit_no_number_of_processes(run_dir):
         assert run_interrupted(place, words, world_size=world_size) is None
         if last == 9:
             shutil.copytree(run_dir / "checkpoints" / folder_name(9), renamed)
+
+
+def test_a_checkpoint_that_cannot_be_read_now(run_dir, monkeypatch):
+    """Processes that took it for none would plan something else than those that can read it."""
+
+    def fail(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("largebatch.run.run.read_manifest", fail)
+    with pytest.raises(StorageError, match=r"^--resume: step_9 cannot be read: .*; the same command tries again$"):
+        Run(load_config(PYDOC, TINY_GPT), RunOptions(run_dir, "step_9"))

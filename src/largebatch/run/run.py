@@ -418,13 +418,13 @@ class Run(Generic[Config]):
         resume = self._options.resume
         if resume == "none" or len(self._given.batch.sizes) == 1:
             return 0
-        if resume != "auto":
-            # `find_start` refuses one that cannot be read.
-            with suppress(CheckpointError, OSError):
-                return read_manifest(Path(resume)).step
-            return 0
-        with file_errors(f"{self.folder.checkpoints_dir} cannot be read", "choose another run folder"):
-            return self.folder.checkpoint_step()
+        if resume == "auto":
+            with file_errors(f"{self.folder.checkpoints_dir} cannot be read", "choose another run folder"):
+                return self.folder.checkpoint_step()
+        # `find_start` refuses one that is not complete.
+        with suppress(CheckpointError), file_errors(f"--resume: {resume} cannot be read"):
+            return read_manifest(Path(resume)).step
+        return 0
 
     def _agree_on_the_plan(self) -> None:
         """Refuse machines with a different copy of the recipe, which would silently train something else."""
