@@ -22,6 +22,16 @@ def test_what_the_page_says_of_a_change(old, new, said, audit):
 
 
 OTHERS = {
+    # Also of a sample alone, and in all later steps.
+    "a mean over no targets": (
+        [
+            (
+                "cross_entropy(model(x), y)",
+                "cross_entropy(model(x), y, reduction='none') @ (1.0 * (y != 4)) / (y != 4).sum()",
+            )
+        ],
+        "W = 2, A = 2: not finite; a micro-batch without targets is divided by their number: [^;]*$",
+    ),
     # Goyal et al. 2017, section 3, remark 3: the mean over all processes' samples, not per-process means added up.
     "sums": (
         [("y) / accumulation", 'y, reduction="sum") * dist.get_world_size() / accumulation')],

@@ -57,6 +57,9 @@ OF_GRADIENTS = {
 }
 # By `Outcome.kind`. What each process does differently, it does in its micro-batches.
 OF_KINDS = {
+    "not finite": (
+        "a micro-batch without targets is divided by their number: divide its sum by that of the whole batch's targets"
+    ),
     "update": (
         "the optimizer makes another update of the same gradient: its rate, the norm by which it is clipped (a shard's "
         "own, or too large by the root of the replicas), or its own arithmetic depends on the number of processes or "

@@ -140,6 +140,7 @@ class Outcome:
     by_rank: Sequence[Observed]
     # How the gradient of the first step differs from that of one process:
     # "same": not at all
+    # "not finite": it has a NaN or an infinity
     # "update": not at all, but the optimizer makes another update of it
     # "multiple": each parameter's is multiplied by a number
     # "unequal", "lost": samples have other weights, some of them none
@@ -196,6 +197,8 @@ class Reference:
         What may explain all that follows comes first.
         """
         found = by_rank[0]
+        if not all(np.isfinite(each.gradient).all() for each in by_rank):
+            return "not finite", "not finite", {}
         if step_that_differs(each.unclipped for each in by_rank):
             kind = "own" if step_that_differs(each.gradients for each in by_rank) else "clipped"
             return kind, "another one in each process", {}
@@ -287,14 +290,16 @@ def reference_of(loop: Loop) -> Reference:
     # A sample alone has no statistics for BatchNorm, and no negatives.
     with suppress(UserError):
         alone = replace(loop, batch_size=1)
-        samples = np.stack([alone.one_step([sample]).gradient for sample in indices], axis=1)
+        found = np.stack([alone.one_step([sample]).gradient for sample in indices], axis=1)
+        # A mean over no targets is NaN.
+        samples = np.nan_to_num(found, posinf=0, neginf=0)
     return Reference(loop, whole, reverse, samples)
 
 
 def step_that_differs(by_rank: Iterable[Sequence[Vector]]) -> int:
     """The number of the first step in which processes have different gradients; 0 if there is none."""
     for number, gradients in enumerate(zip(*by_rank, strict=False), start=1):
-        if not np.allclose(gradients, gradients[0], rtol=1e-5, atol=0):
+        if not np.allclose(gradients, gradients[0], rtol=1e-5, atol=0, equal_nan=True):
             return number
     return 0
 
