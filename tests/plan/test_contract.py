@@ -52,8 +52,10 @@ def test_further_sets_have_intervals_and_sizes_of_their_own(monkeypatch):
     assert '"far" evaluated every 3 steps and at the end' in text
     assert '"end" evaluated at the end' in text
     assert RunPlan.from_json(plan.to_json()).evaluation == plan.evaluation
-    with pytest.raises(ConfigError, match=r'evaluation.sets: "then/" begins the names of other metrics; rename'):
-        load_config(DIGITS, ['--evaluation.sets={"then": {}}'])
+    with pytest.raises(
+        ConfigError, match=r'(?s)"ema/" begins.*evaluation.sets: "then/" begins the names of other metrics'
+    ):
+        load_config(DIGITS, ['--evaluation.sets={"then": {}, "ema": {}}'])
     with pytest.raises(ConfigError, match=r"evaluation.sets.far.every: is given in tokens, but the samples"):
         load_config(DIGITS, ['--evaluation.sets={"far": {"every": {"tokens": 9}}}'])
 
@@ -248,3 +250,10 @@ def test_synchronized_batch_norm_is_over_all_processes():
     text = explain(plan, "resnet50")
     assert "BatchNorm normalizes over micro_batch_size x world_size = 256 samples: changing it" in text
     assert not planned(IMAGENET, world_size=8).sync_batch_norm
+
+
+def test_a_decay_begins_when_warmup_ends():
+    """In the middle between the two, a cosine down to 0.1 is at 0.55 of the peak."""
+    plan = planned(PYDOC, "--learning_rate.decay.final_fraction=0.1", "--train.duration", '{"steps": 240}')
+    assert plan.schedule.warmup == 40 * plan.batch_at(0).size
+    assert plan.lr_of(plan.batch_at(140)) == pytest.approx(0.55 * 0.002, rel=0.02)
