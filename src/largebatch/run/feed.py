@@ -53,7 +53,8 @@ def training_feed(
     micro_batches, ahead = tee(order.micro_batches(slots, backend.rank))
     requests = ((each.indices, each.epoch) for each in ahead)
     batches = timed(load(train_set, requests, num_workers, backend.device))
-    passes = (_micro_step(plan, *each) for each in zip(micro_batches, batches, strict=True))
+    # The batch first: making its request belongs to the time that is waited for data.
+    passes = (_micro_step(plan, micro_batch, loaded) for loaded, micro_batch in zip(batches, micro_batches, strict=True))
     if plan.loss_weight_per_sample is None:
         yield from _weighed(backend, passes, steps)
         return
