@@ -163,7 +163,10 @@ class CaptionedImageSource:
         column = self.config.caption_column
         (caption,) = row[column]
         where = encoded["path"] or "the data"
-        if not isinstance(caption, str) or not caption.strip():
+        if not isinstance(caption, str | None):
+            kind = type(caption).__name__
+            raise DataError(f"sample {index} has a {kind} in {column!r}, in {where}; write one text in each row")
+        if not caption or caption.isspace():
             raise DataError(f"sample {index} has no {column!r}, in {where}; write one, or remove it")
         if wrong := not_text_in(caption):
             what = f"{wrong} in {column!r}, which is not text"

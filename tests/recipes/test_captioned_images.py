@@ -252,7 +252,7 @@ def parquet_of(folder, **captions):
 
 def test_a_column_of_captions_is_text(tmp_path):
     file = parquet_of(tmp_path, caption=[["a", "b"], ["c"]])
-    assert_refused(section(file, "parquet"), "sample 0 has no 'caption', in ")
+    assert_refused(section(file, "parquet"), "sample 0 has a list in 'caption', in .*; write one text in each row")
     assert_refused(
         section(file, "parquet", caption_column="text"),
         r"data\.caption_column: no column 'text'; the data has 'image', 'caption'",
