@@ -275,6 +275,18 @@ def test_folders_in_folders_are_no_classes(tmp_path):
     assert_refused(told, files_config(tmp_path / "flat/train/**", tmp_path / "flat/val/**", path="imagefolder"))
 
 
+def test_images_in_a_zip_are_refused(tmp_path):
+    """`datasets` would give all of them the label of the folder that the zip is in."""
+    write_pictures(tmp_path, "cat/1.png", "dog/1.png")
+    folder = tmp_path / "zipped"
+    for split in ("train", "val"):
+        shutil.make_archive(folder / split, "zip", tmp_path / split)
+    told = r"images in .*/train\.zip are not read; unpack it"
+    assert_refused(told, files_config(folder / "train.zip", folder / "val.zip", path="imagefolder"))
+    with pytest.raises(DataError, match=told):
+        open_folder(folder)
+
+
 def test_labels_of_a_table_may_lie_in_any_folders(tmp_path, capsys):
     write_pictures(tmp_path, "ab/cd/0.png", "ef/gh/0.png")
     for split in ("train", "val"):

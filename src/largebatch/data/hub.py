@@ -84,6 +84,11 @@ def open_splits(
             builder.config.encoding = "utf-8-sig"
         _check_commit(builder, arguments.get("revision"))
         local_files = _local_files(builder)
+        if builder.name == "imagefolder":
+            for file in chain(*builder.config.data_files.values()):
+                # `datasets` gives its images the label of the folder that it is in.
+                if file.endswith(".zip"):
+                    raise DataError(f"data.path: images in {file} are not read; unpack it, or remove it from the data")
         is_parquet = builder.name == "parquet"
         if is_parquet:
             # By default it is the number of rows of a file's first row group, which may be empty.

@@ -207,8 +207,6 @@ def _numbers(texts: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
 
 def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None:
     """Raise DataError if local folders within those of the classes have been taken for classes."""
-    from datasets.config import HF_DATASETS_CACHE
-
     names = names_in(split)
     roots = [config.path] * len(names)
     if config.data_files:
@@ -218,12 +216,10 @@ def _check_layout(folders: Sequence[str], config: HubImages, split: str) -> None
             return
     elif not Path(config.path).expanduser().is_dir():
         return
-    # Archives are extracted into folders of their own.
-    folders = sorted(folder for folder in folders if not folder.startswith(str(HF_DATASETS_CACHE)))
     if len({folder.rpartition("/")[0] for folder in folders}) > len(roots):
         raise DataError(
             f"data.path: the classes of {split!r} would be the innermost folders, as "
-            f"{folders[0]} and {folders[-1]}; {IMAGE_FOLDERS}"
+            f"{min(folders)} and {max(folders)}; {IMAGE_FOLDERS}"
         )
 
 

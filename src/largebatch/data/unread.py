@@ -37,7 +37,6 @@ def name_files(config: HubOrLocal, builder: "datasets.DatasetBuilder", listed: l
     if builder.name == "imagefolder":
         images = [file for file in listed if file.suffix.lower() in builder.EXTENSIONS]
         read = {*images, *(file for file in listed if file.stem == "metadata")}
-        # A zip adds rows.
         left_out = len(images) - sum(split.num_examples for split in builder.info.splits.values())
         if left_out > 0:
             print(f"{counted(left_out, 'image')} that nothing reads: the metadata does not list all")
