@@ -16,6 +16,7 @@ from largebatch.data.images import Augmentation, HubImageSource, TensorImages, d
 from largebatch.data.order import Indices, derive_seed
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import Batch, Sources
+from largebatch.words import counted
 
 from .config import Config, Views
 
@@ -37,6 +38,10 @@ def sources(config: Config, preparation: Preparation) -> Sources:
         return DigitViews(images.pixels, images.labels, draw), held_out
     train, labeled = open_images(config.data, preparation)
     evaluation = evaluation_source(train, labeled, config.data, config.evaluation)
+    num_voting = len(np.unique(train.labels[: config.neighbors.bank_samples]))
+    if num_voting < (num_known := len(np.unique(train.labels))):
+        told = f"neighbors.bank_samples reaches {num_voting} of {counted(num_known, 'class')} of training"
+        evaluation.remark = "; ".join(filter(None, [evaluation.remark, told]))
     return HubImageSource(train, config.data, draw), evaluation
 
 

@@ -24,7 +24,7 @@ from largebatch.data.parquet_types import check_types
 from largebatch.data.preparation import Preparation
 from largebatch.errors import DataError, StorageError, UserError
 from largebatch.system.failures import kind_of
-from paths import DIGITS, IMAGENET
+from paths import DIGITS, IMAGENET, SIMCLR
 from pictures import gradient_image, jpeg, png, write_parquet
 from small_data import assert_drawn_by_seed_epoch_and_sample
 
@@ -322,11 +322,16 @@ def written_apart(folder, train, evaluation):
     return load_config(IMAGENET, [f"--data.path={folder}", *SMALL])
 
 
-@pytest.mark.parametrize("task", ["image_classification", "contrastive"])
-def test_classes_that_training_or_the_evaluation_lacks_are_told(task, tmp_path):
-    config = written_apart(tmp_path, ["ant", "cat"], ["cat", "dog"])
-    _, evaluation = tasks.sources(task)(config)
-    assert evaluation.remark == "evaluation has 1 class that training has no image of: dog"
+def test_classes_that_training_or_the_evaluation_lacks_are_told(tmp_path):
+    _, evaluation = image_sources(written_apart(tmp_path, ["ant", "cat"], ["cat", "dog"]))
+    told = "evaluation has 1 class that training has no image of: dog"
+    assert evaluation.remark == told
+    # A folder's images are sorted by class, and the first of them are the neighbors.
+    for number, also in ((2, ""), (1, "; neighbors.bank_samples reaches 1 of 2 classes of training")):
+        words = [f"--data.path={tmp_path}", *SMALL, f"--neighbors.bank_samples={number}", "--neighbors.count=1"]
+        config = load_config(SIMCLR.with_name("simclr_resnet50_4k.json"), [*words, "--data.num_train_samples=4"])
+        _, evaluation = tasks.sources("contrastive")(config)
+        assert evaluation.remark == told + also
 
 
 def test_classes_after_max_samples_are_those_of_the_evaluation(tmp_path):
