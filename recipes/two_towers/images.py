@@ -216,6 +216,12 @@ def open_labeled(config: Config, preparation: Preparation) -> Iterator[HubImageS
     )
     try:
         _, labeled = open_images(section, preparation)
+        # Folders are numbered without those that are not there.
+        if (num_named := len(labeled.class_names)) not in (0, section.num_classes):
+            raise DataError(
+                f"they have {counted(num_named, 'class')}, but zero_shot.class_names has {section.num_classes}; write "
+                "one name for each, in their order"
+            )
         # Cropped as the evaluation images of pairs.
         yield HubImageSource(labeled, section, center=1)
     except NotPrepared:

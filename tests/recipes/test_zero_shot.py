@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -93,6 +94,14 @@ def test_a_class_without_a_name(words, tmp_path):
     (tmp_path / "labeled/9").mkdir()
     Image.fromarray(noise(9)).save(tmp_path / "labeled/9/0.png")
     with pytest.raises(DataError, match=r"zero_shot\.images: data\.label_column: sample 21 .* has the label 6"):
+        tasks.sources("two_towers")(load_config(CLIP_DIGITS, words), Preparation())
+
+
+def test_a_name_without_a_class(words, tmp_path):
+    """The folders after the one that is not there would be numbered as those before them."""
+    shutil.rmtree(tmp_path / "labeled/2")
+    told = r"zero_shot\.images: they have 5 classes, but zero_shot\.class_names has 6; write one name for each"
+    with pytest.raises(DataError, match=told):
         tasks.sources("two_towers")(load_config(CLIP_DIGITS, words), Preparation())
 
 
