@@ -122,8 +122,12 @@ def test_sizes_must_be_the_recipes(which):
     check_sizes([*sources.values(), Squares(3)], data)
     expected = sources[which].size
     sources[which] = Squares(7)
-    message = f"^data.num_{which}_samples: the recipe says {expected}, but the data has 7 samples; write 7, "
-    with pytest.raises(DataError, match=message):
+    message = f"^data.num_{which}_samples: the recipe says {expected}, but the data has 7 samples; write 7 "
+    with pytest.raises(DataError, match=message) as caught:
+        check_sizes([*sources.values()], data)
+    assert "SPLIT" not in str(caught.value)
+    sources[which] = Squares(expected + 1)
+    with pytest.raises(DataError, match=rf"or name other data, such as .SPLIT\[:{expected}\]. in recipes with a data"):
         check_sizes([*sources.values()], data)
 
 

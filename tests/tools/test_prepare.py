@@ -61,6 +61,20 @@ def test_it_says_how_many_samples_there_are_and_writes_them(recipe, run_command,
     assert "17 samples found; the recipe expects 17" in output_of("prepare", "mine")
 
 
+@pytest.mark.parametrize("batch", [4, 18])
+def test_numbers_that_contradict_the_rest_are_written_first(batch, recipe, run_command):
+    content = json.loads(recipe.read_text())
+    content["data"]["num_train_samples"] = 3
+    content["batch"]["global_batch_size"] = batch
+    recipe.write_text(json.dumps(content))
+    code, _, error = run_command("prepare", "mine", "--workers=1", "--write")
+    assert f"- batch.global_batch_size: {batch} is more than the 3 training samples; " in error
+    assert json.loads(recipe.read_text())["data"]["num_train_samples"] == 17
+    # More than the data has stays wrong.
+    assert code == (0 if batch == 4 else 2)
+    assert ("18 is more than the 17 training samples; write fewer, or correct" in error) is (batch == 18)
+
+
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_no_samples_are_no_number_to_write(split, recipe, run_command):
     Path("short.jsonl").write_text('{"text": "short"}\n')

@@ -21,7 +21,9 @@ MAX_PROBLEMS = 100
 WHERE_DATA_IS = ("data.path", "data.data_files", "data.train", "data.eval")
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), task: Path | None = None) -> RecipeConfig:
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), task: Path | None = None, as_a_whole: bool = True
+) -> RecipeConfig:
     """Read and validate a recipe, as the `Config` of its task's `config.py`.
 
     Args:
@@ -29,6 +31,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), task: Path | No
         overrides: Command-line words such as `["--batch.global_batch_size", "512", "--seed=1"]`. Values are JSON; a
             value that is not JSON is a string.
         task: The folder of the task that the caller can run; None means the one that `task_of` finds.
+        as_a_whole: Whether its sections must fit together, too.
 
     Raises:
         ConfigError: All problems of the file and the overrides, one line each; or `config.py` cannot be used.
@@ -47,9 +50,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), task: Path | No
     ]
     if unknown:
         raise ConfigError(unknown, "the command line")
-    config = validate(raw, found, source=path)
+    config = validate(raw, found, path, as_a_whole)
     if overrides and config.expected:
-        config = _without_figure_of_others(config, validate(_read_json(path), found, source=path))
+        config = _without_figure_of_others(config, validate(_read_json(path), found, path, as_a_whole))
     return config
 
 
@@ -78,11 +81,13 @@ def task_of(recipe: Path, named: Path | None = None) -> Path:
     return own
 
 
-def validate(raw: JsonObject, config_class: type[RecipeConfig], source: Path | None = None) -> RecipeConfig:
+def validate(
+    raw: JsonObject, config_class: type[RecipeConfig], source: Path | None = None, as_a_whole: bool = True
+) -> RecipeConfig:
     """Validate the parsed JSON of a recipe; `source` names it in errors.
 
     Raises:
-        ConfigError: All problems within sections, one line each; or, if there are none, all between them.
+        ConfigError: All problems within sections, one line each; or, if there are none, all between them `as_a_whole`.
     """
     with task_code_errors(config_class.task_folder()):
         try:
@@ -94,7 +99,7 @@ def validate(raw: JsonObject, config_class: type[RecipeConfig], source: Path | N
             if (more := error.error_count() - MAX_PROBLEMS) > 0:
                 problems.append(f"the whole file: {more:,} more problems, which are not shown")
             raise ConfigError(problems, source) from None
-        problems = list(_inconsistencies(config))
+        problems = list(_inconsistencies(config)) if as_a_whole else []
     if problems:
         raise ConfigError(problems, source)
     return config

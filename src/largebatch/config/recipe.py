@@ -261,7 +261,8 @@ class RecipeConfig(Section):
         num_samples = self.data.num_train_samples
         largest = max(self.batch.sizes)
         if largest > num_samples:
-            yield f"batch.global_batch_size: {largest} is more than the {num_samples} training samples; write fewer"
+            remedy = "write fewer, or correct data.num_train_samples (largebatch prepare RECIPE --write counts them)"
+            yield f"batch.global_batch_size: {largest} is more than the {num_samples} training samples; {remedy}"
             return
         try:
             timeline = self.timeline
@@ -287,7 +288,9 @@ class RecipeConfig(Section):
         rate = self.learning_rate
         warmup = steps.get("learning_rate.warmup.duration", 0)
         if rate.warmup and warmup > total:
-            remedy = "shorten it, or lengthen train.duration; for a trial, set train.stop_after_steps instead"
+            remedy = "shorten it, or lengthen train.duration"
+            if self.train.stop_after_steps is None:
+                remedy += "; for a trial, set train.stop_after_steps instead"
             yield f"learning_rate.warmup.duration: warmup takes {warmup} steps, and the whole run {total}; {remedy}"
             return
         milestones = [(path, step) for path, step in steps.items() if path.startswith("learning_rate.decay.at[")]

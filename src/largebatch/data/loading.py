@@ -179,7 +179,8 @@ def check_sizes(sources: Sequence[SampleSource], data: Data) -> None:
     for which, source in zip(("train", "eval"), sources, strict=False):
         expected = getattr(data, f"num_{which}_samples")
         if len(source) != expected:
-            raise DataError(
-                f"data.num_{which}_samples: the recipe says {expected}, but the data has {len(source)} samples; write "
-                f'{len(source)}, or name other data, such as "SPLIT[:{expected}]" in recipes with a data.{which}_split'
-            )
+            remedy = f"write {len(source)} (largebatch prepare RECIPE --write counts them)"
+            if len(source) > expected:
+                remedy += f', or name other data, such as "SPLIT[:{expected}]" in recipes with a data.{which}_split'
+            found = f"the recipe says {expected}, but the data has {len(source)} samples"
+            raise DataError(f"data.num_{which}_samples: {found}; {remedy}")

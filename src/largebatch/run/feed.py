@@ -54,7 +54,9 @@ def training_feed(
     requests = ((each.indices, each.epoch) for each in ahead)
     batches = timed(load(train_set, requests, num_workers, backend.device))
     # The batch first: making its request belongs to the time that is waited for data.
-    passes = (_micro_step(plan, micro_batch, loaded) for loaded, micro_batch in zip(batches, micro_batches, strict=True))
+    passes = (
+        _micro_step(plan, micro_batch, loaded) for loaded, micro_batch in zip(batches, micro_batches, strict=True)
+    )
     if plan.loss_weight_per_sample is None:
         yield from _weighed(backend, passes, steps)
         return

@@ -23,7 +23,7 @@ from largebatch.data.readable import check_readable
 from largebatch.data.source import Batch, Sources
 from largebatch.data.text import IGNORE_INDEX
 from largebatch.data.tokenizer import load_tokenizer
-from largebatch.errors import UserError, file_errors
+from largebatch.errors import ConfigError, UserError, file_errors
 from largebatch.storage.files import replace_file
 from largebatch.task_folders import import_from
 from largebatch.tools.options import add_recipe, positive_int
@@ -74,7 +74,12 @@ def run(options: argparse.Namespace) -> int:
     """
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    config = load_config(options.config, options.overrides, task=options.task)
+    try:
+        config = load_config(options.config, options.overrides, task=options.task)
+    except ConfigError as error:
+        # What does not fit together may follow from numbers of samples that are not known yet.
+        config = load_config(options.config, options.overrides, task=options.task, as_a_whole=False)
+        print(f"warning: {error}\nits data is prepared all the same", file=sys.stderr)
     if options.write and (options.overrides or not isinstance(config.data, HubOrLocal | TokenizedText)):
         raise UserError("--write: the numbers of this data follow from the recipe, or are overridden; remove --write")
     part, num_parts = options.shard
@@ -105,6 +110,8 @@ def run(options: argparse.Namespace) -> int:
     if options.write and len(found) == len(sections):
         _write(options.config, found)
         print(f"wrote these numbers to {options.config}")
+    # With its numbers, it may fit together now, or not any more.
+    load_config(options.config, options.overrides, task=options.task)
     return code
 
 

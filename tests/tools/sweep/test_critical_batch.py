@@ -13,7 +13,7 @@ from largebatch.plan import resolve
 from largebatch.storage.files import read_json_lines
 from largebatch.tools.sweep.critical_batch import branch_sections
 from largebatch.tools.sweep.points import Sweep
-from largebatch.tools.sweep.verdicts import largest_within
+from largebatch.tools.sweep.verdicts import bounds, largest_within
 from manifests import save_with_manifest
 from paths import MAPS
 from resuming import TINY_MAPS, assert_same_weights
@@ -110,22 +110,33 @@ DIVERGED = plus(math.inf, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("losses", "batch", "words"),
+    ("losses", "batch", "conclusion", "words"),
     [
-        ({8: WITHIN}, 8, ["within: it costs 0.002 ± 0.0027 (95 %, one-sided)"]),
-        ({8: WITHIN, 16: BEYOND}, 8, ["within", "beyond: it costs 0.025"]),
+        (
+            {8: WITHIN},
+            8,
+            "at least 8, the largest that was tried",
+            ["within: it costs 0.002 ± 0.0027 (95 %, one-sided)"],
+        ),
+        ({8: WITHIN, 16: BEYOND}, 8, "at least 8 and less than 16", ["within", "beyond: it costs 0.025"]),
         # A size that passes by chance beyond one that does not is not taken.
-        ({8: BEYOND, 16: WITHIN}, 4, ["beyond", "within"]),
+        ({8: BEYOND, 16: WITHIN}, 4, "at least 4 and less than 8", ["beyond", "within"]),
         # One beyond an undecided one is told, too.
-        ({8: UNDECIDED, 16: BEYOND}, None, ["undecided: at least 13 more seeds; it costs 0.005 ± 0.014", "beyond"]),
-        ({8: {}}, None, ["undecided: at least 2 more seeds"]),
-        ({8: WITHIN, 16: DIVERGED}, 8, ["within", "beyond: a run diverged"]),
-        ({4: DIVERGED}, None, []),
+        (
+            {8: UNDECIDED, 16: BEYOND},
+            None,
+            "undecided",
+            ["undecided: at least 13 more seeds; it costs 0.005 ± 0.014", "beyond"],
+        ),
+        ({8: {}}, None, "undecided", ["undecided: at least 2 more seeds"]),
+        ({8: WITHIN, 16: DIVERGED}, 8, "at least 8 and less than 16", ["within", "beyond: a run diverged"]),
+        ({4: DIVERGED}, None, "undecided", []),
     ],
 )
-def test_the_largest_batch_within_the_tolerance(losses, batch, words):
-    largest, found = largest_within({4: REFERENCE} | losses, tolerance=0.01)
-    assert largest == batch
+def test_the_largest_batch_within_the_tolerance(losses, batch, conclusion, words):
+    losses = {4: REFERENCE} | losses
+    largest, found = largest_within(losses, tolerance=0.01)
+    assert (largest, bounds(largest, losses)) == (batch, conclusion)
     assert all(str(each).startswith(word) for each, word in zip(found.values(), words, strict=True))
 
 

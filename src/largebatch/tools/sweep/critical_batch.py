@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from largebatch.tools.sweep.results import Results
     from largebatch.tools.sweep.start import start
-    from largebatch.tools.sweep.verdicts import largest_within
+    from largebatch.tools.sweep.verdicts import bounds, largest_within
 
     run = RunFolder(options.run_dir.absolute())
     recipe = options.recipe or _recorded_recipe(run)
@@ -86,16 +86,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"  batch {size:,}: {each}")
     if math.inf in losses[own].values():
         print("no critical batch: a run diverged at the run's own; write an earlier or later --at")
-    elif batch is None:
-        print("the critical batch is undecided")
-    elif batch == max(losses):
-        print(f"the critical batch is at least {batch:,}, the largest that was tried")
     else:
-        print(f"the critical batch is {batch:,}")
+        print(f"the critical batch is {bounds(batch, losses)}")
     sizes = [{"batch": size, **each._asdict()} for size, each in compared.items()]
     finding = {"samples": batch, "at_step": options.at, "tolerance": options.tolerance, "sizes": sizes}
     branches.write_critical_batch(finding)
-    if batch:
+    if batch and batch > own:
         sections = branch_sections(recorded, plan.timeline, options.at, batch)
         print(f"the recipe that follows:\n{json.dumps(sections, indent=2)}")
     return code

@@ -3,7 +3,7 @@
 import math
 import statistics
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,3 +106,11 @@ def largest_within(
             break
         largest = size
     return largest, found
+
+
+def bounds(largest: int | None, tried: Iterable[int]) -> str:
+    """What the sizes that were tried say of the critical batch, given the result of `largest_within`."""
+    if largest is None:
+        return "undecided"
+    beyond = [size for size in tried if size > largest]
+    return f"at least {largest:,}" + (f" and less than {min(beyond):,}" if beyond else ", the largest that was tried")
