@@ -147,7 +147,8 @@ class HubPairs(Mixable, Tokenized, PairData):
             raise ValueError(f'{missing[0]} is missing; write a template, such as "{{{missing[0]}}}"')
         if self.format != "plain" and self.tokenizer == "bytes":
             raise ValueError(
-                f'format "{self.format}" needs a tokenizer with a chat template, and "bytes" has none; write "plain"'
+                f'format "{self.format}" needs a tokenizer with a chat template, and "bytes" has none; write another '
+                'one, or format "plain" with `prompt` and `answer`'
             )
         return self
 

@@ -330,6 +330,6 @@ def decode(
         is_other = isinstance(error, UnidentifiedImageError)
         reason = f"it is not one of {', '.join(FORMATS)}" if is_other else reason_of(error)
         remedy = "replace or remove it"
-        if not isinstance(data, bytes):
+        if getattr(error, "errno", None):
             remedy += f", or write paths of files, relative to {Path.cwd()}; URLs and base64 are not read"
         raise DataError(f"the image of sample {index} cannot be decoded: {reason}{where}; {remedy}") from error

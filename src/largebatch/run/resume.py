@@ -37,6 +37,7 @@ class Start:
     changes: list[str] = field(default_factory=list)  # allowed differences from the checkpoint's recipe, one line each
     is_finished: bool = False  # whether there is nothing left to train
     samples: Numbers = field(default_factory=dict)  # what some samples must be
+    differing: list[str] = field(default_factory=list)  # how the recipe differs from that of a finished run
 
     @property
     def step(self) -> int:
@@ -78,7 +79,7 @@ def find_start(
         what = f"the config or plan in its {MANIFEST} is not one of largebatch: {reason_of(error)}"
         raise UserError(f"{path}: {what}; resume from another checkpoint", everywhere=True) from error
     if refused and finished and not allow_change:
-        return Start()
+        return Start(differing=[*refused.values()])
     is_finished = finished and manifest.step >= plan.stop_after_steps
     with backend.raise_on_all_ranks():
         if refused:

@@ -37,7 +37,7 @@ from largebatch.storage.source_code import GIT
 from largebatch.system.endings import Ending, StopReason, decisive, read_endings
 from largebatch.system.failures import Kind
 from largebatch.system.installed import installed_versions
-from largebatch.words import printable
+from largebatch.words import bulleted, printable
 
 MAX_SECONDS_UNWRITTEN = 1.0
 """How long lines that steps add wait for others that are written with them."""
@@ -86,7 +86,7 @@ class Recorder:
         def begin() -> tuple[int, str]:
             attempt, moved = folder.begin(config, self._plan, start.in_place, about)
             if moved is not None:
-                self.say(f"the earlier run in {folder.path} was moved to {moved}")
+                self.say(f"the earlier run in {folder.path} was moved to {moved}{bulleted(start.differing)}")
             return attempt.number, attempt.token
 
         self.attempt = Attempt(folder.attempts_dir, *backend.from_main_process(begin))
