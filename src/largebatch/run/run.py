@@ -434,10 +434,10 @@ class Run(Generic[Config]):
         if ranks := self.backend.differing_ranks((recipe, launched)):
             what = f"the config differs from rank 0's on rank {ranks}"
             remedy = "launch all ranks with the same recipe, overrides, Accelerate config and DeepSpeed config"
-            if self.plan.finds_micro_batch_size:
+            if self.plan.finds_micro_batch_size or len(self._given.batch.sizes) > 1:
                 raise StorageError(
-                    f'{what}; with micro_batch_size "auto", some may see late how an earlier start has ended: the same '
-                    f"command tries again; otherwise, {remedy}",
+                    f'{what}; with micro_batch_size "auto" or a changing batch, some may see late what an earlier '
+                    f"start has left: the same command tries again; otherwise, {remedy}",
                     everywhere=True,
                 )
             raise UserError(f"{what}; {remedy}", everywhere=True)
