@@ -81,7 +81,7 @@ def test_samples_are_those_of_the_members(shards):
 
 
 def test_endings_in_capitals_are_the_same_endings(shards):
-    write_tar(shards / "val.tar", {"a.PNG": square(90), "a.Cls": b"1"})
+    write_tar(shards / "val.tar", {"README": b"", "a.PNG": square(90), "a.Cls": b"1"})
     _, evaluation = opened(config_of(shards, "--data.num_eval_samples=1", "--data.image_column=JPG;png"))
     batch = evaluation.fetch(np.array([0]), None)
     assert (batch["pixel_values"][0, 0, 0, 0], batch["labels"][0]) == (90, 1)

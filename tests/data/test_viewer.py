@@ -161,6 +161,7 @@ OPAQUE = {
         saved(Image.fromarray(np.dstack([COLORS, 0 * GRAY]), "CMYK"), "TIFF"),
         255 - COLORS.astype(int),
     ),
+    "2 MiB of text": (png_of(GRAY, 8, 0, (b"zTXt", b"x\0\0" + zlib.compress(b"a" * 2**21))), gray(GRAY)),
     "a profile": (as_png(COLORS, icc_profile=swapped_profile()), COLORS[..., ::-1]),
     "a profile that is damaged": (as_png(COLORS, icc_profile=b"damaged"), COLORS),
     "a profile of other channels": (as_png(GRAY, icc_profile=swapped_profile()), gray(GRAY)),

@@ -35,7 +35,7 @@ Members = dict[str, tarfile.TarInfo]
 """The files of a sample by the endings of their names."""
 
 REMEDIES = {
-    "image_column": 'write other endings, as in "jpg;jpeg;png"',
+    "image_column": 'write other endings, as in "jpg;jpeg;png", or rename files with dots before theirs',
     "label_column": "write each image's class, as a whole number, into a file of its own, such as 17.cls beside 17.jpg",
 }
 _opened = lru_cache(maxsize=MAX_MAPS)(FileIO)
@@ -117,7 +117,8 @@ class TarRows:
                     ending = ending.lower()
                     if (member.islnk() or member.issym()) and any(ending in each for each in self._endings.values()):
                         raise DataError(f"data: {file} has a link, {member.name}; write it with the files themselves")
-                    if member.isfile() and stem:
+                    # WebDataset skips names without one, such as README.
+                    if member.isfile() and stem and ending:
                         members = samples.setdefault(f"{folder}{slash}{stem}", {})
                         if ending in members:
                             raise DataError(f"data: {file} has two files {member.name}; remove one of them")

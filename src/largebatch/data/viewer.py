@@ -8,8 +8,11 @@ import struct
 from contextlib import suppress
 from functools import lru_cache
 
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, ImageCms, ImageOps, PngImagePlugin
 from PIL.ExifTags import Base
+
+# Editors keep compressed text of many MiB in a file; the limit of all its text remains.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
 
 def opaque(image: Image.Image) -> Image.Image:

@@ -48,11 +48,11 @@ def notes_on(config: RecipeConfig, plan: RunPlan, critical_batch: float | None =
     if plan.optimizer.ema_half_life is not None and plan.half_lives_in(plan.total_steps) < 1:
         yield "optimizer.ema_half_life is longer than the run, so first weights count over half as much as the last"
     for name, every in {"evaluation": plan.evaluation.every, "checkpoint": plan.checkpoint.every}.items():
-        if every is None or timeline.steps_in(every.length) >= plan.stop_after_steps:
+        if every is None or timeline.steps_in(every.length) >= plan.total_steps:
             lost = "; a run that is killed starts over" if name == "checkpoint" else ""
             yield f"no {name} before the end{lost}: write a shorter {name}.every"
     spike = plan.faults.spike
-    if spike and spike.window >= plan.stop_after_steps:
+    if spike and spike.window >= plan.total_steps:
         yield f"faults.spike compares no step before step {spike.window + 1:,}, after the end; write a smaller window"
     for name, data in (config.data.sections() or {"": config.data}).items():
         if isinstance(data, HubOrLocal) and data.evaluates_training_rows:
