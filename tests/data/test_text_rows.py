@@ -270,7 +270,9 @@ def test_a_split_that_is_not_used_may_lack_columns(ending, write, tmp_path):
     write(rows.drop("text"), tmp_path / f"test.{ending}")
     train, _ = open_splits(hub_text(tmp_path, eval_split="validation[:1]"), Preparation(), TEXT)
     assert train["text"][:] == ["x"]
-    with pytest.raises(DataError, match=r"^data\.path: there is no split 'eval'; write train, validation, test, or"):
+    with pytest.raises(
+        DataError, match=r"^data\.path: there is no split 'eval', only train, validation, test; write one"
+    ):
         open_splits(hub_text(tmp_path, eval_split="eval"), Preparation(), TEXT)
 
 

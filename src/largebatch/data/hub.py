@@ -201,7 +201,8 @@ def _of_files_alone(builder: "datasets.DatasetBuilder", splits: tuple[str, str])
     listed = {}
     for name in dict.fromkeys(chain(*names)):
         if name not in found:
-            raise DataError(f"data.path: there is no split {name!r}; write {', '.join(found)}, or data_files")
+            remedy = f'write one of them, parts such as "{min(found)}[:90%]" and "{min(found)}[90%:]", or data_files'
+            raise DataError(f"data.path: there is no split {name!r}, only {', '.join(found)}; {remedy}")
         files = _saved(found[name]) if builder.name == "arrow" else found[name]
         check_endings(files, builder.name, "data.path")
         listed[name] = _listed([local_file(file, "data.path") for file in files])
