@@ -90,6 +90,10 @@ def test_tokens_and_targets_are_those_of_trl(name, tmp_path):
             assert {*labels[len(read) :]} <= {-100}
 
 
+def test_the_template_of_the_readme_is_one_of_these():
+    assert template("chatml") in (ADDITION.parent / "README.md").read_text()
+
+
 def test_parts_of_text_are_one_text_and_weights_that_agree_are_read(tmp_path):
     weighted = [
         ASK | {"content": PARTS, "weight": 0, "train": False, "masked": "", "ignore": False},
