@@ -73,6 +73,9 @@ def test_steps_of_the_recipe(advise):
     assert "If the recipe reaches the loss, after 1,000 steps at batch 1,024" in prose(output)
     # From an eighth to eight times, by doubling the recipe's batch; S_min is 500 and E_min 512,000.
     assert re.findall(r"  batch ([\d,]+)", output) == ["128", "256", "512", "1,024", "2,048", "4,096", "8,192"]
+    # The recipe's own batch is shown at any distance.
+    far = advise(DIGITS, "--critical-batch=32", *own)
+    assert re.findall(r"  batch ([\d,]+)", far) == ["4", "8", "16", "32", "64", "128", "256", "1,024"]
     assert numbers(output, "batch 1,024 (knee)") == [1000, 1024000]
     assert numbers(output, "batch 4,096")[:2] == [625, 4096 * 625]
     assert "Critical batch 1,024 samples (its error is not known), from --critical-batch" in prose(output)

@@ -91,8 +91,9 @@ def run(options: argparse.Namespace) -> int:
             "advise: the recipe's batch size changes; add --batch.global_batch_size SIZE, and the train.duration that "
             "reaches the loss at that size"
         )
-    batches = options.batches or _doublings(plan.max_global_batch_size, critical.samples)
-    print(*table(critical, batches, (plan.total_steps, plan.max_global_batch_size)), sep="\n")
+    own = plan.max_global_batch_size
+    batches = options.batches or sorted({*_doublings(own, critical.samples), own})
+    print(*table(critical, batches, (plan.total_steps, own)), sep="\n")
     print(*_recommended(options, plan, critical, batches), sep="\n")
     return 0
 
