@@ -148,7 +148,7 @@ class HubPairs(Mixable, Tokenized, PairData):
         if self.format != "plain" and self.tokenizer == "bytes":
             raise ValueError(
                 f'format "{self.format}" needs a tokenizer with a chat template, and "bytes" has none; write another '
-                'one, or format "plain" with `prompt` and `answer`'
+                'tokenizer, or format "plain" with `prompt` and `answer`'
             )
         return self
 

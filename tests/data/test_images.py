@@ -281,7 +281,7 @@ def test_images_in_a_zip_are_refused(tmp_path):
     folder = tmp_path / "zipped"
     for split in ("train", "val"):
         shutil.make_archive(folder / split, "zip", tmp_path / split)
-    told = r"images in .*/train\.zip are not read; unpack it"
+    told = r"images in .*/train\.zip would get other classes, or none; unpack it"
     assert_refused(told, files_config(folder / "train.zip", folder / "val.zip", path="imagefolder"))
     with pytest.raises(DataError, match=told):
         open_folder(folder)

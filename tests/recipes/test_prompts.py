@@ -300,7 +300,7 @@ def test_data_that_does_not_fit_the_model(word, message, opened):
         ({"prompt": "{0}"}, "data.prompt: '{0}' is not a template"),
         ({"prompt": "{question"}, "data.prompt: '{question' is not a template: "),
         ({"prompt": r"{question}\nAnswer:"}, "has a backslash and an n where a newline may be meant"),
-        ({"format": "chat"}, '"bytes" has none; write "plain"'),
+        ({"format": "chat"}, '"bytes" has none; write another tokenizer'),
     ],
 )
 def test_templates_are_checked_before_anything_starts(data, message, opened):

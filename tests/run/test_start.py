@@ -186,7 +186,7 @@ def test_a_finished_run_is_left_as_it_is_unless_it_shall_go_on_or_is_of_another_
     assert_same_weights(run_dir / "model", whole / "model")
     changed = ("--seed=7", "--train.stop_after_steps=2")
     (output,) = run_job(output_of_training, run_dir, *changed, strategy="single")
-    assert f"was moved to {run_dir}.1\n  - seed: 0 in the checkpoint, 7 now\n" in output
+    assert f"was moved to {run_dir}.1; its recipe differs:\n  - seed: 0 in the checkpoint, 7 now\n" in output
     assert (run_dir.with_name("run.1") / "model/model.safetensors").exists()
 
 

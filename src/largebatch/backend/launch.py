@@ -137,7 +137,7 @@ def read_launch(environment: Mapping[str, str] = os.environ, config: RecipeConfi
 
 
 def is_true(environment: Mapping[str, str], name: str, default: str = "false") -> bool:
-    """Whether a variable is set to a form of true, by Accelerate's `str_to_bool`."""
+    """Whether a variable is set to one of the forms of true that Accelerate's `str_to_bool` knows."""
     return environment.get(name, default).lower() in ("y", "yes", "t", "true", "on", "1")
 
 

@@ -73,6 +73,9 @@ def names_in(split: str) -> set[str]:
 class Data(Section):
     """The base of every data section: what the plan and the loader need to know about the data set."""
 
+    is_counted: ClassVar[bool] = False
+    """Whether `largebatch prepare RECIPE --write` counts the samples; otherwise, they follow from the recipe."""
+
     num_train_samples: PositiveInt
     """Number of training samples; stated so that plans need no data, and compared with the data when a run starts."""
     num_eval_samples: PositiveInt
@@ -113,6 +116,8 @@ class Data(Section):
 
 class HubOrLocal(Data):
     """Data opened with Hugging Face `datasets`, from a hub id, a local folder or local files."""
+
+    is_counted = True
 
     source: Literal["datasets"]
     path: str
@@ -349,6 +354,8 @@ class Tokenized(Data):
 
 class TokenizedText(Tokenized, TextData):
     """Documents as tokens; the first `num_train_samples` samples are used, and a run prints how many there are."""
+
+    is_counted = True
 
     attention: Literal["block", "document"] = "block"
     """Tokens that a token of a block attends to: "block", all tokens before it; "document", only those of its own

@@ -171,9 +171,10 @@ class RecipeConfig(Section):
             yield from self.without_effect("faults.max_bad_steps", 'faults.on_non_finite is "stop"')
         if not self.coupled_features:
             yield from self.without_effect("compute.couple", "each sample of this task has its own loss")
-        for name in sorted(self.evaluation.sets.keys() & {"then", "ema"}):
+        taken = {"then", "ema"}
+        for name in sorted(self.evaluation.sets.keys() & taken):
             yield f'evaluation.sets: "{name}/" begins the names of other metrics; rename the set'
-        for name in sorted(self.evaluation.sets.keys() - self.further_sets):
+        for name in sorted(self.evaluation.sets.keys() - taken - {*self.further_sets}):
             yield f'evaluation.sets: train.py does not evaluate "{name}"; remove it, or add it to Config.further_sets'
         if faults.on_non_finite == "roll_back" and not (checkpoint.every or checkpoint.keep_every):
             yield 'checkpoint.every: faults.on_non_finite "roll_back" needs it; write one, such as {"steps": 100}'
@@ -261,7 +262,9 @@ class RecipeConfig(Section):
         num_samples = self.data.num_train_samples
         largest = max(self.batch.sizes)
         if largest > num_samples:
-            remedy = "write fewer, or correct data.num_train_samples (largebatch prepare RECIPE --write counts them)"
+            remedy = "write fewer"
+            if self.data.is_counted:
+                remedy += ", or correct data.num_train_samples (largebatch prepare RECIPE --write counts them)"
             yield f"batch.global_batch_size: {largest} is more than the {num_samples} training samples; {remedy}"
             return
         try:

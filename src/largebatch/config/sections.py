@@ -238,7 +238,8 @@ class Checkpoint(Section):
     """When to write checkpoints, and which to keep; the end of a run and a request to stop always write one."""
 
     every: Duration | None = None
-    """Interval between checkpoints; null means none but those that other fields and the end of a run bring about."""
+    """Interval between checkpoints; null means only at the end, when asked to stop, and as `keep_every` and
+    `keep_best` say."""
     keep_last: PositiveInt | None = 2
     """Number of the latest complete checkpoints to keep; null means all."""
     keep_every: Duration | None = None
@@ -292,9 +293,9 @@ class Compute(Section):
     compile: Literal["auto", "on", "blocks", "model", "off"] = "auto"
     """What to `torch.compile`. "auto", on GPUs, and "on", everywhere: the whole model if each process holds all of its
     weights and it is a network of convolutions, has fewer than 50 million parameters or repeats no blocks; otherwise
-    its blocks. "auto" leaves out what cannot be compiled. "blocks" and "model": only
-    the blocks, or the whole model. The first steps take longer, and losses differ by rounding. If compiling fails,
-    training continues without, on all processes alike, with a warning."""
+    its blocks. "auto" leaves out what cannot be compiled. "blocks" and "model": only the blocks, or the whole model.
+    The first steps take longer, and losses differ by rounding. If compiling fails, training continues without, on all
+    processes alike, with a warning."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What transformer and residual blocks recompute in the backward pass instead of keeping it. "full": everything but
     their inputs, which needs the least memory, at the cost of one more forward pass of the blocks. "selective": neither

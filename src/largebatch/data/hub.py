@@ -84,11 +84,14 @@ def open_splits(
             builder.config.encoding = "utf-8-sig"
         _check_commit(builder, arguments.get("revision"))
         local_files = _local_files(builder)
-        if builder.name == "imagefolder":
+        if builder.name == "imagefolder" and hasattr(config, "label_column"):
             for file in chain(*builder.config.data_files.values()):
                 # `datasets` gives its images the label of the folder that it is in.
-                if file.endswith(".zip"):
-                    raise DataError(f"data.path: images in {file} are not read; unpack it, or remove it from the data")
+                if file.lower().endswith(".zip"):
+                    raise DataError(
+                        f"data.path: images in {file} would get other classes, or none; unpack it, or remove it from "
+                        "the data"
+                    )
         is_parquet = builder.name == "parquet"
         if is_parquet:
             # By default it is the number of rows of a file's first row group, which may be empty.
@@ -201,8 +204,13 @@ def _of_files_alone(builder: "datasets.DatasetBuilder", splits: tuple[str, str])
     listed = {}
     for name in dict.fromkeys(chain(*names)):
         if name not in found:
-            remedy = f'write one of them, parts such as "{min(found)}[:90%]" and "{min(found)}[90%:]", or data_files'
-            raise DataError(f"data.path: there is no split {name!r}, only {', '.join(found)}; {remedy}")
+            remedies = ["one of them"] if len(found) > 1 else []
+            whole = "train" if "train" in found else min(found)
+            # A part of a folder of images has some of its classes.
+            if builder.name != "imagefolder":
+                remedies.append(f'parts such as "{whole}[:90%]" and "{whole}[90%:]"')
+            write = " or ".join([*remedies, "data_files"])
+            raise DataError(f"data.path: there is no split {name!r}, only {', '.join(found)}; write {write}")
         files = _saved(found[name]) if builder.name == "arrow" else found[name]
         check_endings(files, builder.name, "data.path")
         listed[name] = _listed([local_file(file, "data.path") for file in files])

@@ -179,7 +179,9 @@ def check_sizes(sources: Sequence[SampleSource], data: Data) -> None:
     for which, source in zip(("train", "eval"), sources, strict=False):
         expected = getattr(data, f"num_{which}_samples")
         if len(source) != expected:
-            remedy = f"write {len(source)} (largebatch prepare RECIPE --write counts them)"
+            remedy = f"write {len(source)}"
+            if data.is_counted:
+                remedy += " (largebatch prepare RECIPE --write counts them)"
             if len(source) > expected:
                 remedy += f', or name other data, such as "SPLIT[:{expected}]" in recipes with a data.{which}_split'
             found = f"the recipe says {expected}, but the data has {len(source)} samples"

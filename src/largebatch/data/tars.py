@@ -35,7 +35,7 @@ Members = dict[str, tarfile.TarInfo]
 """The files of a sample by the endings of their names."""
 
 REMEDIES = {
-    "image_column": 'write other endings, as in "jpg;jpeg;png", or rename files with dots before theirs',
+    "image_column": 'write other endings, as in "jpg;jpeg;png", or names without other dots: a.b.jpg ends with .b.jpg',
     "label_column": "write each image's class, as a whole number, into a file of its own, such as 17.cls beside 17.jpg",
 }
 _opened = lru_cache(maxsize=MAX_MAPS)(FileIO)
@@ -91,6 +91,10 @@ class TarRows:
         self._files = [file.path for file in files]
         self._index = kept(f"tars_{split}_{self._fingerprint}", index, (5,))
         self.labels = self._index[:, 3]
+        if not len(self):
+            raise DataError(
+                f"data.data_files: the tars of {split!r} have no files with endings; write names such as 17.jpg"
+            )
 
     def _rows(self, number: int, file: LocalFile) -> Index:
         rows = []

@@ -84,7 +84,7 @@ class CoupledBatch:
             values = encoded[name]
             if self._compared is not None:
                 first = self._compared[micro_step][name]
-                # False if they are not finite, which the loss shows.
+                # False for NaN, which the loss shows.
                 self._passes_differ |= (values.detach() - first).norm() > ROUNDING[self._plan.precision] * first.norm()
             if values.ndim:
                 parts.append((values[:count] * gradient[micro_step][:count]).sum())

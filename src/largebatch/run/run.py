@@ -91,7 +91,7 @@ class Run(Generic[Config]):
         self._stop = StopRequests(stop_files, self.backend.all_max, self.plan.faults.time_limit_margin_seconds)
         self._stop.listen()
         self._starting = Starting(self.backend, self._stop, options.ending)
-        self._agree_on_the_plan()
+        self._agree_on_the_plan(config)
         notes += [*notes_on(config, self.plan), *notes_on_stopping(self.folder.stop_file)]
         self._print(explain(self.plan, self.folder.path.name, notes))
         groups = f", sharded over groups of {launch.shard_size}" if launch.shard_size else ""
@@ -426,21 +426,23 @@ class Run(Generic[Config]):
             return read_manifest(Path(resume)).step
         return 0
 
-    def _agree_on_the_plan(self) -> None:
+    def _agree_on_the_plan(self, config: RecipeConfig) -> None:
         """Refuse machines with a different copy of the recipe, which would silently train something else."""
         launch = self.backend.launch
-        recipe = (self._given.model_dump_json(), self.plan.to_json())
         launched = (launch.strategy, launch.deepspeed_config, launch.reshards)
-        if ranks := self.backend.differing_ranks((recipe, launched)):
-            what = f"the config differs from rank 0's on rank {ranks}"
-            remedy = "launch all ranks with the same recipe, overrides, Accelerate config and DeepSpeed config"
-            if self.plan.finds_micro_batch_size or len(self._given.batch.sizes) > 1:
-                raise StorageError(
-                    f'{what}; with micro_batch_size "auto" or a changing batch, some may see late what an earlier '
-                    f"start has left: the same command tries again; otherwise, {remedy}",
-                    everywhere=True,
-                )
-            raise UserError(f"{what}; {remedy}", everywhere=True)
+        if ranks := self.backend.differing_ranks((config.model_dump_json(), launched)):
+            raise UserError(
+                f"the config differs from rank 0's on rank {ranks}; launch all ranks with the same recipe, overrides, "
+                "Accelerate config and DeepSpeed config",
+                everywhere=True,
+            )
+        # It also follows from the run folder: how earlier starts ended, for "auto", and the step of a changing batch.
+        if ranks := self.backend.differing_ranks(self.plan.to_json()):
+            raise StorageError(
+                f"the plan differs from rank 0's on rank {ranks}, which may see late what an earlier start has left; "
+                "the same command tries again",
+                everywhere=True,
+            )
 
     def _find_commits(self) -> dict[str, str]:
         """The commits of the repositories that the config names: those of the checkpoint, or as they are now."""

@@ -14,7 +14,6 @@ import numpy as np
 
 from largebatch.config import RecipeConfig, load_config
 from largebatch.config.commits import at_commits, find_commits
-from largebatch.config.data import HubOrLocal, TokenizedText
 from largebatch.config.task_config import task_code_errors
 from largebatch.data.loading import check_sizes
 from largebatch.data.preparation import NotPrepared, Preparation
@@ -74,13 +73,15 @@ def run(options: argparse.Namespace) -> int:
     """
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    unfit = None
     try:
         config = load_config(options.config, options.overrides, task=options.task)
     except ConfigError as error:
         # What does not fit together may follow from numbers of samples that are not known yet.
+        unfit = error
         config = load_config(options.config, options.overrides, task=options.task, as_a_whole=False)
-        print(f"warning: {error}\nits data is prepared all the same", file=sys.stderr)
-    if options.write and (options.overrides or not isinstance(config.data, HubOrLocal | TokenizedText)):
+        print(printable(f"warning: {error}\nits data is read all the same"), file=sys.stderr)
+    if options.write and (options.overrides or not config.data.is_counted):
         raise UserError("--write: the numbers of this data follow from the recipe, or are overridden; remove --write")
     part, num_parts = options.shard
     preparation = Preparation(
@@ -107,6 +108,9 @@ def run(options: argparse.Namespace) -> int:
         except UserError as error:
             print(printable(f"error: {where}{error}"), file=sys.stderr)
             code = max(code, error.exit_code)
+        except Exception as error:
+            # The task's code may rely on what does not fit.
+            raise unfit or error from None
     if options.write and len(found) == len(sections):
         _write(options.config, found)
         print(f"wrote these numbers to {options.config}")
@@ -158,7 +162,7 @@ def _prepare(config: RecipeConfig, where: str, preparation: Preparation, options
 
 def _without_numbers(config: RecipeConfig) -> RecipeConfig:
     """A config whose data is prepared and counted even if there are other numbers of samples than the recipe says."""
-    if not isinstance(config.data, HubOrLocal | TokenizedText):
+    if not config.data.is_counted:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update=dict.fromkeys(COUNTED, 0))})
 

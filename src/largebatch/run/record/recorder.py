@@ -86,7 +86,8 @@ class Recorder:
         def begin() -> tuple[int, str]:
             attempt, moved = folder.begin(config, self._plan, start.in_place, about)
             if moved is not None:
-                self.say(f"the earlier run in {folder.path} was moved to {moved}{bulleted(start.differing)}")
+                differing = f"; its recipe differs:{bulleted(start.differing)}" if start.differing else ""
+                self.say(f"the earlier run in {folder.path} was moved to {moved}{differing}")
             return attempt.number, attempt.token
 
         self.attempt = Attempt(folder.attempts_dir, *backend.from_main_process(begin))

@@ -125,6 +125,9 @@ def _short_batch(whole: Reference, layouts: Collection[Layout], wrong: list[str]
     if not forward.gradients:
         yield f"{left}, they make no step"
         return
+    if not np.isfinite(forward.gradient).all():
+        yield f"{left}, the gradient is not finite in one process, too"
+        return
     short = replace(whole, whole=forward, reverse=reverse, samples=whole.samples[:, :size])
     found = {}
     for layout in layouts:
