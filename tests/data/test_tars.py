@@ -120,6 +120,12 @@ def test_what_cannot_be_read_is_refused(shards):
     ):
         write(shards / "train-2.tar", [1], mode, without)
         assert_refused(shards, told)
+    write_tar(shards / "train-2.tar", {"n0/001": square(1)})
+    assert_refused(
+        shards / "..",
+        "the tars of 'train' have no files with endings; write names such as 17.jpg",
+        *[f'--data.data_files={{"train": "{shards}/train-2.tar", "eval": "{shards}/val.tar"}}'],
+    )
     # As `tar --append` does it with a member that is there.
     write(shards / "train-2.tar", [1])
     write(shards / "train-2.tar", [1], "a")

@@ -17,7 +17,7 @@ from largebatch.config import load_config
 from largebatch.data import preparation, prepared
 from largebatch.data.loading import check_sizes
 from largebatch.errors import DataError
-from paths import ADDITION, CIFAR, CLIP_B32, EMBED_PYDOC, ROOT
+from paths import ADDITION, CIFAR, CLIP_B32, CLIP_DIGITS, EMBED_PYDOC, ROOT
 from pictures import png, write_parquet
 from played import run_bash
 from small_data import rows_in
@@ -73,6 +73,15 @@ def test_numbers_that_contradict_the_rest_are_written_first(batch, recipe, run_c
     # More than the data has stays wrong.
     assert code == (0 if batch == 4 else 2)
     assert ("18 is more than the 17 training samples; write fewer, or correct" in error) is (batch == 18)
+
+
+def test_what_a_tasks_code_relies_on_is_told_as_by_a_run(run_command):
+    """Images of classes need the settings of the images that are trained on, and digits have none."""
+    images = '--zero_shot.images={"path": "imagefolder", "files": "none/*.png"}'
+    code, _, error = run_command("prepare", CLIP_DIGITS, images)
+    assert code == 2
+    problem = error[error.index("warning: ") + len("warning: ") : error.index("\nits data is read all the same\n")]
+    assert error.endswith(f"error: {problem}\n")
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
