@@ -122,7 +122,7 @@ def test_sizes_must_be_the_recipes(which):
     check_sizes([*sources.values(), Squares(3)], data)
     expected = sources[which].size
     sources[which] = Squares(7)
-    message = f"^data.num_{which}_samples: the recipe says {expected}, but the data has 7 samples; write 7 "
+    message = f"^data.num_{which}_samples: the recipe says {expected}, but the data has 7 samples; write 7$"
     with pytest.raises(DataError, match=message) as caught:
         check_sizes([*sources.values()], data)
     assert "SPLIT" not in str(caught.value)
