@@ -21,9 +21,7 @@ MAX_PROBLEMS = 100
 WHERE_DATA_IS = ("data.path", "data.data_files", "data.train", "data.eval")
 
 
-def load_config(
-    path: str | Path, overrides: Sequence[str] = (), task: Path | None = None, as_a_whole: bool = True
-) -> RecipeConfig:
+def load_config(path: str | Path, overrides: Sequence[str] = (), task: Path | None = None) -> RecipeConfig:
     """Read and validate a recipe, as the `Config` of its task's `config.py`.
 
     Args:
@@ -31,11 +29,17 @@ def load_config(
         overrides: Command-line words such as `["--batch.global_batch_size", "512", "--seed=1"]`. Values are JSON; a
             value that is not JSON is a string.
         task: The folder of the task that the caller can run; None means the one that `task_of` finds.
-        as_a_whole: Whether its sections must fit together, too.
 
     Raises:
         ConfigError: All problems of the file and the overrides, one line each; or `config.py` cannot be used.
     """
+    config = load_sections(path, overrides, task)
+    check_together(config, path)
+    return config
+
+
+def load_sections(path: str | Path, overrides: Sequence[str], task: Path | None) -> RecipeConfig:
+    """As `load_config`, of a recipe whose sections need not fit together."""
     path = Path(path)
     raw = _read_json(path)
     given = split_overrides(overrides)
@@ -50,9 +54,9 @@ def load_config(
     ]
     if unknown:
         raise ConfigError(unknown, "the command line")
-    config = validate(raw, found, path, as_a_whole)
+    config = _validate_sections(raw, found, path)
     if overrides and config.expected:
-        config = _without_figure_of_others(config, validate(_read_json(path), found, path, as_a_whole))
+        config = _without_figure_of_others(config, _validate_sections(_read_json(path), found, path))
     return config
 
 
@@ -81,28 +85,36 @@ def task_of(recipe: Path, named: Path | None = None) -> Path:
     return own
 
 
-def validate(
-    raw: JsonObject, config_class: type[RecipeConfig], source: Path | None = None, as_a_whole: bool = True
-) -> RecipeConfig:
-    """Validate the parsed JSON of a recipe; `source` names it in errors.
+def validate(raw: JsonObject, config_class: type[RecipeConfig]) -> RecipeConfig:
+    """Validate the parsed JSON of a recipe.
 
     Raises:
-        ConfigError: All problems within sections, one line each; or, if there are none, all between them `as_a_whole`.
+        ConfigError: All problems within sections, one line each; or, if there are none, all between them.
     """
+    config = _validate_sections(raw, config_class, None)
+    check_together(config, None)
+    return config
+
+
+def _validate_sections(raw: JsonObject, config_class: type[RecipeConfig], source: Path | None) -> RecipeConfig:
     with task_code_errors(config_class.task_folder()):
         try:
             # As JSON, where lists may stand for tuples, and strings for paths and dates, although validation is strict.
-            config = config_class.model_validate_json(json.dumps(raw))
+            return config_class.model_validate_json(json.dumps(raw))
         except ValidationError as error:
             explanations = islice(explained(error, config_class.model_json_schema()), MAX_PROBLEMS)
             problems = [f"{where or 'the whole file'}: {what}" for where, what in explanations]
             if (more := error.error_count() - MAX_PROBLEMS) > 0:
                 problems.append(f"the whole file: {more:,} more problems, which are not shown")
             raise ConfigError(problems, source) from None
-        problems = list(_inconsistencies(config)) if as_a_whole else []
+
+
+def check_together(config: RecipeConfig, source: str | Path | None) -> None:
+    """Raise ConfigError with all problems between sections, one line each; `source` is named in it."""
+    with task_code_errors(config.task_folder()):
+        problems = list(_inconsistencies(config))
     if problems:
         raise ConfigError(problems, source)
-    return config
 
 
 def _inconsistencies(config: RecipeConfig) -> Iterator[str]:

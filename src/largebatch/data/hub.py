@@ -84,14 +84,6 @@ def open_splits(
             builder.config.encoding = "utf-8-sig"
         _check_commit(builder, arguments.get("revision"))
         local_files = _local_files(builder)
-        if builder.name == "imagefolder" and hasattr(config, "label_column"):
-            for file in chain(*builder.config.data_files.values()):
-                # `datasets` gives its images the label of the folder that it is in.
-                if file.lower().endswith(".zip"):
-                    raise DataError(
-                        f"data.path: images in {file} would get other classes, or none; unpack it, or remove it from "
-                        "the data"
-                    )
         is_parquet = builder.name == "parquet"
         if is_parquet:
             # By default it is the number of rows of a file's first row group, which may be empty.
@@ -104,13 +96,8 @@ def open_splits(
                 raise DataError(
                     f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}"
                 )
-            texts = [use.field for use in uses.values() if use.kind == "text" and use.field != "image_column"]
-            tables = [file for file in local_files if file.name == "metadata.csv"]
-            if builder.name == "imagefolder" and texts and tables:
-                raise DataError(
-                    f"data.{texts[0]}: `datasets` would take texts such as NA in {tables[0]} for nothing; write "
-                    "metadata.jsonl instead"
-                )
+            if builder.name == "imagefolder":
+                _check_image_folder(builder, uses)
         is_new = not Path(builder.cache_dir).is_dir()
         if is_new:
             preparation.check(config, _size(builder))
@@ -222,6 +209,24 @@ def _of_files_alone(builder: "datasets.DatasetBuilder", splits: tuple[str, str])
     # As `drop_labels` of a folder of images.
     options = {name: value for name, value in vars(builder.config).items() if name not in general}
     return datasets.load_dataset_builder(builder.name, data_files=listed, **options)
+
+
+def _check_image_folder(builder: "datasets.DatasetBuilder", uses: Uses) -> None:
+    """Raise DataError for images that `datasets` would give other classes, or texts that it would take for nothing."""
+    files = [file for files in builder.config.data_files.values() for file in files]
+    # Images in a zip get the class of the folder that the zip is in.
+    zips = [file for file in files if file.lower().endswith(".zip")]
+    if zips and any(use.field == "label_column" for use in uses.values()):
+        raise DataError(
+            f"data.path: images in {zips[0]} would get other classes, or none; unpack it, or remove it from the data"
+        )
+    texts = [use.field for use in uses.values() if use.kind == "text" and use.field != "image_column"]
+    tables = [file for file in _local_files(builder) if file.name == "metadata.csv"]
+    if tables and texts:
+        raise DataError(
+            f"data.{texts[0]}: `datasets` would take texts such as NA in {tables[0]} for nothing; write metadata.jsonl "
+            "instead"
+        )
 
 
 def _saved(files: list[Path]) -> list[Path]:

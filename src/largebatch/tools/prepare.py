@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from largebatch.config import RecipeConfig, load_config
+from largebatch.config import RecipeConfig, check_together, load_sections
 from largebatch.config.commits import at_commits, find_commits
 from largebatch.config.task_config import task_code_errors
 from largebatch.data.loading import check_sizes
@@ -73,19 +73,20 @@ def run(options: argparse.Namespace) -> int:
     """
     # Each process has one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    recipe = options.config
+    config = load_sections(recipe, options.overrides, options.task)
     unfit = None
     try:
-        config = load_config(options.config, options.overrides, task=options.task)
+        check_together(config, recipe)
     except ConfigError as error:
-        # What does not fit together may follow from numbers of samples that are not known yet.
+        # It may follow from numbers of samples that are not known yet.
         unfit = error
-        config = load_config(options.config, options.overrides, task=options.task, as_a_whole=False)
         print(printable(f"warning: {error}\nits data is read all the same"), file=sys.stderr)
     if options.write and (options.overrides or not config.data.is_counted):
         raise UserError("--write: the numbers of this data follow from the recipe, or are overridden; remove --write")
     part, num_parts = options.shard
     preparation = Preparation(
-        command=f"largebatch prepare {options.config}",
+        command=f"largebatch prepare {recipe}",
         allowed="nothing" if options.dry_run else "everything",
         verify_checksums=options.check,
         num_workers=options.workers or os.cpu_count() or 1,
@@ -109,13 +110,16 @@ def run(options: argparse.Namespace) -> int:
             print(printable(f"error: {where}{error}"), file=sys.stderr)
             code = max(code, error.exit_code)
         except Exception as error:
-            # The task's code may rely on what does not fit.
-            raise unfit or error from None
+            if unfit is None:
+                raise
+            # The task's code relies on what does not fit.
+            raise unfit from error
     if options.write and len(found) == len(sections):
-        _write(options.config, found)
-        print(f"wrote these numbers to {options.config}")
-    # With its numbers, it may fit together now, or not any more.
-    load_config(options.config, options.overrides, task=options.task)
+        _write(recipe, found)
+        print(f"wrote these numbers to {recipe}")
+        # With its numbers, it may fit together now, or not any more.
+        config = load_sections(recipe, options.overrides, options.task)
+    check_together(config, recipe)
     return code
 
 
