@@ -1,18 +1,17 @@
 """A run that was interrupted ends as one that was not."""
 
-import errno
 import json
+import re
 import shutil
 import time
 
 import pytest
 
+from failing_files import FileSystem, Moment, run
 from jobs import run_job, train, write_zero_config
-from largebatch.config import load_config
 from largebatch.errors import StorageError
-from largebatch.run import Run, RunOptions
 from largebatch.run.checkpoint.export import export
-from largebatch.storage.layout import folder_name
+from largebatch.storage.layout import MANIFEST, folder_name
 from largebatch.storage.run_folder import RunFolder
 from paths import DIGITS, PYDOC
 from resuming import (
@@ -159,12 +158,10 @@ def test_batch_sizes_that_are_past_limit_no_number_of_processes(run_dir):
             shutil.copytree(run_dir / "checkpoints" / folder_name(9), renamed)
 
 
-def test_a_checkpoint_that_cannot_be_read_now(run_dir, monkeypatch):
+def test_a_checkpoint_that_cannot_be_read_now(run_dir, tmp_path):
     """Processes that took it for none would plan something else than those that can read it."""
-
-    def fail(_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("largebatch.run.run.read_manifest", fail)
-    with pytest.raises(StorageError, match=r"^--resume: step_9 cannot be read: .*; the same command tries again$"):
-        Run(load_config(PYDOC, TINY_GPT), RunOptions(run_dir, "step_9"))
+    (tmp_path / MANIFEST).write_text("{}")
+    files = FileSystem(tmp_path, Moment("open", MANIFEST, "largebatch.system.regular_file._open_at_once"))
+    code, text = run_job(run, run_dir, (*TINY_GPT, f"--resume={tmp_path}"), files, strategy="single")[0]
+    assert code == StorageError.exit_code
+    assert re.search(r"--resume: .* cannot be read: .*Input/output error.*; the same command tries again", text)

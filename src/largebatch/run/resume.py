@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,19 @@ class Start:
     def step(self) -> int:
         """Optimizer steps completed before."""
         return self.manifest.step if self.manifest else 0
+
+
+def completed_steps(resume: str, folder: RunFolder) -> int:
+    """The step of the checkpoint that a run would resume from, as this process alone sees it."""
+    if resume == "none":
+        return 0
+    if resume == "auto":
+        with file_errors(f"{folder.checkpoints_dir} cannot be read", "choose another run folder"):
+            return folder.checkpoint_step()
+    # `find_start` refuses one that is not complete.
+    with suppress(CheckpointError), file_errors(f"--resume: {resume} cannot be read"):
+        return read_manifest(Path(resume)).step
+    return 0
 
 
 def find_start(

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from largebatch.config.models import LargeModel
 from largebatch.data.loading import check_sizes
 from largebatch.data.preparation import Preparation
 from largebatch.data.source import SampleSource
-from largebatch.errors import StorageError, UserError, file_errors
+from largebatch.errors import StorageError, UserError
 from largebatch.model.activation_checkpointing import checkpoint_activations
 from largebatch.model.attention import autocast_experts, keep_documents_apart, set_attention
 from largebatch.model.building import SeededWeights, build_without_weights, perturb_weights
@@ -45,12 +45,11 @@ from largebatch.run.record.folder import OwnFolder
 from largebatch.run.record.recorder import Recorder
 from largebatch.run.record.task_metrics import Logged
 from largebatch.run.record.trackers import check_trackers
-from largebatch.run.resume import find_start
+from largebatch.run.resume import completed_steps, find_start
 from largebatch.run.same_samples import Numbers, check_same_samples
 from largebatch.run.step import Step
 from largebatch.run.watch.starting import Starting
 from largebatch.run.watch.stop import StopRequests
-from largebatch.storage.layout import CheckpointError, read_manifest
 from largebatch.system.failures import building_the_model
 from largebatch.words import printable
 
@@ -78,7 +77,8 @@ class Run(Generic[Config]):
         launch = read_launch(config=config)
         size, notes = largest_to_try(self.folder, config, launch)
         # As far as is known before the processes agree on a checkpoint.
-        self.plan = resolve(config, launch.world_size, size, self._completed_steps())
+        steps = completed_steps(options.resume, self.folder) if len(config.batch.sizes) > 1 else 0
+        self.plan = resolve(config, launch.world_size, size, steps)
         self._given = config.with_micro_batch_size(self.plan.micro_batch_size)
         self.folder.check_usable()
         check_trackers(self.plan.logging.trackers)
@@ -412,19 +412,6 @@ class Run(Generic[Config]):
     def _print(self, text: str) -> None:
         if self.backend.is_main_process:
             print(printable(text), flush=True)
-
-    def _completed_steps(self) -> int:
-        """The step of the checkpoint that the run would resume from, if batch sizes change until there."""
-        resume = self._options.resume
-        if resume == "none" or len(self._given.batch.sizes) == 1:
-            return 0
-        if resume == "auto":
-            with file_errors(f"{self.folder.checkpoints_dir} cannot be read", "choose another run folder"):
-                return self.folder.checkpoint_step()
-        # `find_start` refuses one that is not complete.
-        with suppress(CheckpointError), file_errors(f"--resume: {resume} cannot be read"):
-            return read_manifest(Path(resume)).step
-        return 0
 
     def _agree_on_the_plan(self, config: RecipeConfig) -> None:
         """Refuse machines with a different copy of the recipe, which would silently train something else."""
