@@ -15,7 +15,6 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.nn.functional import normalize
 
 from largebatch.data.images import normalize_pixels
 from largebatch.data.source import Batch
@@ -26,14 +25,13 @@ from largebatch.run import CoupledLoss, Run, RunOptions, Value, from_command_lin
 from .config import Config, Images
 from .data import prompts_of, sources
 from .model import build_model
+from .retrieval import are_named, class_vectors, recalls
 
 LOSSES: dict[str, CoupledLoss] = {
     "clip": info_nce,
     "one_way": partial(info_nce, both_ways=False),
     "sigmoid": sigmoid_loss,
 }
-RANKS = (1, 10)
-SIDES = ("first", "second")
 
 
 def main(config: Config, options: RunOptions) -> None:
@@ -44,6 +42,8 @@ def main(config: Config, options: RunOptions) -> None:
     optimizer = build_optimizer(model, run.plan)
     model, optimizer = run.prepare(model, optimizer)
     prompts = prompts_of(config)
+    # Without labeled images of their own, classes are those of the pairs: digits.
+    digits_have_names = config.zero_shot is not None and not labeled
 
     def encode(batch: Batch) -> dict[str, torch.Tensor]:
         """The vectors of each pair, of length 1, and what the loss needs besides."""
@@ -62,60 +62,37 @@ def main(config: Config, options: RunOptions) -> None:
     # What an evaluation compares with: all pairs, and the names of all classes.
     everything: dict[str, torch.Tensor] = {}
 
-    def encode_classes() -> None:
-        def encode_prompts(batch: Batch) -> dict[str, torch.Tensor]:
-            return {"vectors": model(input_ids=batch["input_ids"])["features"].squeeze(1)}
+    def encode_pairs(batch: Batch) -> dict[str, torch.Tensor]:
+        encoded = encode(batch)
+        return {"first": encoded["first"], "second": encoded["second"], "ids": batch["ids"][:, :2]}
 
+    def encode_prompts(batch: Batch) -> dict[str, torch.Tensor]:
+        return {"vectors": model(input_ids=batch["input_ids"])["features"].squeeze(1)}
+
+    def encode_classes() -> None:
         assert config.zero_shot is not None
         vectors = run.rows(prompts, len(prompts), encode_prompts)["vectors"]
-        of_classes = vectors.view(len(config.zero_shot.class_names), -1, vectors.shape[1])
-        # The mean of each class's name over the templates.
-        everything["classes"] = normalize(of_classes.mean(dim=1), dim=-1)
+        everything["classes"] = class_vectors(vectors, len(config.zero_shot.class_names))
 
-    def are_named(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Whether each image is nearest to the name of its class."""
-        return ((images @ everything["classes"].T).argmax(dim=1) == labels).float()
+    def encode_everything() -> None:
+        everything.update(run.rows(eval_set, config.evaluation.samples_of(len(eval_set)), encode_pairs))
+        if digits_have_names:
+            encode_classes()
 
-    def evaluate() -> None:
-        """Measure how often the other one of a pair is among the nearest of all evaluation pairs, both ways, and how
-        often a digit is nearest to its name."""
-        have_classes = config.zero_shot is not None and not labeled
-
-        def row(batch: Batch) -> dict[str, torch.Tensor]:
-            encoded = encode(batch)
-            return {"first": encoded["first"], "second": encoded["second"], "ids": batch["ids"][:, :2]}
-
-        def encode_everything() -> None:
-            everything.update(run.rows(eval_set, config.evaluation.samples_of(len(eval_set)), row))
-            if have_classes:
-                encode_classes()
-
-        def evaluate_batch(batch: Batch) -> dict[str, Value]:
-            own = row(batch)
-            found: dict[str, Value] = {}
-            ids = everything["ids"]
-            # Another pair with the same image or text is as right.
-            is_right = (own["ids"].unsqueeze(1) == ids).any(dim=2)
-            for side, name in enumerate(("recall", "reverse_recall")):
-                similarities = own[SIDES[side]] @ everything[SIDES[1 - side]].T
-                # A text does not find itself on the other side of another pair.
-                is_itself = (own["ids"][:, side, None] == ids[:, 1 - side]) & ~is_right
-                similarities = similarities.masked_fill(is_itself, -torch.inf)
-                nearest = similarities.topk(min(max(RANKS), len(ids))).indices
-                is_found = is_right.gather(1, nearest)
-                found |= {f"{name}@{rank}": is_found[:, :rank].any(dim=1).float() for rank in RANKS}
-            if have_classes:
-                found["zero_shot_accuracy"] = are_named(own["first"], batch["labels"])
-            return found
-
-        run.evaluate(eval_set, evaluate_batch, before=encode_everything)
-        everything.clear()  # not kept on the device while training
+    def compare(batch: Batch) -> dict[str, Value]:
+        """Whether the other one of a pair is among the nearest of all evaluation pairs, and a digit's name its own."""
+        pairs = encode_pairs(batch)
+        found: dict[str, Value] = {**recalls(pairs, everything)}
+        if digits_have_names:
+            found["zero_shot_accuracy"] = are_named(pairs["first"], batch["labels"], everything["classes"])
+        return found
 
     def classify(batch: Batch) -> dict[str, Value]:
-        """Measure how often a labeled image is nearest to the name of its class."""
+        """Whether a labeled image is nearest to the name of its class."""
         assert isinstance(config.data, Images)
         pixels = normalize_pixels(batch["pixel_values"], config.data, run.dtype)
-        return {"accuracy": are_named(model(pixel_values=pixels)["features"].squeeze(1), batch["labels"])}
+        vectors = model(pixel_values=pixels)["features"].squeeze(1)
+        return {"accuracy": are_named(vectors, batch["labels"], everything["classes"])}
 
     def encode_and_log(batch: Batch) -> dict[str, torch.Tensor]:
         encoded = encode(batch)
@@ -128,9 +105,10 @@ def main(config: Config, options: RunOptions) -> None:
         step.couple(encode_and_log, LOSSES[config.loss.name])
         run.update(step)
         if run.should_evaluate:
-            evaluate()
+            run.evaluate(eval_set, compare, before=encode_everything)
         if labeled and run.should_evaluate_on("zero_shot"):
             run.evaluate(labeled[0], classify, "zero_shot", before=encode_classes)
+        everything.clear()  # not kept on the device while training
     run.finish()
 
 
