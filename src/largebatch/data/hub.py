@@ -54,63 +54,23 @@ def open_splits(
         DataError: They cannot be found or read, may not be prepared, or have no such columns.
     """
     import datasets
-    from datasets.exceptions import DatasetGenerationError
+    from datasets.packaged_modules.arrow.arrow import Arrow
+    from datasets.packaged_modules.parquet.parquet import Parquet
 
-    from largebatch.data.parquet_types import ROWS_AT_ONCE, check_types, with_used_columns
-    from largebatch.data.text_rows import with_exact_text
+    from largebatch.data.parquet_types import check_types
 
     # It warns of files that are fewer than processes.
     datasets.logging.set_verbosity_error()
-    if config.data_files is not None:
-        files = {split: _listed(files) for split, files in found_files(config).items()}
-        arguments: dict[str, Any] = {"path": config.path, "data_files": files}
-    else:
-        place = find(config.path, "data.path")
-        if place.folder and has_magic(str(place.folder.resolve())):
-            raise DataError(
-                f"data.path: `datasets` would take the name of {place.folder.resolve()} for a glob; rename it without "
-                "brackets, * and ?"
-            )
-        # By a name alone, such as "csv", `datasets` would read the files beside the folder.
-        path = str(place.folder.absolute()) if place.folder else place.name
-        arguments = {"path": path, "name": config.config_name, "revision": place.revision}
+    arguments = _arguments(config)
     splits = (config.train_split, config.eval_split)
     try:
-        builder = datasets.load_dataset_builder(**arguments)
-        if config.data_files is None and _local_files(builder):
-            builder = _of_files_alone(builder, splits)
-        if builder.name == "text":
-            # A byte order mark is not text.
-            builder.config.encoding = "utf-8-sig"
-        _check_commit(builder, arguments.get("revision"))
-        local_files = _local_files(builder)
-        is_parquet = builder.name == "parquet"
-        if is_parquet:
-            # By default it is the number of rows of a file's first row group, which may be empty.
-            builder.config.batch_size = ROWS_AT_ONCE
-        if is_parquet and local_files and uses is not None:
-            builder = with_used_columns(builder, local_files, uses)
-        elif uses is not None:
-            builder = with_exact_text(builder, uses)
-            if builder.name == "csv":
-                raise DataError(
-                    f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}"
-                )
-            if builder.name == "imagefolder":
-                _check_image_folder(builder, uses)
+        builder = _with_exact_values(_builder(arguments, splits), uses)
         is_new = not Path(builder.cache_dir).is_dir()
         if is_new:
             preparation.check(config, _size(builder))
-            if is_parquet or builder.name == "arrow":
-                check_types(local_files, uses)
-        with forked_by_datasets():
-            try:
-                builder.download_and_prepare(num_proc=preparation.num_workers)
-            except DatasetGenerationError:
-                if preparation.num_workers in (None, 1):
-                    raise
-                print("preparing the data has failed: once more in one process, which can tell why")
-                builder.download_and_prepare()
+            if isinstance(builder, Arrow | Parquet):
+                check_types(_local_files(builder), uses)
+        _prepare(builder, preparation.num_workers)
         if config.data_files is not None:
             for name, split in builder.info.splits.items():
                 if not split.num_examples:
@@ -119,24 +79,99 @@ def open_splits(
     # `datasets` raises exceptions of many kinds for data that cannot be reached, parsed or found.
     except Exception as error:
         _raise_explained(error, config.path, splits)
-    for name, use in (uses or {}).items():
-        for dataset in (train, evaluation):
-            if name in dataset.column_names or use.is_optional:
-                continue
-            if (builder.name, name) == ("imagefolder", "label"):
-                raise no_class(str(dataset.split))
-            raise no_column(name, use.field, dataset.column_names)
-        # `datasets` has guessed the types of JSON on the hub.
-        kind = train.features.get(name)
-        is_guessed = kind is not None and builder.name == "json" and use.kind == "text"
-        if is_guessed and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
-            raise DataError(f"data.{use.field}: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
+    for dataset in (train, evaluation):
+        _check_columns(dataset, uses or {})
     is_told = preparation.allowed == "everything"
     if is_told or is_new:
-        name_files(config, builder, local_files)
+        name_files(config, builder, _local_files(builder))
     if is_told:
         name_columns(builder, train.column_names, uses)
     return train, evaluation
+
+
+def _arguments(config: HubOrLocal) -> dict[str, Any]:
+    """What tells `datasets` where the data is."""
+    if config.data_files is not None:
+        files = {split: _listed(files) for split, files in found_files(config).items()}
+        return {"path": config.path, "data_files": files}
+    place = find(config.path, "data.path")
+    if place.folder and has_magic(str(place.folder.resolve())):
+        raise DataError(
+            f"data.path: `datasets` would take the name of {place.folder.resolve()} for a glob; rename it without "
+            "brackets, * and ?"
+        )
+    # By a name alone, such as "csv", `datasets` would read the files beside the folder.
+    path = str(place.folder.absolute()) if place.folder else place.name
+    return {"path": path, "name": config.config_name, "revision": place.revision}
+
+
+def _builder(arguments: dict[str, Any], splits: tuple[str, str]) -> "datasets.DatasetBuilder":
+    """The builder that `datasets` chooses, of the right files."""
+    import datasets
+
+    builder = datasets.load_dataset_builder(**arguments)
+    if "data_files" not in arguments and _local_files(builder):
+        builder = _of_files_alone(builder, splits)
+    _check_commit(builder, arguments.get("revision"))
+    return builder
+
+
+def _with_exact_values(builder: "datasets.DatasetBuilder", uses: Uses | None) -> "datasets.DatasetBuilder":
+    """The builder, or one that reads values of the used columns as they stand in the files, where `datasets` guesses.
+
+    Raises:
+        DataError: They could not be read so.
+    """
+    from largebatch.data.parquet_types import ROWS_AT_ONCE, with_used_columns
+    from largebatch.data.text_rows import with_exact_text
+
+    if builder.name == "text":
+        # A byte order mark is not text.
+        builder.config.encoding = "utf-8-sig"
+    if builder.name == "parquet":
+        # By default it is the number of rows of a file's first row group, which may be empty.
+        builder.config.batch_size = ROWS_AT_ONCE
+        files = _local_files(builder)
+        if files and uses is not None:
+            builder = with_used_columns(builder, files, uses)
+    elif uses is not None:
+        builder = with_exact_text(builder, uses)
+        if builder.name == "csv":
+            raise DataError(f"data.path: `datasets` would take cells of the hub's CSV files for numbers; {DOWNLOAD}")
+        if builder.name == "imagefolder":
+            _check_image_folder(builder, uses)
+    return builder
+
+
+def _prepare(builder: "datasets.DatasetBuilder", num_workers: int | None) -> None:
+    """Download the data and convert it to Arrow, unless that was done before."""
+    from datasets.exceptions import DatasetGenerationError
+
+    with forked_by_datasets():
+        try:
+            builder.download_and_prepare(num_proc=num_workers)
+        except DatasetGenerationError:
+            if num_workers in (None, 1):
+                raise
+            print("preparing the data has failed: once more in one process, which can tell why")
+            builder.download_and_prepare()
+
+
+def _check_columns(dataset: "datasets.Dataset", uses: Uses) -> None:
+    """Raise DataError if a used column is missing, or is text of another type than `datasets` has guessed."""
+    for name, use in uses.items():
+        if name in dataset.column_names or use.is_optional:
+            continue
+        if (dataset.builder_name, name) == ("imagefolder", "label"):
+            raise no_class(str(dataset.split))
+        raise no_column(name, use.field, dataset.column_names)
+    if dataset.builder_name != "json":
+        return
+    # Those of JSON on the hub.
+    for name, use in uses.items():
+        kind = dataset.features.get(name)
+        if use.kind == "text" and kind is not None and getattr(kind, "dtype", None) not in ("string", "null", "int64"):
+            raise DataError(f"data.{use.field}: `datasets` has taken the hub's JSON in {name!r} for {kind}; {DOWNLOAD}")
 
 
 def no_class(split: str) -> DataError:
