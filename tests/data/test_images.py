@@ -350,17 +350,24 @@ def test_classes_after_max_samples_are_told(parquet):
         assert evaluation.remark == told
 
 
-def test_images_that_are_not_read_are_named(tmp_path, capsys):
-    """Those that a table does not list, and folders that are links."""
+def test_images_that_a_table_does_not_list_are_named(tmp_path, capsys):
     write_pictures(tmp_path, "a.png", "b.png", "c.png")
     for split in ("train", "val"):
         (tmp_path / split / "metadata.csv").write_text("file_name,label\na.png,1\nb.png,0\n")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "train/more").symlink_to(tmp_path / "elsewhere")
     open_folder(tmp_path)
-    said = capsys.readouterr().out
-    assert "2 images that nothing reads: the metadata does not list all\n" in said
-    assert f"a link to a folder that nothing reads: {tmp_path}/train/more; name its files in data.data_files\n" in said
+    assert "2 images that nothing reads: the metadata does not list all\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("link", ["train", "train/dog"])
+def test_a_folder_that_is_a_link_is_read_or_refused(link, tmp_path):
+    """`datasets` would read the others."""
+    write_pictures(tmp_path, "cat/1.png", "dog/1.png")
+    (tmp_path / link).rename(tmp_path / "elsewhere")
+    (tmp_path / link).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=f"^data.path: {tmp_path / link} is a link to a folder, into which nothing"):
+        open_folder(tmp_path)
+    train, _ = image_sources(files_config(tmp_path / "train", tmp_path / "val", path="imagefolder"))
+    assert len(train) == 2
 
 
 def test_classes_are_numbered_alike_in_all_files(tmp_path):

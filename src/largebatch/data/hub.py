@@ -19,7 +19,7 @@ from largebatch.config.data import HubOrLocal, names_in
 from largebatch.data.columns import Uses, no_column
 from largebatch.data.damage import damage_told
 from largebatch.data.forked import forked_by_datasets
-from largebatch.data.local_files import LocalFile, check_endings, found_files, local_file
+from largebatch.data.local_files import LocalFile, check_endings, check_no_links, found_files, local_file
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
 from largebatch.data.unread import name_columns, name_files
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
@@ -95,13 +95,16 @@ def _arguments(config: HubOrLocal) -> dict[str, Any]:
         files = {split: _listed(files) for split, files in found_files(config).items()}
         return {"path": config.path, "data_files": files}
     place = find(config.path, "data.path")
-    if place.folder and has_magic(str(place.folder.resolve())):
-        raise DataError(
-            f"data.path: `datasets` would take the name of {place.folder.resolve()} for a glob; rename it without "
-            "brackets, * and ?"
-        )
-    # By a name alone, such as "csv", `datasets` would read the files beside the folder.
-    path = str(place.folder.absolute()) if place.folder else place.name
+    path = place.name
+    if place.folder:
+        if has_magic(str(place.folder.resolve())):
+            raise DataError(
+                f"data.path: `datasets` would take the name of {place.folder.resolve()} for a glob; rename it without "
+                "brackets, * and ?"
+            )
+        check_no_links(place.folder)
+        # By a name alone, such as "csv", it would read the files beside the folder.
+        path = str(place.folder.absolute())
     return {"path": path, "name": config.config_name, "revision": place.revision}
 
 

@@ -80,6 +80,18 @@ def state_of(files: Iterable[LocalFile]) -> str:
     return xxhash.xxh3_64_hexdigest(repr([(str(path), size, changed) for path, size, changed in files]).encode())
 
 
+def check_no_links(folder: Path) -> None:
+    """Raise DataError if a link in `data.path` leads to a folder, into which `datasets` does not look."""
+    for parent, folders, _ in os.walk(folder):
+        for name in folders:
+            link = Path(parent, name)
+            if link.is_symlink() and name[0] not in "._":
+                raise DataError(
+                    f"data.path: {link} is a link to a folder, into which nothing looks; remove it, or write folders "
+                    "as data_files, in which links are followed"
+                )
+
+
 def check_once(files: list[Path], field: str) -> list[Path]:
     """The files; DataError if one of them is there twice, from overlapping globs or through a link."""
     ((file, count),) = Counter(_places(files)).most_common(1)

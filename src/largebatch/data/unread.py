@@ -29,10 +29,7 @@ def name_files(config: HubOrLocal, builder: "datasets.DatasetBuilder", listed: l
     if not config.data_files:
         # Of a folder, `datasets` takes the files of one kind, some only if it knows their names.
         folder = Path(config.path).expanduser().absolute()
-        inside = list(folder.rglob("[!._]*"))
-        for link in inside:
-            if link.is_symlink() and link.is_dir():
-                print(f"a link to a folder that nothing reads: {link}; name its files in data.data_files")
+        inside = folder.rglob("[!._]*")
         present = [file for file in inside if "/." not in f"/{file.relative_to(folder)}" and file.name != "README.md"]
     if builder.name == "imagefolder":
         images = [file for file in listed if file.suffix.lower() in builder.EXTENSIONS]
