@@ -21,7 +21,7 @@ from largebatch.data.damage import damage_told
 from largebatch.data.forked import forked_by_datasets
 from largebatch.data.local_files import LocalFile, check_endings, check_no_links, found_files, local_file
 from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_errors
-from largebatch.data.unread import name_columns, name_files
+from largebatch.data.unread import name_columns, name_files, tell_of_shared_rows
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
 
@@ -84,6 +84,7 @@ def open_splits(
     is_told = preparation.allowed == "everything"
     if is_told or is_new:
         name_files(config, builder, _local_files(builder))
+        tell_of_shared_rows(builder, splits)
     if is_told:
         name_columns(builder, train.column_names, uses)
     return train, evaluation

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,21 @@ def name_files(config: HubOrLocal, builder: "datasets.DatasetBuilder", listed: l
     others = Counter(file.suffix.lower() for file in present if file not in read and file.is_file())
     for suffix, count in others.items():
         print(f"{counted(count, 'file')} that nothing reads: {suffix or 'without an ending'}")
+
+
+def tell_of_shared_rows(builder: "datasets.DatasetBuilder", splits: tuple[str, str]) -> None:
+    """Print how many rows both splits have, such as `train[:90%]` and `train[80%:]`."""
+    from datasets import ReadInstruction
+
+    lengths = {name: split.num_examples for name, split in builder.info.splits.items()}
+    train, evaluation = (ReadInstruction.from_spec(split).to_absolute(lengths) for split in splits)
+    shared = sum(
+        max(0, min(one.to, other.to) - max(one.from_, other.from_))
+        for one, other in product(train, evaluation)
+        if one.splitname == other.splitname
+    )
+    if shared:
+        print(f"{counted(shared, 'row')} of the data {'is' if shared == 1 else 'are'} for training and for evaluation")
 
 
 def name_columns(builder: "datasets.DatasetBuilder", columns: Sequence[str], uses: Uses | None) -> None:
