@@ -84,7 +84,7 @@ def open_splits(
     is_told = preparation.allowed == "everything"
     if is_told or is_new:
         name_files(config, builder, _local_files(builder))
-        tell_of_shared_rows(builder, splits)
+        tell_of_shared_rows(config, builder)
     if is_told:
         name_columns(builder, train.column_names, uses)
     return train, evaluation

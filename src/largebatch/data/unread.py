@@ -43,10 +43,13 @@ def name_files(config: HubOrLocal, builder: "datasets.DatasetBuilder", listed: l
         print(f"{counted(count, 'file')} that nothing reads: {suffix or 'without an ending'}")
 
 
-def tell_of_shared_rows(builder: "datasets.DatasetBuilder", splits: tuple[str, str]) -> None:
-    """Print how many rows both splits have, such as `train[:90%]` and `train[80%:]`."""
+def tell_of_shared_rows(config: HubOrLocal, builder: "datasets.DatasetBuilder") -> None:
+    """Print how many rows both splits have, such as `train[:90%]` and `train[80%:]`, unless the plan has told that."""
     from datasets import ReadInstruction
 
+    if config.evaluates_training_rows:
+        return
+    splits = (config.train_split, config.eval_split)
     lengths = {name: split.num_examples for name, split in builder.info.splits.items()}
     train, evaluation = (ReadInstruction.from_spec(split).to_absolute(lengths) for split in splits)
     shared = sum(
@@ -55,7 +58,7 @@ def tell_of_shared_rows(builder: "datasets.DatasetBuilder", splits: tuple[str, s
         if one.splitname == other.splitname
     )
     if shared:
-        print(f"{counted(shared, 'row')} of the data {'is' if shared == 1 else 'are'} for training and for evaluation")
+        print(f"{counted(shared, 'row')} of the data for both training and evaluation")
 
 
 def name_columns(builder: "datasets.DatasetBuilder", columns: Sequence[str], uses: Uses | None) -> None:
