@@ -1,4 +1,4 @@
-"""Which files of a data set are read, and what nothing reads that somebody may expect to be: `prepare` prints it."""
+"""Tells which files of a data set are read, and what somebody may not expect: what nothing reads, and shared rows."""
 
 import os
 from collections import Counter
