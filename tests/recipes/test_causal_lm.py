@@ -6,6 +6,8 @@ import re
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
 import tasks
@@ -27,6 +29,7 @@ TOKENS = torch.arange(10)[None]
 LORA = Lora(rank=2, alpha=4.0)
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL |= {"num_key_value_heads": 2, "intermediate_size": 8}
+SINCE_5_23 = pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="it came with 5.23")
 MIXTRAL = SMALL | {"model_type": "mixtral", "num_local_experts": 4}
 QWEN2_MOE = {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
 GPT_OSS = {"num_local_experts": 4}
@@ -226,8 +229,19 @@ def test_windows_that_layers_have(more):
         {"model_type": "moshi", "sliding_window": 8},
         {"model_type": "zaya", "sliding_window": 8},
         {"model_type": "nemotron_h", "sliding_window": 8},
-        {"model_type": "lfm3", "sliding_window": 8, "num_hidden_layers": 2, "layer_types": ["full_attention", "conv"]},
-        {"model_type": "recurrent_gemma", "attention_window_size": 8, "block_types": ["recurrent"]},
+        pytest.param(
+            {
+                "model_type": "lfm3",
+                "sliding_window": 8,
+                "num_hidden_layers": 2,
+                "layer_types": ["full_attention", "conv"],
+            },
+            marks=SINCE_5_23,
+        ),
+        pytest.param(
+            {"model_type": "recurrent_gemma", "attention_window_size": 8, "block_types": ["recurrent"]},
+            marks=SINCE_5_23,
+        ),
     ],
 )
 def test_windows_that_no_layer_has(given):
