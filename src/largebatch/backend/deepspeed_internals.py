@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import deepspeed
 import torch
+from deepspeed.runtime.zero import linear as zero_linear
 from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
-from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
 from deepspeed.runtime.zero.partition_parameters import is_zero_param
 from torch import nn
 from torch.nn.functional import linear
@@ -37,7 +37,16 @@ def add_biases_before_rounding() -> None:
     def forward(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return linear(inputs, weight, bias)
 
-    LinearFunctionForZeroStage3.forward = staticmethod(forward)
+    zero_linear.LinearFunctionForZeroStage3.forward = staticmethod(forward)
+
+
+def share_compiled_code() -> None:
+    """Have compiled blocks of ZeRO-3 depend on no number of a parameter: torch before 2.13 would compile each anew."""
+
+    def has_status(parameter: object) -> bool:
+        return hasattr(parameter, "ds_status")
+
+    zero_linear.is_zero_param = has_status
 
 
 def refuse_replaced_weights() -> None:

@@ -27,6 +27,7 @@ from largebatch.backend.deepspeed_internals import (
     partition_weights,
     publish_masters,
     refuse_replaced_weights,
+    share_compiled_code,
     steps_up_to,
     switch_off_shared_memory,
 )
@@ -63,6 +64,7 @@ class ZeroBackend(Backend):
             hide_gathers_from_modes()
         refuse_replaced_weights()
         add_biases_before_rounding()
+        share_compiled_code()
         assert self.launch.deepspeed_config is not None
         plugin = DeepSpeedPlugin(
             hf_ds_config=fill_from_plan(self.launch.deepspeed_config, self.plan),
