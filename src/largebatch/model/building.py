@@ -6,6 +6,7 @@ parameter is recorded as it passes through torch; the last operation wins.
 """
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -23,10 +25,11 @@ from largebatch.storage.tensors import fingerprint
 
 M = TypeVar("M", bound=nn.Module)
 
-# In-place operations of torch that can be repeated for a parameter of any name.
-RANDOM = ("normal_", "uniform_")
+# Operations that can be repeated for a parameter of any name: functions of `torch.nn.init`, and methods of tensors.
+RANDOM = ("normal_", "uniform_", "trunc_normal_")
 FILLS = ("fill_", "zero_")
 REPEATABLE = (*RANDOM, *FILLS)
+ASKS_FOR_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 
 # Elements that are drawn together. No parameter of the small recipes has more, so that each has one generator.
 BLOCK = 2**16
@@ -55,7 +58,7 @@ def build_without_weights(
         BackendMismatch: A parameter is not initialized, or in a way that cannot be repeated from its name.
     """
     recorder = _InitRecorder()
-    with _parameters_without_memory(), recorder:
+    with _parameters_without_memory(), recorder, _initializers_on_meta(recorder):
         model = build()
     return model, {name: recorder.draw_of(name, each) for name, each in model.named_parameters() if is_drawn(name)}
 
@@ -111,8 +114,10 @@ class SeededWeights:
         operation, numbers, fills = self._draws[name]
         first = number * BLOCK
         block = torch.empty(min(size - first, BLOCK), dtype=dtype, device="cpu")
-        options = {"generator": self._generator(name, number)} if operation in RANDOM else {}
-        getattr(block, operation)(*numbers, **options)
+        if operation in RANDOM:
+            getattr(nn.init, operation)(block, *numbers, generator=self._generator(name, number))
+        else:
+            getattr(block, operation)(*numbers)
         for begin, end, value in fills:
             block[max(begin - first, 0) : max(end - first, 0)] = value
         return block
@@ -151,23 +156,26 @@ class _InitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for argument in func._schema.arguments:
             tensor = given.get(argument.name)
             if argument.is_write and isinstance(tensor, torch.Tensor) and tensor.is_meta:
-                draw: Draw | str = operation
                 is_repeatable = operation in REPEATABLE and not kwargs.keys() - {"generator"}
-                numbers = tuple(float(number) for number in args[1:]) if is_repeatable else ()
-                if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
-                    whole = self._last_operation_on(tensor)
-                    start = int(tensor.storage_offset())
-                    draw = f"{operation} of a part"
-                    if isinstance(whole, Draw) and operation in FILLS and tensor.is_contiguous():
-                        fill = (start, start + tensor.numel(), numbers[0] if numbers else 0.0)
-                        draw = whole._replace(fills=(*whole.fills, fill))
-                elif is_repeatable:
-                    draw = Draw(operation, numbers)
-                self._last_operations[storage_of(tensor)] = (tensor.untyped_storage(), draw)
+                self.record(tensor, operation, tuple(map(float, args[1:])) if is_repeatable else None)
         if operation == "constant_pad_nd" and args[0].is_meta and not any(args[1]):
             # `transformers` replaces an output layer's bias with itself, padded with nothing.
             self._last_operations[storage_of(result)] = (result.untyped_storage(), self._last_operation_on(args[0]))
         return result
+
+    def record(self, tensor: torch.Tensor, operation: str, numbers: tuple[float, ...] | None = None) -> None:
+        """Note an operation on a tensor on the meta device; with its numbers if it can be repeated."""
+        draw: Draw | str = operation
+        if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
+            whole = self._last_operation_on(tensor)
+            start = int(tensor.storage_offset())
+            draw = f"{operation} of a part"
+            if isinstance(whole, Draw) and numbers is not None and operation in FILLS and tensor.is_contiguous():
+                fill = (start, start + tensor.numel(), numbers[0] if numbers else 0.0)
+                draw = whole._replace(fills=(*whole.fills, fill))
+        elif numbers is not None:
+            draw = Draw(operation, numbers)
+        self._last_operations[storage_of(tensor)] = (tensor.untyped_storage(), draw)
 
     def _last_operation_on(self, tensor: torch.Tensor) -> Draw | str:
         _, draw = self._last_operations.get(storage_of(tensor), (None, "nothing"))
@@ -182,6 +190,45 @@ class _InitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{', '.join(REPEATABLE)}, as torch.nn.init does"
             )
         return draw
+
+
+@contextmanager
+def _initializers_on_meta(recorder: _InitRecorder) -> Iterator[None]:
+    """Record calls of those functions of `torch.nn.init` that do nothing to a tensor on the meta device."""
+    truncated_normal = nn.init._no_grad_trunc_normal_
+
+    # Libraries may have imported `trunc_normal_`, which calls this.
+    def record_or_draw(
+        tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        if not tensor.is_meta:
+            return truncated_normal(tensor, mean, std, a, b, generator)
+        recorder.record(tensor, "trunc_normal_", (mean, std, a, b))
+        return tensor
+
+    nn.init._no_grad_trunc_normal_ = record_or_draw
+    try:
+        with _SkippedInitializers(recorder):
+            yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = truncated_normal
+
+
+class _SkippedInitializers(TorchFunctionMode):
+    """Records the functions of `torch.nn.init` that ask whether a tensor is on the meta device, and then return."""
+
+    def __init__(self, recorder: _InitRecorder):
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        caller = sys._getframe(1)
+        if func == ASKS_FOR_META and result and caller.f_globals.get("__name__") == nn.init.__name__:
+            self._recorder.record(args[0], caller.f_code.co_name)
+        return result
 
 
 @torch.no_grad()
