@@ -11,9 +11,8 @@ from paths import SIMCLR
 
 def units_of_a_job(run_dir):
     """Names of each unit's parameters, and whether it is gathered again for the backward pass; counted, and real."""
-    from torch.distributed.fsdp import FSDPModule
-
     from largebatch.backend.fsdp_units import shape_of
+    from largebatch.backend.torch_internals import sharded_units
     from largebatch.estimate.recipe_model import recipe_model
     from stepping import prepared
 
@@ -24,13 +23,11 @@ def units_of_a_job(run_dir):
         counted.setdefault(parameter.unit, []).append(parameter.name)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     real = set()
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state = module._get_fsdp_state()
-            for group in state._fsdp_param_groups:
-                # The root is the one that is used first and last.
-                again = bool(group._reshard_after_forward) and module is not model
-                real.add((frozenset(names[id(each.sharded_param)] for each in group.fsdp_params), again))
+    root, *others = sharded_units(model)
+    for unit in (root, *others):
+        # The root is the one that is used first and last.
+        again = bool(unit._reshard_after_forward) and unit is not root
+        real.add((frozenset(names[id(each.sharded_param)] for each in unit.fsdp_params), again))
     return {(frozenset(unit), number not in shape.gathered_units) for number, unit in counted.items()}, real
 
 
