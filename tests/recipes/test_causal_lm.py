@@ -9,6 +9,9 @@ import torch
 import transformers
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import tasks
 from largebatch.config import load_config
@@ -396,6 +399,19 @@ def test_what_is_not_a_file_beside_the_weights_would_fail_again(folder):
     with pytest.raises(UserError, match=r"Is a directory: .*tokenizer\.json'; correct or remove it") as raised:
         model_files(loaded(folder), folder, folder)
     assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("others", [[], ["tool_use", "rag"]])
+def test_all_chat_templates_are_kept(others, folder, tmp_path):
+    """Those besides the default are files of a folder, which checkpoints do not have."""
+    templates = {name: f"{name}: {{{{ messages }}}}" for name in ("default", *others)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), chat_template=templates)
+    tokenizer.save_pretrained(folder)
+    assert (folder / "additional_chat_templates").exists() == bool(others)
+    for name, content in model_files(loaded(folder), folder, folder).items():
+        (tmp_path / name).write_bytes(content)
+    found = AutoTokenizer.from_pretrained(tmp_path).chat_template
+    assert found == (templates if others else templates["default"])
 
 
 def test_a_file_of_weights_that_the_configuration_names_is_not_read(folder):

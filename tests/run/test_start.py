@@ -182,6 +182,11 @@ def test_a_finished_run_is_left_as_it_is_unless_it_shall_go_on_or_is_of_another_
     (output,) = run_job(output_of_training, run_dir, early, strategy="single")
     assert "is finished, after step 6 of 12; raise train.stop_after_steps to train longer" in output
     assert content_of(run_dir) == before
+    kept = (run_dir / "checkpoints").rename(run_dir.with_name("checkpoints"))
+    (output,) = run_job(output_of_training, run_dir, early, strategy="single")
+    assert "is finished, after step 6 of 12" in output
+    assert "was trained to step 6, but has no checkpoint any more; put it back, or start over with" in refusal(run_dir)
+    kept.rename(run_dir / "checkpoints")
     assert resume(run_dir) is None
     assert_same_weights(run_dir / "model", whole / "model")
     changed = ("--seed=7", "--train.stop_after_steps=2")
@@ -226,6 +231,15 @@ def test_damage_to_all_checkpoints_is_refused(run_dir):
     report = refusal(run_dir)
     assert "has checkpoints, but none of them can be used" in report
     assert "step_00000004: rank_00000.safetensors has" in report
+    assert content_of(run_dir) == before
+
+
+def test_a_stopped_run_without_its_checkpoints_does_not_start_over(run_dir):
+    shutil.rmtree(run_dir / "checkpoints")
+    before = content_of(run_dir)
+    report = run_interrupted(run_dir, WORDS)
+    assert "exit code 2" in report
+    assert "was trained to step 4, but has no checkpoint any more; put it back" in report
     assert content_of(run_dir) == before
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from largebatch.errors import LaunchError
 from largebatch.plan.contract import STEPS_TO_STOP
 from largebatch.run.record.folder import OwnFolder
 from largebatch.run.watch.stop import REASONS, StopRequests
@@ -56,7 +57,6 @@ def test_stop_files_are_looked_for_once_a_second(tmp_path, monkeypatch):
         ("2000", 1699.9, None),
         ("2000", 1700, StopReason.TIME_LIMIT),
         ("", 1e10, None),
-        ("Unknown", 1e10, None),
     ],
 )
 def test_the_end_of_the_time_limit_less_the_margin(end, now, reason, monkeypatch):
@@ -64,6 +64,14 @@ def test_the_end_of_the_time_limit_less_the_margin(end, now, reason, monkeypatch
     monkeypatch.setattr("time.time", lambda: now)
     requests = StopRequests({}, None, 300)
     assert named(requests) == reason
+
+
+@pytest.mark.parametrize("end", ["Unknown", "1.8e9", "-1", "2026-12-01T12:00:00"])
+def test_an_end_of_the_time_limit_that_is_no_number_is_refused(end, monkeypatch):
+    """The job would be killed without a checkpoint."""
+    monkeypatch.setenv("LARGEBATCH_JOB_END_TIME", end)
+    with pytest.raises(LaunchError, match=f"^LARGEBATCH_JOB_END_TIME is '{end}', not a whole number"):
+        StopRequests({}, None, 300)
 
 
 @pytest.mark.parametrize("asked_in", [0, 3])

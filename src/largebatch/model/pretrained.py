@@ -13,7 +13,14 @@ from largebatch.errors import UserError, reason_of
 from largebatch.model.building import SeededWeights
 from largebatch.model.parts import is_adapter, without_adapter
 from largebatch.model.transformers_internals import loaded_names, without_ignored
-from largebatch.storage.layout import COPIED_FILES, TOKENIZER_FILES, CheckpointError, read_json, reading
+from largebatch.storage.layout import (
+    COPIED_FILES,
+    MORE_CHAT_TEMPLATES,
+    TOKENIZER_FILES,
+    CheckpointError,
+    read_json,
+    reading,
+)
 from largebatch.storage.tensors import TensorFiles
 from largebatch.system.regular_file import open_to_read
 from largebatch.system.repositories import find
@@ -52,7 +59,7 @@ def find_folder(where: str, field: str = "model.initial_weights") -> Path:
     try:
         wanted = ["model*.safetensors", INDEX, CONFIG, *COPIED_FILES]
         if field == "data.tokenizer":
-            wanted = [*TOKENIZER_FILES]
+            wanted = [*TOKENIZER_FILES, f"{MORE_CHAT_TEMPLATES}/*.jinja"]
         return Path(snapshot_download(place.name, revision=place.revision, allow_patterns=wanted))
     # It raises exceptions of many kinds for files that cannot be reached, found or read.
     except Exception as error:

@@ -39,11 +39,7 @@ class Start:
     is_finished: bool = False  # whether there is nothing left to train
     samples: Numbers = field(default_factory=dict)  # what some samples must be
     differing: list[str] = field(default_factory=list)  # how the recipe differs from that of a finished run
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps completed before."""
-        return self.manifest.step if self.manifest else 0
+    step: int = 0  # optimizer steps completed before
 
 
 def completed_steps(resume: str, folder: RunFolder) -> int:
@@ -70,20 +66,30 @@ def find_start(
     if resume == "none":
         return Start()
     plan = backend.plan
+    ended = ""
+    trained = 0
+    candidates = [Path(resume)]
     if resume == "auto":
         # As the main process sees it: others may see a shared folder later, or while another run begins in it.
-        finished = backend.from_main_process(partial(_is_finished, folder))
+        ended, trained = backend.from_main_process(partial(_latest_ending, folder))
         candidates = checkpoints_of(folder.checkpoints_dir, backend)
-    else:
-        finished = False
-        candidates = [Path(resume)]
+    finished = ended == Kind.FINISHED
     usable, not_usable = latest_usable(candidates, backend)
     skipped = [f"{entry.path}: {entry.problem}" for entry in not_usable]
     if usable is None:
         with backend.raise_on_all_ranks():
             _refuse_to_start_over(resume, folder, not_usable, skipped)
-        # The same recipe starts over in the same folder, which keeps its history; a finished run is moved aside.
-        changed = differences(folder.config(), config).keys() - {"batch.micro_batch_size"}
+        changed = differences(backend.from_main_process(folder.config), config).keys() - {"batch.micro_batch_size"}
+        # After a crash there may never have been a checkpoint.
+        if ended in (Kind.FINISHED, Kind.STOPPED) and trained and not changed:
+            if finished and trained >= plan.stop_after_steps:
+                return Start(is_finished=True, step=trained)
+            raise UserError(
+                f"{folder.path} was trained to step {trained:,}, but has no checkpoint any more; put it back, or "
+                "start over with --resume none, which moves the earlier run aside",
+                everywhere=True,
+            )
+        # The same recipe starts over in the same folder, which keeps its history.
         return Start(in_place=not finished and not changed, skipped=skipped)
     path, manifest = usable
     path = path.resolve()
@@ -114,12 +120,13 @@ def find_start(
     if any(field.split(".")[0] == "data" for field in allow_change):
         samples = {}
         allowed.append("data: its samples are not compared with those that the checkpoint was trained with")
-    return Start(in_place, path, manifest, skipped, allowed, is_finished, samples)
+    return Start(in_place, path, manifest, skipped, allowed, is_finished, samples, step=manifest.step)
 
 
-def _is_finished(folder: RunFolder) -> bool:
+def _latest_ending(folder: RunFolder) -> tuple[str, int]:
+    """The kind of the latest attempt's ending, and its step; "" and 0 if there is none."""
     ending = folder.ending()
-    return ending is not None and ending.kind == Kind.FINISHED
+    return (ending.kind, ending.step) if ending else ("", 0)
 
 
 def _refuse_to_start_over(resume: str, folder: RunFolder, not_usable: Sequence[Entry], problems: Sequence[str]) -> None:

@@ -44,14 +44,17 @@ MANIFEST = "manifest.json"
 MODEL_CONFIG = "model_config.json"
 BASE_CONFIG = "base_config.json"
 GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+MORE_CHAT_TEMPLATES = "additional_chat_templates"  # a folder of those besides the default
 # Files that go with a model's weights under their own names, as `save_pretrained` writes them.
 TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     "vocab.json",
     "vocab.txt",
     "merges.txt",

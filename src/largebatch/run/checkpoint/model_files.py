@@ -12,9 +12,12 @@ from torch import nn
 from largebatch.errors import UserError, file_errors
 from largebatch.storage.layout import (
     BASE_CONFIG,
+    CHAT_TEMPLATE,
     GENERATION_CONFIG,
     MODEL_CONFIG,
+    MORE_CHAT_TEMPLATES,
     PROCESSOR_FILES,
+    TOKENIZER_CONFIG,
     TOKENIZER_FILES,
     read_json,
 )
@@ -41,7 +44,26 @@ def model_files(model: nn.Module, pretrained: Path | None, tokenizer: Path | Non
         source = read_json(pretrained / "config.json", follow_links=True) if pretrained else {}
         use_cache = source.get("text_config", source).get("use_cache", True)
         files = {name: text.encode() for name, text in _configurations(model, use_cache).items()}
-        return files | {path.name: read_bytes(path, follow_links=True) for path in copied}
+        files |= {path.name: read_bytes(path, follow_links=True) for path in copied}
+        if tokenizer:
+            _join_chat_templates(tokenizer, files)
+        return files
+
+
+def _join_chat_templates(tokenizer: Path, files: dict[str, bytes]) -> None:
+    """Put all chat templates into the tokenizer's configuration if it has some besides the default, as for tools.
+
+    `from_pretrained` reads them there, too, unless there is a file with the default alone.
+    """
+    more = sorted((tokenizer / MORE_CHAT_TEMPLATES).glob("*.jinja"))
+    if not more:
+        return
+    templates = {file.stem: read_bytes(file, follow_links=True) for file in more}
+    if CHAT_TEMPLATE in files:
+        templates["default"] = files.pop(CHAT_TEMPLATE)
+    config = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
+    config["chat_template"] = [{"name": name, "template": text.decode()} for name, text in templates.items()]
+    files[TOKENIZER_CONFIG] = json.dumps(config, indent=2).encode()
 
 
 def end_generation_at(tokens: Sequence[int], files: dict[str, bytes]) -> list[int]:

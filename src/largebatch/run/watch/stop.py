@@ -15,7 +15,7 @@ from typing import Any
 
 from largebatch.plan.contract import STOP_VOTE_STEPS
 from largebatch.system.endings import STOP_SIGNALS, StopReason
-from largebatch.system.variables import whole_number_or_none
+from largebatch.system.variables import whole_number
 
 REASONS: tuple[StopReason | None, ...] = (None, *StopReason)
 """Processes agree on the number of a reason in this list: the largest that any of them has; 0 means none."""
@@ -40,8 +40,8 @@ class StopRequests:
     ):
         self._stop_files = stop_files
         self._all_max = all_max
-        end = whole_number_or_none("LARGEBATCH_JOB_END_TIME")
-        self._stop_at = math.inf if end is None else end - margin_seconds
+        end = whole_number("LARGEBATCH_JOB_END_TIME", 0)
+        self._stop_at = end - margin_seconds if end else math.inf
         self._reason = 0
         self._looked = -math.inf
         self._handlers: dict[signal.Signals, Any] = {}
