@@ -8,6 +8,7 @@ import pytest
 
 from jobs import run_job, train_in_job
 from largebatch.backend import start as module
+from largebatch.errors import LaunchError
 from paths import ADDITION, DIGITS, PYDOC
 
 
@@ -66,6 +67,29 @@ def test_settings(strategy, hang_seconds, deterministic, timeout, settings, run_
         assert timeouts == [timeout, timedelta(days=2)]
         assert environment == settings
         assert is_deterministic == (deterministic == "true")
+
+
+def where_others_are_not_found(folder, name, value):
+    from largebatch import run
+    from largebatch.config import load_config
+
+    os.environ[name] = value
+    with pytest.raises(LaunchError) as caught:
+        run.Run(load_config(DIGITS), run.RunOptions(folder))
+    return str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("MASTER_ADDR", "", "WORLD_SIZE is 2, but MASTER_ADDR and MASTER_PORT are not both set; unset it"),
+        ("MASTER_PORT", "abc", "MASTER_PORT is 'abc', not a whole number"),
+    ],
+)
+def test_a_place_to_meet_that_is_none(name, value, problem, run_dir):
+    for told in run_job(where_others_are_not_found, run_dir, name, value):
+        assert told.startswith(problem)
 
 
 @pytest.mark.slow

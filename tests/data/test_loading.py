@@ -126,6 +126,9 @@ def test_sizes_must_be_the_recipes(which):
     with pytest.raises(DataError, match=message) as caught:
         check_sizes([*sources.values()], data)
     assert "SPLIT" not in str(caught.value)
+    sources[which] = Squares(0)
+    with pytest.raises(DataError, match=rf"^data.num_{which}_samples: the data is too small for one sample; name more"):
+        check_sizes([*sources.values()], data)
     sources[which] = Squares(expected + 1)
     with pytest.raises(DataError, match=rf"or name other data, such as .SPLIT\[:{expected}\]. in recipes with a data"):
         check_sizes([*sources.values()], data)

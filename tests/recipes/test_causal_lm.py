@@ -298,6 +298,22 @@ def test_weights_that_are_missing_are_not_drawn(tmp_path):
         loaded(tmp_path)
 
 
+def test_two_matrices_that_are_one_parameter(tmp_path):
+    """Trained as two, they would be one again when the exported model is loaded."""
+    config = section(config=GPT2 | {"tie_word_embeddings": False})
+    load_causal_lm(config).save_pretrained(tmp_path)
+    edit_config(tmp_path, tie_word_embeddings=True)
+    with pytest.raises(
+        UserError, match=r"lm_head\.weight and transformer\.wte\.weight differ, but are one parameter by"
+    ):
+        loaded(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    same = stored | {"lm_head.weight": stored["transformer.wte.weight"].clone()}
+    save_file(same, tmp_path / "model.safetensors", {"format": "pt"})
+    model = loaded(tmp_path)
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

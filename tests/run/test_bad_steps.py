@@ -87,11 +87,13 @@ def test_a_number_that_is_not_finite_fails_unless_its_step_was_not_taken(tmp_pat
         metrics.add(step, one, 1.0, norm, TaskMetrics())
     metrics.discard(3)
     metrics.check()
-    for loss, told in (
-        (one, "the gradient's norm is inf at step 5"),
-        (one * math.nan, "the loss is nan at step 5 on rank 0"),
+    for first, loss, told in (
+        (4, one, "the gradient's norm is inf at step 5.* Try a longer learning_rate.warmup"),
+        (4, one * math.nan, "the loss is nan at step 5 on rank 0.* Try a longer learning_rate.warmup"),
+        (0, one, r"norm is inf at step 1; .* written\. No weights had been trained: look at the initial weights"),
+        (0, one * math.nan, r"the loss is nan at step 1 on rank 0; .* written\. No weights had been trained"),
     ):
-        metrics.add(4, one, 1.0, None, TaskMetrics())
-        metrics.add(5, loss, 1.0, one * math.inf, TaskMetrics())
+        metrics.add(first, one, 1.0, None, TaskMetrics())
+        metrics.add(first + 1, loss, 1.0, one * math.inf, TaskMetrics())
         with pytest.raises(TrainingFailed, match=told):
             metrics.check()

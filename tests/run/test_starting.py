@@ -73,11 +73,22 @@ def load_and_stop(folder, how):
 
 
 @pytest.mark.parametrize(
-    ("how", "name", "reason"), [("signal", "SIGTERM", "SIGTERM"), ("stop file", "STOP_FILE", "the stop file")]
+    ("how", "name", "reason"),
+    [
+        ("signal", "SIGTERM", "SIGTERM, before the first step"),
+        ("stop file", "STOP_FILE", "the stop file, before the first step"),
+        (
+            "time",
+            "TIME_LIMIT",
+            "the end of .*, before the first step; a job needs more time than faults.time_lim",
+        ),
+    ],
 )
 def test_a_start_ends_on_request_while_data_is_prepared(tmp_path, how, name, reason):
     environment = {"LARGEBATCH_LOGS": str(tmp_path / "logs")}
-    with pytest.raises(JobFailed, match=f"stopped: by {reason}, before the first step; the same command") as caught:
+    if how == "time":
+        environment["LARGEBATCH_JOB_END_TIME"] = str(round(time.time()) + 60)
+    with pytest.raises(JobFailed, match=f"stopped: by {reason}.*; the same command") as caught:
         run_job(load_and_stop, tmp_path, how, environment=environment)
     assert "exit code 75" in str(caught.value)
     assert not (tmp_path / "opened 1").exists()

@@ -20,6 +20,7 @@ from largebatch.backend.launch import Launch
 from largebatch.backend.processes import PATIENCE
 from largebatch.errors import LaunchError
 from largebatch.plan import RunPlan
+from largebatch.system.variables import whole_number
 
 
 def start(launch: Launch, plan: RunPlan) -> Backend:
@@ -60,6 +61,11 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
     hang_seconds = plan.faults.hang_seconds
     timeout = PATIENCE if hang_seconds is None else timedelta(seconds=2 * hang_seconds + 60)
     group = InitProcessGroupKwargs(timeout=timeout)
+    if launch.world_size > 1 and not (os.environ.get("MASTER_ADDR") and whole_number("MASTER_PORT", 0)):
+        raise LaunchError(
+            f"WORLD_SIZE is {launch.world_size}, but MASTER_ADDR and MASTER_PORT are not both set; unset it, or start "
+            "processes with `accelerate launch` or torchrun"
+        )
     # NCCL's own watchdog would end a process whose thread is stuck for 8 minutes.
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(round(timeout.total_seconds())))
     # How many of its latest collectives torch records, to tell after a hang which process is missing.

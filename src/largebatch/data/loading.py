@@ -179,6 +179,9 @@ def check_sizes(sources: Sequence[SampleSource], data: Data) -> None:
     for which, source in zip(("train", "eval"), sources, strict=False):
         expected = getattr(data, f"num_{which}_samples")
         if len(source) != expected:
+            if len(source) == 0:
+                smaller = ", or a smaller data.block_size" if hasattr(data, "block_size") else ""
+                raise DataError(f"data.num_{which}_samples: the data is too small for one sample; name more{smaller}")
             remedy = f"write {len(source)}"
             if data.is_counted:
                 remedy += " (largebatch prepare RECIPE --write counts them)"

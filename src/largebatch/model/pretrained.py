@@ -93,7 +93,12 @@ def load_whole(path: str, config: PretrainedConfig) -> PreTrainedModel:
         use_safetensors=True,
     )
     # `transformers` has given random values to what is missing, and left out what is unknown.
-    if problems := [*_differences(info["missing_keys"], without_ignored(loaded, info["unexpected_keys"]))]:
+    problems = [*_differences(info["missing_keys"], without_ignored(loaded, info["unexpected_keys"]))]
+    # Two matrices that differ stay two, but the exported configuration would make them one again.
+    for one, other in loaded.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if loaded.get_parameter(one) is not loaded.get_parameter(other):
+            problems.append(f"{one} and {other} differ, but are one parameter by tie_word_embeddings")
+    if problems:
         raise UserError(
             f"model.path: {folder} does not have exactly the weights of the {type(loaded).__name__} in its {CONFIG}:"
             f"{bulleted(problems)}\nCorrect {CONFIG}, or write the folder or hub id of a whole causal language model"

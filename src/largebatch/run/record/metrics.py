@@ -189,10 +189,10 @@ class StepMetrics:
         first = min(bad_steps)
         if first < math.inf:
             rank = bad_steps.index(first)
-            raise _not_finite(f"the loss is {bad_losses[rank]} at step {first:.0f} on rank {rank}")
+            raise _not_finite(f"the loss is {bad_losses[rank]} at step {first:.0f} on rank {rank}", first)
         step, norm = bad_norm
         if step < math.inf:
-            raise _not_finite(f"the gradient's norm is {norm} at step {step}")
+            raise _not_finite(f"the gradient's norm is {norm} at step {step}", step)
         return numbers
 
 
@@ -233,10 +233,11 @@ def position_fields(plan: RunPlan, step: int) -> dict[str, Any]:
     return place if plan.mixture else place | {"epoch": round(float(plan.timeline.progress(step, "epochs")), 6)}
 
 
-def _not_finite(what: str) -> TrainingFailed:
-    return TrainingFailed(
-        f"{what}; training stopped and no weights were written. Try a longer learning_rate.warmup, a lower "
-        "learning_rate.base_lr, or optimizer.clip_norm, and look at the data of that step; faults.on_non_finite can "
-        "skip such steps",
-        everywhere=True,
+def _not_finite(what: str, step: float) -> TrainingFailed:
+    remedy = (
+        "Try a longer learning_rate.warmup, a lower learning_rate.base_lr, or optimizer.clip_norm, and look at the "
+        "data of that step; faults.on_non_finite can skip such steps"
     )
+    if step == 1:
+        remedy = "No weights had been trained: look at the initial weights and at the data of that step"
+    return TrainingFailed(f"{what}; training stopped and no weights were written. {remedy}", everywhere=True)
