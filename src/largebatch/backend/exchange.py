@@ -4,7 +4,8 @@ code here."""
 import hmac
 import json
 import os
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,14 +19,15 @@ FOREIGN_PROCESS_REMEDY = (
 )
 
 Group = dist.ProcessGroup | None
+Json: TypeAlias = float | str | Sequence["Json"] | Mapping[str, "Json"] | None
+"""Floats keep their bits; tuples arrive as lists."""
 
 
-def gather(value: Any, group: Group, to_first: bool = False) -> list[Any]:
+def gather(value: Json, group: Group, to_first: bool = False) -> list[Any]:
     """A JSON value of every process, by rank; all processes must call this.
 
     Args:
-        value: None, a boolean, number or string, or lists, tuples (which arrive as lists) and dictionaries of them with
-            strings as keys. Floats keep their bits.
+        value: The value of this process.
         group: All processes, over gloo; None if there is only one.
         to_first: Whether only the first process needs the values; the others get an empty list.
 

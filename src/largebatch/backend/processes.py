@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from largebatch.backend.exchange import Group, all_gather, compare_tokens, gather
+from largebatch.backend.exchange import Group, Json, all_gather, compare_tokens, gather
 from largebatch.errors import UserError
 from largebatch.system.failures import storage_errors
 
 # How long processes wait for one that prepares data. A dead process is noticed at once, a hanging one by the watchdog.
 PATIENCE = timedelta(days=2)
 
-T = TypeVar("T")
+J = TypeVar("J", bound=Json)
 Rows = dict[str, torch.Tensor]  # by name: one row per sample
 
 
@@ -122,19 +122,19 @@ class Processes:
 
         return wait
 
-    def gather_objects(self, value: Any, group: Group = None) -> list[Any]:
+    def gather_objects(self, value: Json, group: Group = None) -> list[Any]:
         """A small JSON value of every process, by rank; waits for hours while one downloads or tokenizes.
 
         Tuples arrive as lists, as in `exchange.gather`. A thread of its own has a `new_host_group`.
         """
         return gather(value, group or self._host_group)
 
-    def differing_ranks(self, value: Any) -> str:
+    def differing_ranks(self, value: Json) -> str:
         """The ranks whose value is not the main process's, as text; "" if there are none."""
         values = self.gather_objects(value)
         return ", ".join(str(rank) for rank, other in enumerate(values) if other != values[0])
 
-    def from_main_process(self, function: Callable[[], T]) -> T:
+    def from_main_process(self, function: Callable[[], J]) -> J:
         """What a function returns on the main process, on every process; a user error that it raises, all raise.
 
         Args:
@@ -144,7 +144,7 @@ class Processes:
         with self.raise_on_all_ranks():
             if self.rank == 0:
                 mine = function()
-        results: list[T] = self.gather_objects(mine)
+        results: list[J] = self.gather_objects(mine)
         return results[0]
 
     @contextmanager
