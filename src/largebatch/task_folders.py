@@ -38,12 +38,12 @@ def load_package(script: str) -> str:
         # After `python -m`, it names another package. Without it, spawned processes find the script by its path.
         main.__spec__ = None
         sys.excepthook = _end_and_print
-    return _load(folder)
+    return package_of(folder)
 
 
 def import_from(folder: str | Path, module: str) -> ModuleType:
     """A module of a task's folder, such as "model"."""
-    return importlib.import_module(f"{_load(os.path.realpath(folder))}.{module}")
+    return importlib.import_module(f"{package_of(folder)}.{module}")
 
 
 def recipes_in(folder: Path) -> list[Path]:
@@ -58,8 +58,9 @@ def _end_and_print(kind: type[BaseException], error: BaseException, trace: Trace
     sys.__excepthook__(kind, error, trace)
 
 
-def _load(folder: str) -> str:
+def package_of(folder: str | Path) -> str:
     """Make a folder a package, unless it is one already, and return the package's name."""
+    folder = os.path.realpath(folder)
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
     name = re.sub(r"^\d|\W", "_", Path(folder).name) + f"_{digest}"
     if name not in sys.modules:

@@ -6,6 +6,7 @@ Every public function is one, as `audit` of a user's file is.
 import contextlib
 import copy
 import math
+import sys
 
 import torch
 import torch.distributed as dist
@@ -316,6 +317,8 @@ def weights_computed_together(indices, size, accumulation):
 
 
 def loader_processes(indices, size, accumulation):
-    loader = _loader(indices, size, num_workers=1, collate_fn=lambda rows: default_collate(rows))
+    """As Python starts them: only those that are forked, as before 3.14, can have a function without a name."""
+    collate = default_collate if sys.version_info >= (3, 14) else lambda rows: default_collate(rows)
+    loader = _loader(indices, size, num_workers=1, collate_fn=collate)
     model = DDP(_network())
     return _steps(model, SGD(model.parameters(), lr=0.1), loader, accumulation)

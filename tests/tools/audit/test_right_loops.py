@@ -45,3 +45,30 @@ def test_right_loops(name, audit):
     found = audit(*RIGHT[name]) if name in RIGHT else audit(loop=f"{LOOPS}:{name}")
     assert (found["wrong"], found["precision"]) == ([], "float64"), found
     assert [each["gradient"] for each in found["layouts"]] == ["the same"] * 3
+
+
+WITH_PROCESSES = """
+import multiprocessing
+
+def double(number):
+    return 2.0 * number
+
+def audit(indices, size, accumulation):
+    import torch
+    from torch import distributed, nn
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        doubled = pool.map(double, indices)
+    own = torch.tensor(doubled[distributed.get_rank()::distributed.get_world_size()]).view(accumulation, size, 1)
+    torch.manual_seed(1)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
+    for batch in own:
+        (model(batch).square().mean() / accumulation).backward()
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+    return model
+"""
+
+
+def test_processes_that_a_loop_spawns_find_what_its_file_defines(audit, tmp_path):
+    file = tmp_path / "loop.py"
+    file.write_text(WITH_PROCESSES)
+    assert audit(loop=str(file))["wrong"] == []

@@ -7,9 +7,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from largebatch.errors import UserError
 from largebatch.storage.tensors import fingerprint
-from largebatch.task_folders import import_from
+from largebatch.task_folders import package_of
 
 Vector = np.ndarray
 """The elements of a parameter, or of all parameters of a model one after another, in fp64; complex ones as two."""
@@ -86,8 +88,7 @@ def observe(file: Path, function: str, precision: str, *arguments: Any) -> Obser
     # Loader processes start as they do outside of the audit.
     multiprocessing.set_start_method(None, force=True)
     try:
-        # Not as "__main__": what a script does under that name is not what is audited.
-        called = getattr(import_from(file.parent, file.stem), function, None)
+        called = getattr(_imported(file), function, None)
         if not callable(called):
             raise UserError(f"{file.name} has no function {function}; define {CONTRACT}")
         if watch.steps:
@@ -98,6 +99,19 @@ def observe(file: Path, function: str, precision: str, *arguments: Any) -> Obser
         if end.code == 2:
             raise UserError("it called exit(2); it gets no arguments: give those that it needs a default") from end
         raise
+
+
+def _imported(file: Path) -> ModuleType:
+    """A script as a process of `multiprocessing` imports it again, so that processes that it starts find its classes.
+
+    Its name is not "__main__": what a script does under that name is not what is audited.
+    """
+    module = ModuleType("__mp_main__")
+    module.__file__ = str(file)
+    module.__package__ = package_of(file.parent)
+    sys.modules["__main__"] = sys.modules[module.__name__] = module
+    SourceFileLoader(module.__name__, str(file)).exec_module(module)
+    return module
 
 
 class _Step(NamedTuple):
