@@ -146,7 +146,8 @@ WRONG = [
     ([ASK | {"content": "a\0"}, SAY], "message 0 has a zero byte, which is not text; remove it"),
     (json.dumps([ASK, SAY | {"content": "\ud800"}]), "message 1 has half of a character, 0xd800, which is not"),
     ([ASK, SAY | {"tool_calls": "f"}], 'message 1 has the tool_calls "f"; write a list of functions'),
-    ("[" * 10**5, ", cannot be read as JSON: maximum recursion depth exceeded"),
+    # Python before 3.14 says "maximum recursion depth exceeded", and later ones "Stack overflow".
+    ("[" * 10**5, ", cannot be read as JSON: "),
     ([SAY, ASK, SAY], "it begins with the assistant, and nothing before it can be answered"),
     ([ASK, CALL], "the chat template fails: "),
     ([ASK, SAY | {"content": "\nGood."}], "have other tokens together than apart"),

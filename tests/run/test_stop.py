@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -103,7 +102,7 @@ def test_a_vote_is_read_while_later_ones_are_under_way(asked_in, tmp_path, monke
 
 def test_a_look_that_fails_has_seen_nothing(tmp_path, monkeypatch):
     now = [100.0]
-    stat = Path.stat
+    stat = os.stat
     monkeypatch.setattr("time.time", lambda: now[0])
     requests = looking_in(tmp_path)
     (tmp_path / "stop").touch()
@@ -111,10 +110,11 @@ def test_a_look_that_fails_has_seen_nothing(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(Path, "stat", fail)
-    assert named(requests) is None
+    monkeypatch.setattr(os, "stat", fail)
+    seen = named(requests)
+    monkeypatch.setattr(os, "stat", stat)
+    assert seen is None
     now[0] += 1
-    monkeypatch.setattr(Path, "stat", stat)
     assert named(requests) == StopReason.STOP_FILE
 
 
