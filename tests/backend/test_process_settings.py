@@ -83,7 +83,7 @@ def where_others_are_not_found(folder, name, value):
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
-        ("MASTER_ADDR", "", "WORLD_SIZE is 2, but MASTER_ADDR and MASTER_PORT are not both set; unset it"),
+        ("MASTER_ADDR", "", "WORLD_SIZE or LOCAL_RANK is set, but not both MASTER_ADDR and MASTER_PORT"),
         ("MASTER_PORT", "abc", "MASTER_PORT is 'abc', not a whole number"),
     ],
 )

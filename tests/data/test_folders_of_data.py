@@ -107,6 +107,7 @@ def test_what_map_and_filter_leave_in_a_saved_folder_is_not_read(tmp_path):
         ("train[:50%]", "train[50%:]+test", ["train"], ["train 2", "test", "test 2"], ""),
         ("train+test[:1]", "test[:2]", ["train", "train 2", "test"], ["test", "test 2"], "1 row of"),
         ("test[:100%]", "test[:2]", ["test", "test 2"], ["test", "test 2"], "2 rows of"),
+        ("train[:1]+train[:2]", "train[1:]+train[1:]", ["train", "train", "train 2"], ["train 2"] * 2, "1 row of"),
         # The plan tells that.
         ("train", "train", ["train", "train 2"], ["train", "train 2"], ""),
     ],
@@ -114,10 +115,12 @@ def test_what_map_and_filter_leave_in_a_saved_folder_is_not_read(tmp_path):
 def test_parts_of_one_split_have_its_files(train, evaluation, rows, held_out, shared, tmp_path, capsys):
     write_lines(tmp_path, "train", "test")
     section = hub_text(tmp_path, train_split=train, eval_split=evaluation)
-    found = open_splits(section, Preparation(), {"a": Use("text_column")})
-    assert [split["a"][:] for split in found] == [rows, held_out]
-    told = re.findall("(.*) the data for both training and evaluation", capsys.readouterr().out)
-    assert told == [shared] * bool(shared)
+    # The second time, the rows are in the cache.
+    for _ in range(2):
+        found = open_splits(section, Preparation(), {"a": Use("text_column")})
+        assert [split["a"][:] for split in found] == [rows, held_out]
+        told = re.findall("(.*) the data for both training and evaluation", capsys.readouterr().out)
+        assert told == [shared] * bool(shared)
 
 
 def test_a_split_whose_name_begins_as_another(tmp_path):

@@ -360,11 +360,15 @@ def test_images_that_a_table_does_not_list_are_named(tmp_path, capsys):
 
 @pytest.mark.parametrize("link", ["train", "train/dog"])
 def test_a_folder_that_is_a_link_is_read_or_refused(link, tmp_path):
-    """`datasets` would read the others."""
+    """`datasets` would read the others, and nothing looks into hidden folders."""
     write_pictures(tmp_path, "cat/1.png", "dog/1.png")
+    (tmp_path / ".venv/lib").mkdir(parents=True)
+    (tmp_path / ".venv/lib64").symlink_to("lib")
+    (tmp_path / ".hidden").symlink_to(".venv")
+    open_folder(tmp_path)
     (tmp_path / link).rename(tmp_path / "elsewhere")
     (tmp_path / link).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=f"^data.path: {tmp_path / link} is a link to a folder, into which nothing"):
+    with pytest.raises(DataError, match=f"^data.path: {tmp_path / link} is a link to a folder, whose files may"):
         open_folder(tmp_path)
     train, _ = image_sources(files_config(tmp_path / "train", tmp_path / "val", path="imagefolder"))
     assert len(train) == 2

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from scipy.stats import truncnorm
+from scipy.stats import kstest, truncnorm
 from torch import nn
 
 import tasks
@@ -99,6 +99,12 @@ class Own(nn.Module):
             initialize(self.weight)
 
 
+def on_the_cpu(initialize, weight):
+    """By way of another of torch's modes."""
+    with torch.device("cpu"):
+        return initialize(weight)
+
+
 @pytest.mark.parametrize(
     ("initialize", "last"),
     [
@@ -111,6 +117,7 @@ class Own(nn.Module):
         (lambda weight: nn.init.orthogonal_(nn.init.zeros_(weight)), "(copy_|mul_|orthogonal_)"),
         (lambda weight: nn.init.sparse_(nn.init.zeros_(weight), 0.5), "(sparse_|.* of a part)"),
         (lambda weight: nn.init.dirac_(nn.init.zeros_(weight).unsqueeze(2)), "(dirac_|.* of a part)"),
+        (lambda weight: on_the_cpu(nn.init.orthogonal_, nn.init.zeros_(weight)), "(copy_|mul_|orthogonal_)"),
     ],
 )
 def test_what_does_not_follow_from_a_name_is_refused(initialize, last):
@@ -158,6 +165,14 @@ def test_rows_that_are_filled_after_the_draw(rows, value):
     plain, filled = (seeded(each, 7, 3).read("weight", 0, 21).view(7, 3) for each in (nn.init.normal_, initialize))
     plain[rows] = value
     assert torch.equal(filled, plain)
+
+
+def test_a_truncated_normal_distribution_is_drawn():
+    numbers = (0.1, 0.5, -0.2, 0.4)
+    values = seeded(lambda weight: nn.init.trunc_normal_(weight, *numbers), 100, 100).read("weight", 0, 10**4)
+    assert -0.2 <= values.min() < -0.199
+    assert 0.399 < values.max() <= 0.4
+    assert kstest(values.numpy(), truncated(*numbers).cdf).pvalue > 0.001
 
 
 def twister(number):

@@ -13,9 +13,12 @@ from largebatch.data.hub import open_splits
 from largebatch.data.preparation import NotPrepared, Preparation
 from largebatch.data.tokenizer import load_tokenizer
 from largebatch.errors import DataError
+from largebatch.model.pretrained import find_folder
 from largebatch.storage.layout import read_manifest, read_object
 from paths import PYDOC
 from tasks import TINY
+
+TEMPLATE = "additional_chat_templates/tools.jinja"
 
 STEPS = ('--train.duration={"steps": 4}', '--evaluation.every={"steps": 4}', "--learning_rate.warmup=null")
 WORDS = (*TINY, *STEPS, "--logging.trackers=[]", "--checkpoint.asynchronous=false", "--train.stop_after_steps=2")
@@ -97,9 +100,10 @@ def test_a_tokenizer_at_a_commit(hub):
             "model": {"type": "WordLevel", "vocab": ids, "unk_token": "a"},
         }
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
-        content = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}
+        content = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings, TEMPLATE: "{{ tools }}"}
         found.append(hub.commit("models/user/t", {name: json.dumps(each).encode() for name, each in content.items()}))
     assert [load_tokenizer(f"user/t@{commit}").vocab_size for commit in found] == [2, 3]
+    assert (find_folder(f"user/t@{found[0]}", "data.tokenizer") / TEMPLATE).exists()
 
 
 def train_with_the_hub(url, *words, run_dir):

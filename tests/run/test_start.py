@@ -234,7 +234,8 @@ def test_damage_to_all_checkpoints_is_refused(run_dir):
     assert content_of(run_dir) == before
 
 
-def test_a_stopped_run_without_its_checkpoints_does_not_start_over(run_dir):
+def test_a_run_without_its_checkpoints_does_not_start_over(run_dir):
+    assert run_interrupted(run_dir, WORDS, Interruption("kill", 0, 6), strategy="single")
     shutil.rmtree(run_dir / "checkpoints")
     before = content_of(run_dir)
     report = run_interrupted(run_dir, WORDS)

@@ -80,7 +80,7 @@ def load_and_stop(folder, how):
         (
             "time",
             "TIME_LIMIT",
-            "the end of .*, before the first step; a job needs more time than faults.time_lim",
+            "the end of .*, before the first step; prepare the data before, or give more",
         ),
     ],
 )

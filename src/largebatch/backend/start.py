@@ -61,10 +61,12 @@ def start(launch: Launch, plan: RunPlan) -> Backend:
     hang_seconds = plan.faults.hang_seconds
     timeout = PATIENCE if hang_seconds is None else timedelta(seconds=2 * hang_seconds + 60)
     group = InitProcessGroupKwargs(timeout=timeout)
-    if launch.world_size > 1 and not (os.environ.get("MASTER_ADDR") and whole_number("MASTER_PORT", 0)):
+    # As Accelerate decides whether there are others.
+    has_others = launch.world_size > 1 or "LOCAL_RANK" in os.environ
+    if has_others and not (os.environ.get("MASTER_ADDR") and whole_number("MASTER_PORT", 0)):
         raise LaunchError(
-            f"WORLD_SIZE is {launch.world_size}, but MASTER_ADDR and MASTER_PORT are not both set; unset it, or start "
-            "processes with `accelerate launch` or torchrun"
+            "WORLD_SIZE or LOCAL_RANK is set, but not both MASTER_ADDR and MASTER_PORT; unset them, or start processes "
+            "with `accelerate launch` or torchrun"
         )
     # NCCL's own watchdog would end a process whose thread is stuck for 8 minutes.
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(round(timeout.total_seconds())))

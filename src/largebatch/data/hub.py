@@ -24,6 +24,7 @@ from largebatch.data.preparation import MAX_BYTES_IN_A_JOB, Preparation, write_e
 from largebatch.data.unread import name_columns, name_files, tell_of_shared_rows
 from largebatch.errors import DataError, file_errors, is_transient, reason_of
 from largebatch.system.repositories import COMMIT, find
+from largebatch.system.variables import whole_number
 
 if TYPE_CHECKING:
     import datasets
@@ -84,6 +85,8 @@ def open_splits(
     is_told = preparation.allowed == "everything"
     if is_told or is_new:
         name_files(config, builder, _local_files(builder))
+    # What is new is told by the process that prepares it, and this by one of a job.
+    if whole_number("RANK", 0) == 0:
         tell_of_shared_rows(config, builder)
     if is_told:
         name_columns(builder, train.column_names, uses)

@@ -81,14 +81,15 @@ def state_of(files: Iterable[LocalFile]) -> str:
 
 
 def check_no_links(folder: Path) -> None:
-    """Raise DataError if a link in `data.path` leads to a folder, into which `datasets` does not look."""
+    """Raise DataError if a link in `data.path` leads to a folder, into which `datasets` looks only if told to."""
     for parent, folders, _ in os.walk(folder):
-        for name in folders:
-            link = Path(parent, name)
-            if link.is_symlink() and name[0] not in "._":
+        # Nor does it look into these.
+        folders[:] = [name for name in folders if name[0] not in "._"]
+        for link in (Path(parent, name) for name in folders):
+            if link.is_symlink():
                 raise DataError(
-                    f"data.path: {link} is a link to a folder, into which nothing looks; remove it, or write folders "
-                    "as data_files, in which links are followed"
+                    f"data.path: {link} is a link to a folder, whose files may be left out; remove it, or write "
+                    "folders as data_files, in which links are followed"
                 )
 
 

@@ -74,7 +74,7 @@ class NotPrepared(DataError):
 
 def write_errors(folder: Path) -> AbstractContextManager[None]:
     """Raise OSErrors of the block as errors that name a folder of prepared data, as `file_errors` does."""
-    return file_errors(f"{folder} cannot be written", "make it writable, or set HF_HOME to a copy of it")
+    return file_errors(f"{folder} cannot be written", f"make it writable, or set HF_HOME to a copy of {HF_HOME}")
 
 
 def kept(name: str, make: Callable[[], NDArray[np.int64]], shape: tuple[int, ...] = ()) -> NDArray[np.int64]:

@@ -52,13 +52,19 @@ def tell_of_shared_rows(config: HubOrLocal, builder: "datasets.DatasetBuilder") 
     splits = (config.train_split, config.eval_split)
     lengths = {name: split.num_examples for name, split in builder.info.splits.items()}
     train, evaluation = (ReadInstruction.from_spec(split).to_absolute(lengths) for split in splits)
-    shared = sum(
-        max(0, min(one.to, other.to) - max(one.from_, other.from_))
+    shared = sorted(
+        (one.splitname, max(one.from_, other.from_), min(one.to, other.to))
         for one, other in product(train, evaluation)
         if one.splitname == other.splitname
     )
-    if shared:
-        print(f"{counted(shared, 'row')} of the data for both training and evaluation")
+    count = 0
+    # Parts may name rows twice.
+    reached = dict.fromkeys(lengths, 0)
+    for name, start, stop in shared:
+        count += max(0, stop - max(start, reached[name]))
+        reached[name] = max(stop, reached[name])
+    if count:
+        print(f"{counted(count, 'row')} of the data for both training and evaluation")
 
 
 def name_columns(builder: "datasets.DatasetBuilder", columns: Sequence[str], uses: Uses | None) -> None:

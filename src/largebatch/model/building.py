@@ -225,9 +225,13 @@ class _SkippedInitializers(TorchFunctionMode):
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        caller = sys._getframe(1)
-        if func == ASKS_FOR_META and result and caller.f_globals.get("__name__") == nn.init.__name__:
-            self._recorder.record(args[0], caller.f_code.co_name)
+        if func == ASKS_FOR_META and result:
+            caller = sys._getframe(1)
+            # Other modes, as of `torch.device`, may be in between.
+            while caller.f_back and caller.f_globals.get("__name__", "").startswith("torch.utils."):
+                caller = caller.f_back
+            if caller.f_globals.get("__name__") == nn.init.__name__:
+                self._recorder.record(args[0], caller.f_code.co_name)
         return result
 
 

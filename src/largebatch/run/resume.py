@@ -66,22 +66,20 @@ def find_start(
     if resume == "none":
         return Start()
     plan = backend.plan
-    ended = ""
+    finished = False
     trained = 0
     candidates = [Path(resume)]
     if resume == "auto":
         # As the main process sees it: others may see a shared folder later, or while another run begins in it.
-        ended, trained = backend.from_main_process(partial(_latest_ending, folder))
+        finished, trained = backend.from_main_process(partial(_past, folder))
         candidates = checkpoints_of(folder.checkpoints_dir, backend)
-    finished = ended == Kind.FINISHED
     usable, not_usable = latest_usable(candidates, backend)
     skipped = [f"{entry.path}: {entry.problem}" for entry in not_usable]
     if usable is None:
         with backend.raise_on_all_ranks():
             _refuse_to_start_over(resume, folder, not_usable, skipped)
         changed = differences(backend.from_main_process(folder.config), config).keys() - {"batch.micro_batch_size"}
-        # After a crash there may never have been a checkpoint.
-        if ended in (Kind.FINISHED, Kind.STOPPED) and trained and not changed:
+        if trained and not changed:
             if finished and trained >= plan.stop_after_steps:
                 return Start(is_finished=True, step=trained)
             raise UserError(
@@ -123,10 +121,12 @@ def find_start(
     return Start(in_place, path, manifest, skipped, allowed, is_finished, samples, step=manifest.step)
 
 
-def _latest_ending(folder: RunFolder) -> tuple[str, int]:
-    """The kind of the latest attempt's ending, and its step; "" and 0 if there is none."""
+def _past(folder: RunFolder) -> tuple[bool, int]:
+    """Whether the latest attempt has finished, and the latest step of which the run is known to have had a checkpoint:
+    where attempts began and, unless they failed, ended."""
     ending = folder.ending()
-    return (ending.kind, ending.step) if ending else ("", 0)
+    steps = [line["step"] for line in folder.history() if line.get("event") in ("started", Kind.STOPPED, Kind.FINISHED)]
+    return ending is not None and ending.kind == Kind.FINISHED, max(steps, default=0)
 
 
 def _refuse_to_start_over(resume: str, folder: RunFolder, not_usable: Sequence[Entry], problems: Sequence[str]) -> None:

@@ -45,7 +45,7 @@ class Starting:
         if reason is not None:
             message = f"by {reason}, before the first step"
             if reason == StopReason.TIME_LIMIT:
-                message += "; a job needs more time than faults.time_limit_margin_seconds"
+                message += "; prepare the data before, or give more time than faults.time_limit_margin_seconds"
             if self.backend.is_main_process:
                 with suppress(OSError):
                     self.ending.write(Kind.STOPPED, message, reason=reason)
