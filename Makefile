@@ -32,7 +32,7 @@ help:
 install: .venv/installed
 
 .venv/installed: requirements.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15) and "Python 3.11 to 3.14 is needed; set PYTHON=")'
 	@echo "installing the packages of requirements.txt into .venv: at least 2 GB, and minutes in which pip prints nothing"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --requirement requirements.txt

@@ -1,8 +1,8 @@
 """Texts as tokens of the recipe's tokenizer."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from operator import countOf
-from os.path import commonprefix
 
 import numpy as np
 import torch
@@ -60,8 +60,8 @@ class Texts:
         ids = []
         for tokens, begin in zip(texts, begins, strict=True):
             # Not of the prefix's length: before a text, its last token may be another one.
-            shared = commonprefix([tokens, begin])  # noqa: RUF071 - of lists
-            ids.append(number(str(tokens[len(shared) :]).encode()))
+            shared = len([*takewhile(lambda pair: pair[0] == pair[1], zip(tokens, begin, strict=False))])
+            ids.append(number(str(tokens[shared:]).encode()))
         flat = {
             "input_ids": torch.tensor([tokens + [end] * (size - len(tokens)) for tokens in texts]),
             "mask": torch.arange(size) <= torch.tensor([[len(tokens)] for tokens in texts]),

@@ -125,7 +125,7 @@ def test_a_folder_without_strategies_is_refused(refusal_of, tmp_path):
         ("--world-size 2 --gpu-memory 80", "require --world-sizes"),
         ("--world-sizes 2 --world-size 2", "not allowed with argument"),
         ("--world-sizes 2", "--world-sizes requires --gpu-memory"),
-        ("--world-sizes 2 --gpu h1000 --network 400G/gpu", "invalid choice: 'h1000' (choose from"),
+        ("--world-sizes 2 --gpu h1000 --network 400G/gpu", "invalid choice: 'h1000'"),
         ("", "one of the arguments --world-size --world-sizes is required"),
     ],
 )
