@@ -48,6 +48,7 @@ from largebatch.run.watch.waiting import in_thread, wait_together
 from largebatch.run.watch.watchdog import Watchdog
 from largebatch.storage.layout import folder_name
 from largebatch.system.endings import StopReason
+from largebatch.system.presence import is_folder
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Loop:
             self.plan.faults.hang_seconds, backend.rank, recorder.ending.hang, recorder.stack_folder
         )
         best = start.manifest.best if start.manifest and start.in_place else None
-        if best and not (recorder.folder.checkpoints_dir / folder_name(best.step)).is_dir():
+        if best and not is_folder(recorder.folder.checkpoints_dir / folder_name(best.step)):
             best = None
         self.best = Best(self.plan.checkpoint.keep_best, best, self.plan.evaluation.sets)
         self.then = Then(self.plan.checkpoint, recorder.folder.then_dir, recorder.answered, recorder.not_answered)

@@ -21,6 +21,7 @@ from largebatch.storage.catalog import Entry, entries, entry_at, unusable, verif
 from largebatch.storage.layout import MANIFEST, MARKER, CheckpointError, Manifest, read_manifest
 from largebatch.storage.run_folder import RunFolder
 from largebatch.system.failures import Kind
+from largebatch.system.presence import exists
 from largebatch.words import bulleted
 
 SECONDS_UNTIL_SEEN = 30.0
@@ -135,7 +136,7 @@ def _refuse_to_start_over(resume: str, folder: RunFolder, not_usable: Sequence[E
         raise StorageError(f"no checkpoint can be used: {'; '.join(problems)}; the same command tries again")
     if resume != "auto":
         raise UserError(f"--resume: {problems[0]}; `largebatch checkpoints` lists the checkpoints in a run folder")
-    if any((entry.path / MARKER).exists() for entry in not_usable):
+    if any(exists(entry.path / MARKER) for entry in not_usable):
         raise UserError(
             f"{folder.path} has checkpoints, but none of them can be used:{bulleted(problems)}\n"
             "repair them and start again; --resume none starts over and moves the earlier run aside"

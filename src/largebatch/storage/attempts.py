@@ -19,6 +19,7 @@ from typing import Any
 
 from largebatch.errors import TrainingFailed
 from largebatch.storage.files import sync_folder, write_json_file
+from largebatch.system.presence import is_folder
 from largebatch.system.regular_file import read_bytes
 from largebatch.system.variables import whole_number
 
@@ -131,5 +132,5 @@ def _record(folder: Path, number: int) -> Record:
 
 def _numbers(folder: Path) -> list[int]:
     # Listing opens the folder, which makes network file systems refresh their cache.
-    paths = folder.iterdir() if folder.is_dir() else []
+    paths = folder.iterdir() if is_folder(folder) else []
     return [int(match[1]) for path in paths if (match := FILE_NAME.fullmatch(path.name))]

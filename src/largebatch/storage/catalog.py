@@ -18,6 +18,7 @@ from largebatch.storage.layout import (
     step_of,
     temporary_name,
 )
+from largebatch.system.presence import exists, is_folder
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Entry:
 
 def entries(folder: Path) -> list[Entry]:
     """The checkpoints in a run's folder of checkpoints, latest first, without those that are still being written."""
-    paths = folder.iterdir() if folder.is_dir() else []
+    paths = folder.iterdir() if is_folder(folder) else []
     found = [entry_at(path) for path in paths if step_of(path.name) is not None]
     return sorted(found, key=lambda entry: entry.step, reverse=True)
 
@@ -58,9 +59,9 @@ def read_marker(path: Path) -> dict[str, FileRecord]:
     """The record of each file of a checkpoint; CheckpointError if it is not complete or its marker is not valid."""
     if path.is_symlink():
         raise CheckpointError("it is a link, not a folder")
-    if not path.is_dir():
+    if not is_folder(path):
         raise CheckpointError("there is no such folder")
-    if not (path / MARKER).exists():
+    if not exists(path / MARKER):
         raise CheckpointError(f"there is no {MARKER} in it, so it is not a complete checkpoint")
     raw = read_json(path / MARKER)
     try:
@@ -121,13 +122,13 @@ def discard(path: Path, attempt: str) -> None:
 def discard_incomplete(path: Path, attempt: str) -> None:
     """Delete a checkpoint if it is there without a marker; if the file system refuses, it stays, and is incomplete."""
     with suppress(OSError):
-        if path.exists() and not (path / MARKER).exists():
+        if exists(path) and not exists(path / MARKER):
             discard(path, attempt)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete checkpoints that earlier attempts were writing or deleting when they ended, as far as possible."""
-    if folder.is_dir():
+    if is_folder(folder):
         for path in folder.iterdir():
             if TEMPORARY_NAME.fullmatch(path.name) and not path.is_symlink():
                 # On NFS, files that another process still has open stay.
@@ -141,7 +142,7 @@ def set_aside(folder: Path, step: int, attempt: str) -> None:
     for entry in entries(folder):
         if entry.step > step:
             discard_incomplete(entry.path, attempt)
-            if entry.path.exists():
+            if exists(entry.path):
                 aside.mkdir(exist_ok=True)
                 rename_folder(entry.path, aside / entry.path.name)
                 sync_folder(folder)

@@ -17,6 +17,7 @@ from typing import Any
 
 import xxhash
 
+from largebatch.system.presence import exists
 from largebatch.system.regular_file import read_bytes
 
 CHUNK_BYTES = 16 * 2**20
@@ -138,7 +139,7 @@ def read_record(path: Path) -> FileRecord:
 
 def read_json_lines(path: Path) -> list[Line]:
     """The lines of a file that can be read."""
-    texts = read_bytes(path).split(b"\n") if path.exists() else []
+    texts = read_bytes(path).split(b"\n") if exists(path) else []
     return [line for line in map(parse_line, texts) if line is not None]
 
 

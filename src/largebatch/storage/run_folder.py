@@ -37,6 +37,7 @@ from largebatch.storage.files import Line, read_json_lines, replace_file, replac
 from largebatch.storage.layout import read_object
 from largebatch.system.endings import Ending, decisive, read_endings
 from largebatch.system.failures import Kind
+from largebatch.system.presence import exists
 from largebatch.system.regular_file import read_bytes
 
 
@@ -78,7 +79,7 @@ class RunFolder:
     @property
     def is_a_run(self) -> bool:
         """Whether it holds a run."""
-        return self.plan_file.exists() or self.config_file.exists()
+        return exists(self.plan_file) or exists(self.config_file)
 
     # --- what is in them; what is missing, damaged or cannot be read now is empty, unless an OSError is mentioned ---
 

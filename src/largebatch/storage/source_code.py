@@ -17,6 +17,7 @@ from largebatch.errors import UserError, file_errors
 from largebatch.storage.files import remove_folder, replace_json_file
 from largebatch.storage.layout import read_object
 from largebatch.storage.run_folder import RunFolder
+from largebatch.system.presence import is_folder
 
 SECONDS_FOR_GIT = 10
 GIT = "git.json"
@@ -41,7 +42,7 @@ def take_snapshot(project: Path, target: Path, recipe: Path | None = None, task:
         return
     if not (project / "recipes").is_dir():
         raise UserError(f"there is no recipes/ in {project.absolute()} to copy; go to the top of the repository")
-    if target.is_dir() and any(target.iterdir()):
+    if is_folder(target) and any(target.iterdir()):
         raise UserError(f"{target} holds files that are not a snapshot's; name another folder")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     with file_errors(f"the snapshot {target} cannot be written", "name another folder"):

@@ -29,6 +29,7 @@ from largebatch.storage.layout import (
 )
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.tensors import Shapes, TensorFiles, common_buffer, save_tensors, whole_weight
+from largebatch.system.presence import exists
 from largebatch.system.regular_file import read_bytes
 
 Store = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -52,7 +53,7 @@ def export(checkpoint: Path, out: Path, dtype: str | None = None, ema: bool = Fa
         ema: Whether to write the moving averages of the weights, with the BatchNorm statistics that go with them.
         merge: Whether to write a model without adapters, which are merged into its weights.
     """
-    if out.exists():
+    if exists(out):
         raise UserError(f"{out} already exists; name a new folder")
     with file_errors(f"{checkpoint} cannot be exported to {out}", "name another folder"):
         return export_intact(_intact(checkpoint), out, dtype, ema=ema, merge=merge)
@@ -77,7 +78,7 @@ def export_intact(
         # What an export left behind that was killed.
         remove_folder(temporary)
         temporary.mkdir(parents=True)
-        config = read_json(folder / MODEL_CONFIG) if (folder / MODEL_CONFIG).exists() else {}
+        config = read_json(folder / MODEL_CONFIG) if exists(folder / MODEL_CONFIG) else {}
         with TensorFiles(folder) as files:
             shapes = dict(_shapes(files, manifest, sources, getattr(torch, dtype) if dtype else None))
             # Sharded strategies need a dimension to divide; a model says what is a number to whoever loads it.
@@ -90,7 +91,7 @@ def export_intact(
                 return read_whole(files, sources[name], manifest)
 
             if merge:
-                if not (folder / BASE_CONFIG).exists():
+                if not exists(folder / BASE_CONFIG):
                     raise CheckpointError("it has no adapters of a model of transformers; leave out --merge")
                 _save_merged(read_json(folder / BASE_CONFIG), config, shapes, read, temporary)
             elif "peft_type" in config:
@@ -110,7 +111,7 @@ def export_intact(
                     write_json_file(temporary / "config.json", _of_dtype(config, dtypes))
                 _save(shapes, read, store, partial(_contents_of_files, out=temporary), temporary)
         for name in COPIED_FILES:
-            if (folder / name).exists():
+            if exists(folder / name):
                 write_file(temporary / name, read_bytes(folder / name))
         sync_folder(temporary)
         remove_folder(out)

@@ -21,6 +21,7 @@ from largebatch.storage.layout import (
     TOKENIZER_FILES,
     read_json,
 )
+from largebatch.system.presence import exists
 from largebatch.system.regular_file import read_bytes
 
 
@@ -39,7 +40,7 @@ def model_files(model: nn.Module, pretrained: Path | None, tokenizer: Path | Non
         files_to_copy += [pretrained / name for name in (GENERATION_CONFIG, *PROCESSOR_FILES)]
     if tokenizer:
         files_to_copy += [tokenizer / name for name in TOKENIZER_FILES]
-    copied = [file for file in files_to_copy if file.exists()]
+    copied = [file for file in files_to_copy if exists(file)]
     with file_errors("model.path, data.tokenizer: a file cannot be read", "correct or remove it"):
         source = read_json(pretrained / "config.json", follow_links=True) if pretrained else {}
         use_cache = source.get("text_config", source).get("use_cache", True)

@@ -17,6 +17,7 @@ from largebatch.storage.attempts import Attempt, claim, is_restart_of, job_start
 from largebatch.storage.run_folder import RunFolder
 from largebatch.storage.source_code import keep_source
 from largebatch.system.endings import StopReason
+from largebatch.system.presence import exists, is_folder
 from largebatch.system.variables import whole_number
 
 
@@ -55,7 +56,7 @@ class OwnFolder(RunFolder):
         """
         with self.writing():
             # A folder without a run may have requests, too, and other starts that prepare to begin in it.
-            if self.path.is_dir():
+            if is_folder(self.path):
                 self._lock = self._take_lock()
             for file in self.stop_files():
                 if file.lstat().st_mtime < self.opened:
@@ -78,7 +79,7 @@ class OwnFolder(RunFolder):
         with self.writing():
             if self._lock is not None and self.is_a_run and not in_place:
                 names = (self.path.with_name(f"{self.path.name}.{number}") for number in itertools.count(1))
-                moved = next(name for name in names if not name.exists())
+                moved = next(name for name in names if not exists(name))
                 self._move_to(moved)
             if self._lock is None:
                 self.path.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from largebatch.storage.attempts import Attempt
 from largebatch.storage.files import Line, parse_line, replace_file
+from largebatch.system.presence import exists
 
 MAX_PENDING_LINES = 100_000
 
@@ -43,7 +44,7 @@ class Journal:
         size = None
         try:
             self.attempt.check()
-            size = self.path.stat().st_size if self.path.exists() else 0
+            size = self.path.stat().st_size if exists(self.path) else 0
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("".join(self._pending))
         except OSError as error:
@@ -65,7 +66,7 @@ class Journal:
         Returns the latest value of each name in the lines that are left. Other lines that cannot be read stay.
         """
         last: Line = {}
-        if not self.path.exists():
+        if not exists(self.path):
             return last
         kept: list[bytes] = []
         lines = self.path.read_bytes().split(b"\n")
